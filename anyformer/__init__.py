@@ -1,0 +1,41 @@
+"""anyformer: pretrain, fine-tune, evaluate and publish every family of transformer as native Hugging Face models.
+
+`import anyformer` registers the model families with transformers' Auto classes; the classes themselves are loaded on
+first use (`anyformer.AnyformerDecoderForCausalLM`).
+"""
+
+import importlib
+import sys
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it. Everything else is private to its module.
+_EXPORTS = {
+    "AnyformerDecoderConfig": "anyformer.modeling",
+    "AnyformerDecoderModel": "anyformer.modeling",
+    "AnyformerDecoderForCausalLM": "anyformer.modeling",
+    "AnyformerTrainer": "anyformer.pipelines.trainer",
+    "load_recipe": "anyformer.pipelines.recipe",
+    "train": "anyformer.pipelines.training",
+    "publish": "anyformer.pipelines.publishing",
+}
+__all__ = ["__version__", "register", *_EXPORTS]
+
+
+def register() -> None:
+    """Make AutoConfig, AutoModel and the Auto heads know every anyformer family. Safe to call more than once."""
+    importlib.import_module("anyformer.modeling.registration").register_auto_classes()
+
+
+def __getattr__(name: str):
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'anyformer' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)
+
+
+def __dir__():
+    return sorted(__all__)
+
+
+if "anyformer_main" not in sys.modules:  # the command line registers later: see anyformer_main.py
+    register()

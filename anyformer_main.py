@@ -1,0 +1,19 @@
+"""Console door of anyformer.
+
+`anyformer/__init__.py` registers our models with transformers' Auto classes, which imports torch and transformers
+(about ten seconds on a laptop). `anyformer --help`, `list` and recipe errors must not wait for that: when this module
+is loaded first, `anyformer/__init__.py` leaves the registration to the command that needs a model.
+"""
+
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the `anyformer` command line and return its exit code (0 done, 2 user error)."""
+    from anyformer.pipelines.cli import main as run
+
+    return run(sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""Model families and the parts they are composed of. Imports torch, transformers and siblings only.
+
+Exactly this folder's files travel to the Hub with a model. Names are loaded on first use, so that light users of the
+folder (the legality table, the config fields) need not import torch.
+"""
+
+import importlib
+
+_EXPORTS = {
+    "TransformerConfig": "configuration",
+    "AnyformerDecoderConfig": "configuration",
+    "AnyformerDecoderModel": "decoder",
+    "AnyformerDecoderForCausalLM": "decoder",
+}
+__all__ = list(_EXPORTS)
+
+
+def __getattr__(name: str):
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)

@@ -1,0 +1,1 @@
+"""Everything between raw data and the Hub: recipes, data, training, evaluation, publishing."""

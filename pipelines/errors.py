@@ -1,0 +1,20 @@
+"""The one kind of error that a user can cause and mend."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in a recipe, a file or a command. Its message is one sentence: field, value, what would be right.
+
+    The command line prints it without a traceback and exits with code 2.
+    """
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return `; did you mean PREFIXx?` for the nearest known name, or a list of the known ones when none is near."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {prefix}{near[0]}?"
+    return f"; known: {', '.join(known)}" if len(known) <= 24 else ""
