@@ -20,26 +20,28 @@ def doc(help: str, default: Any = None, **kwargs) -> Any:
 class ModelSection:
     preset: str | None = doc("architecture: name of a file in configs/models, or a path to one")
     family: Literal["decoder"] | None = doc("model family, where no preset says it")
-    name_or_path: str | None = doc("start from this checkpoint (ours or any native transformers one) instead of fresh weights")
+    name_or_path: str | None = doc("start from this checkpoint, ours or native, instead of fresh weights")
     fields: dict[str, Any] = doc("every other key of the section: fields of the family's config", {})
 
 
 @dataclass
 class TokenizerSection:
-    type: Literal["byte_bpe", "wordpiece", "unigram", "char"] = doc("algorithm of the tokenizer trained on the training text", "byte_bpe")
+    type: Literal["byte_bpe", "wordpiece", "unigram", "char"] = doc(
+        "algorithm of the tokenizer trained on the training text", "byte_bpe"
+    )
     vocab_size: int | None = doc("entries, special tokens included; for char the default keeps every character", None)
     name_or_path: str | None = doc("take this pretrained tokenizer instead of training one")
     special_tokens: list[str] = doc("further special tokens, after <|endoftext|>, <|pad|> and <|unk|>", [])
     lowercase: bool = doc("lower-case the text first (wordpiece and unigram)", False)
     min_frequency: int = doc("pairs seen less often are not merged (byte_bpe and wordpiece)", 2)
-    max_training_bytes: int = doc("text the tokenizer is trained on, from the start of the corpus, in bytes of UTF-8", 200_000_000)
+    max_training_bytes: int = doc("the tokenizer is trained on the first so many bytes of text", 200_000_000)
 
 
 @dataclass
 class SourceSection:
     """One source of documents: exactly one of `source`, `files`, `dataset`."""
 
-    source: Literal["stdlib"] | None = doc("the built-in corpus: the Python standard library's sources and documentation")
+    source: Literal["stdlib"] | None = doc("the built-in corpus: Python's standard library, sources and documentation")
     files: str | list[str] | None = doc("local .txt, .jsonl, .parquet files (also .gz), globs allowed")
     dataset: str | None = doc("a data set on the Hub, or a folder that load_dataset reads")
     config_name: str | None = doc("configuration of the Hub data set")
@@ -61,7 +63,7 @@ class DataSection(SourceSection):
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
     validation_files: str | list[str] | None = doc("local files for validation")
     validation_split: str | None = doc("split of the Hub data set for validation")
-    validation_fraction: float = doc("share of the documents kept for validation where neither of the above is given", 0.05)
+    validation_fraction: float = doc("share of the documents held back where neither of the above is given", 0.05)
     test_files: str | list[str] | None = doc("local files for the final test")
     test_split: str | None = doc("split of the Hub data set for the final test")
     max_document_bytes: int = doc("longer documents are skipped and counted", 100_000_000)
@@ -73,14 +75,14 @@ class DataSection(SourceSection):
 class ObjectiveSection:
     name: Literal["causal"] = doc("what the model learns to predict", "causal")
     sequence_length: int = doc("tokens per row", 1024)
-    tail: Literal["drop", "pad"] = doc("what becomes of the last, unfilled training row; validation always pads", "drop")
+    tail: Literal["drop", "pad"] = doc("the last, unfilled training row; validation always pads", "drop")
     add_bos: bool = doc("begin each document with the beginning-of-text token", False)
     add_eos: bool = doc("end each document with the end-of-text token", True)
 
 
 @dataclass
 class TrainingSection:
-    """The fields we give defaults or meanings of our own; all other TrainingArguments fields are accepted as they are."""
+    """The fields with a default or a meaning of our own; every other field of TrainingArguments is accepted, too."""
 
     output_dir: str = doc("folder of the run: checkpoints, metrics, final model")
     seed: int = doc("the one seed: weights, data order, dropout", 42)
@@ -89,16 +91,19 @@ class TrainingSection:
     per_device_train_batch_size: int = doc("rows per device and forward pass", 8)
     gradient_accumulation_steps: int = doc("forward passes per optimizer step", 1)
     learning_rate: float = doc("peak learning rate", 1e-3)
-    optim: str = doc("adamw (fused), muon (matrices by torch.optim.Muon, the rest by AdamW), or a transformers optimizer name", "adamw")
+    optim: str = doc(
+        "adamw (fused), muon (matrices by torch.optim.Muon, the rest by AdamW), or a transformers optimizer name",
+        "adamw",
+    )
     muon_learning_rate: float = doc("peak learning rate of the matrices under optim: muon", 0.02)
     weight_decay: float = doc("decoupled weight decay on matrices", 0.1)
     adam_beta2: float = doc("AdamW's second beta", 0.95)
     max_grad_norm: float = doc("gradients are clipped to this norm; 0: not clipped", 1.0)
-    lr_scheduler_type: str = doc("cosine, wsd, inverse_sqrt, constant_with_warmup, linear, or another transformers schedule", "cosine")
+    lr_scheduler_type: str = doc("cosine, wsd, inverse_sqrt, or a name transformers knows", "cosine")
     lr_scheduler_kwargs: dict[str, Any] = doc("arguments of the schedule, such as {min_lr_rate: 0.1}", {})
     warmup_steps: float = doc("steps of linear warm-up; below 1: share of all steps", 0.02)
     decay_steps: float = doc("wsd: steps of the final decay; below 1: share of all steps", 0.2)
-    bf16: bool | Literal["auto"] = doc("bfloat16 autocast; auto: where the device multiplies matrices faster in it", "auto")
+    bf16: bool | Literal["auto"] = doc("bfloat16 autocast; auto: where the device is faster in it", "auto")
     gradient_checkpointing: bool = doc("recompute activations in the backward pass to save memory", False)
     torch_compile: bool = doc("compile the model with torch.compile", False)
     logging_steps: int = doc("steps between two lines of metrics", 10)

@@ -1,0 +1,37 @@
+"""One layer: attention and feed-forward, each with a residual connection and a norm before or after it."""
+
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .attention import Attention
+from .feed_forward import FEED_FORWARDS
+from .normalization import build_norm
+
+
+class TransformerBlock(GradientCheckpointingLayer):
+    """(B, T, D) -> (B, T, D). Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1)."""
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        self.norm_position, self.layer_type = config.norm_position, config.layer_types[layer_idx]
+        self.self_attn = Attention(config, layer_idx)
+        self.mlp = FEED_FORWARDS[config.mlp_type](config)
+        self.input_layernorm = build_norm(config)
+        self.post_attention_layernorm = build_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        for projection in (self.self_attn.o_proj, self.mlp.down_proj):
+            projection.writes_residual = True  # read by `_init_weights`
+
+    def attend(self, x_BTD, **context):
+        return self.dropout(self.self_attn(x_BTD, **context)[0])
+
+    def transform(self, x_BTD):
+        return self.dropout(self.mlp(x_BTD))
+
+    def forward(self, hidden_states, **context):
+        x_BTD = hidden_states
+        if self.norm_position == "pre":
+            x_BTD = x_BTD + self.attend(self.input_layernorm(x_BTD), **context)
+            return x_BTD + self.transform(self.post_attention_layernorm(x_BTD))
+        x_BTD = self.input_layernorm(x_BTD + self.attend(x_BTD, **context))
+        return self.post_attention_layernorm(x_BTD + self.transform(x_BTD))

@@ -1,0 +1,16 @@
+"""Entry of all families in transformers' Auto classes. Not shipped to the Hub: there `auto_map` does this job."""
+
+import transformers
+
+from . import configuration, decoder
+
+FAMILIES = {configuration.AnyformerDecoderConfig: decoder}
+
+
+def register_auto_classes() -> None:
+    """Make AutoConfig, AutoModel and the Auto heads know every family. Safe to call more than once."""
+    for config_class, module in FAMILIES.items():
+        transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        family = [cls for cls in vars(module).values() if getattr(cls, "config_class", None) is config_class]
+        for auto_class, name in family[0].auto_classes.items():
+            getattr(transformers, auto_class).register(config_class, getattr(module, name), exist_ok=True)

@@ -1,0 +1,57 @@
+"""Shared helpers: offline environment, real data, tiny models."""
+
+import os
+from pathlib import Path
+
+# Before anything imports huggingface_hub: tests never reach the network, and two workers do not fight over threads.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Real data sets, where this machine has them: $ANYFORMER_DATA, or the folder beside the repository."""
+    folder = Path(os.environ.get("ANYFORMER_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"real data sets are not on this machine ({folder}); set ANYFORMER_DATA")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache_and_seed(tmp_path, monkeypatch):
+    """Each test has its own cache folder and starts from the same seed: none depends on another or on the user's."""
+    monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "anyformer-cache"))
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny_config():
+    """Factory of a decoder config of a few thousand parameters; keyword arguments override."""
+    from anyformer import AnyformerDecoderConfig
+
+    def make(**overrides):
+        fields = {
+            "vocab_size": 97,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
+        return AnyformerDecoderConfig(**(fields | overrides))
+
+    return make
