@@ -4,6 +4,8 @@ Standard library only, and it reads nothing but attributes: a real config, or a 
 can be checked before torch is imported.
 """
 
+import math
+
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 POSITION_ENCODINGS = ("none", "learned", "rotary")
 NORM_TYPES = ("layernorm", "rmsnorm")
@@ -26,7 +28,8 @@ def _rope_type(c):
 
 def _divisors(number: int, near: int, most: int = 3) -> str:
     """The divisors of `number` nearest to `near`, as words: `4, 8 and 16`."""
-    found = sorted(sorted((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))[:most])
+    divisors = (d for d in range(1, number + 1) if number % d == 0)
+    found = sorted(sorted(divisors, key=lambda d: abs(math.log(d / near)))[:most])
     return f"{', '.join(map(str, found[:-1]))} and {found[-1]} do" if len(found) > 1 else f"{found[0]} does"
 
 
