@@ -1,0 +1,131 @@
+"""Names, types and defaults read from Python sources without importing them.
+
+`modeling/configuration.py` and transformers' TrainingArguments are the only places that say which fields exist, but
+importing either costs seconds; parsing them costs milliseconds.
+"""
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union
+
+PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "None": type(None)}
+
+
+@dataclass(frozen=True)
+class SourceField:
+    """One annotated field of a class: its type (`Any` where the annotation is not plain data) and literal default."""
+
+    name: str
+    type: Any
+    default: Any = None
+
+
+def annotation_type(node: ast.expr) -> Any:
+    """Return the type an annotation stands for; Any for classes that YAML cannot hold."""
+    match node:
+        case ast.Constant(value=None):
+            return type(None)
+        case ast.Constant(value=str(text)):
+            return annotation_type(ast.parse(text, mode="eval").body)
+        case ast.Name(id=name):
+            return PLAIN_TYPES.get(name, Any)
+        case ast.BinOp(op=ast.BitOr()):
+            arms = annotation_type(node.left), annotation_type(node.right)
+            return Any if Any in arms else Union[arms]  # noqa: UP007 (X | Y needs the arms spelled out)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
+            return Literal[ast.literal_eval(choices)]
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
+            inner = annotation_type(inner)
+            return Any if inner is Any else Union[inner, None]  # noqa: UP007
+        case ast.Subscript(value=ast.Name(id="list"), slice=inner):
+            return list[annotation_type(inner)]
+        case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[_, value])):
+            return dict[str, annotation_type(value)]
+    return Any
+
+
+def _default(node: ast.expr | None) -> Any:
+    """The literal default: `= 3`, `= field(default=3)`, `= field(default_factory=list)`; None for anything else."""
+    if isinstance(node, ast.Call):
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        factory = keywords.get("default_factory")
+        if isinstance(factory, ast.Name) and factory.id in ("list", "dict"):
+            return {"list": [], "dict": {}}[factory.id]
+        node = keywords.get("default")
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+@cache
+def _classes(path: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"), filename=path)
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def class_fields(path: str, name: str) -> dict[str, SourceField]:
+    """Return the annotated fields of class `name` in the file `path`, its base classes' in the same file first."""
+    node = _classes(path)[name]
+    fields: dict[str, SourceField] = {}
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id in _classes(path):
+            fields |= class_fields(path, base.id)
+    for row in node.body:
+        if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name) and not row.target.id.startswith("_"):
+            name = row.target.id
+            fields[name] = SourceField(name, annotation_type(row.annotation), _default(row.value))
+    return fields
+
+
+def class_constants(path: str, name: str) -> dict[str, Any]:
+    """Return `NAME = literal` of a class body: the members of an enum, a config's model_type."""
+    found = {}
+    for row in _classes(path)[name].body:
+        if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) and isinstance(row.value, ast.Constant):
+            found[row.targets[0].id] = row.value.value
+    return found
+
+
+def _transformers_file(name: str) -> str:
+    # find_spec of a top-level package finds it without running it.
+    return str(Path(importlib.util.find_spec("transformers").origin).parent / name)
+
+
+@cache
+def family_fields(family: str) -> dict[str, SourceField]:
+    """Return the config fields of a model family, such as "decoder"."""
+    path = importlib.util.find_spec("anyformer.modeling.configuration").origin
+    for name in _classes(path):
+        if class_constants(path, name).get("model_type") == f"anyformer_{family}":
+            return class_fields(path, name)
+    raise LookupError(f"no config in {path} has model_type anyformer_{family}")
+
+
+@cache
+def training_argument_fields() -> dict[str, SourceField]:
+    """Return the fields of the installed transformers.TrainingArguments."""
+    return class_fields(_transformers_file("training_args.py"), "TrainingArguments")
+
+
+def optimizer_names() -> set[str]:
+    """Return the values `TrainingArguments.optim` takes."""
+    return set(class_constants(_transformers_file("training_args.py"), "OptimizerNames").values())
+
+
+def schedule_names() -> set[str]:
+    """Return the values `TrainingArguments.lr_scheduler_type` takes."""
+    return set(class_constants(_transformers_file("trainer_utils.py"), "SchedulerType").values())
+
+
+@cache
+def activation_names() -> set[str]:
+    """Return the activation functions transformers knows by name (the keys of its table ACT2CLS)."""
+    tree = ast.parse(Path(_transformers_file("activations.py")).read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ACT2CLS":
+            return {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+    raise LookupError("transformers/activations.py has no table ACT2CLS")
