@@ -5,7 +5,7 @@ Two sections take more fields than stand here: `model` takes every field of the 
 every field of transformers' TrainingArguments (recipe.py reads both from their source).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 
@@ -145,3 +145,16 @@ class Recipe:
     training: TrainingSection = field(default_factory=TrainingSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole recipe as plain data, every default spelled out; `recipe_from_dict` reads it back equal."""
+        data = asdict(self)
+        data["model"] |= data["model"].pop("fields")
+        data["training"] |= data["training"].pop("extra")
+        return data
+
+    def to_yaml(self) -> str:
+        """`to_dict` as YAML, which `anyformer train FILE` runs again."""
+        from .yaml_text import format_yaml
+
+        return format_yaml(self.to_dict())
