@@ -1,1 +1,5 @@
-"""What a model is trained to predict: each objective turns documents into rows with labels, with a preview."""
+"""What a model is trained to predict: each objective is one class that makes rows and batches."""
+
+from .causal import CausalObjective
+
+OBJECTIVES = {"causal": CausalObjective}

@@ -1,0 +1,94 @@
+"""Checkpoints that are complete or invisible.
+
+A checkpoint is written to `.incomplete/checkpoint-N`, gets a manifest of all its files (size and sha256) and is then
+renamed to `checkpoint-N`. Looking for one to go on from, the manifest is verified: what a crash, a full disk or a bad
+sector damaged is set aside as `corrupt-checkpoint-N`, and the one before is used.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+STAGING = ".incomplete"
+MANIFEST = "manifest.json"
+RUN_FILE = "anyformer_run.json"  # identity of the run, in each checkpoint
+
+
+def sync_file(path: Path) -> None:
+    """Ask the system to put the file (or folder) on the disk now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file so that a reader sees the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    sync_file(temporary)
+    os.replace(temporary, path)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+
+
+def seal(staged: Path, final: Path) -> None:
+    """Write the manifest of a staged checkpoint and make it visible under its final name."""
+    files = _files(staged)
+    entries = {str(f.relative_to(staged)): {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
+    for file in files:
+        sync_file(file)
+    write_atomically(staged / MANIFEST, json.dumps(entries, indent=1))
+    if final.exists():  # the same step again: a run that went on from an earlier checkpoint
+        shutil.rmtree(final)
+    os.replace(staged, final)
+    sync_file(final.parent)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Say what is wrong with a checkpoint, or None if every file of its manifest is there and unchanged."""
+    try:
+        entries = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"manifest cannot be read ({type(error).__name__})"
+    for name, entry in entries.items():
+        file = checkpoint / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != entry["size"]:
+            return f"{name} has {file.stat().st_size} bytes instead of {entry['size']}"
+    for name, entry in entries.items():
+        if sha256(checkpoint / name) != entry["sha256"]:
+            return f"{name} has changed since it was written"
+    return None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoint folders, newest step first."""
+    found = [p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name) and p.is_dir()]
+    return sorted(found, key=lambda p: int(p.name.split("-")[1]), reverse=True)
+
+
+def find_last_complete(folder: Path, report=print) -> Path | None:
+    """The newest undamaged checkpoint; damaged ones are renamed and reported, staged ones removed."""
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+    for checkpoint in list_checkpoints(folder):
+        problem = damage(checkpoint)
+        if problem is None:
+            return checkpoint
+        aside = checkpoint.with_name(f"corrupt-{checkpoint.name}")  # a name that no one takes for a checkpoint
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(checkpoint, aside)
+        report(f"{checkpoint} is damaged ({problem}); set aside as {aside.name}, looking for an earlier one")
+    return None

@@ -1,0 +1,97 @@
+"""From a recipe's data section to rows: open the corpora, get the tokenizer, tokenise once, pack."""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .corpora import open_corpora
+from .objectives import OBJECTIVES
+from .packing import PackedDataset, packing_report, tokenize_corpus
+from .schema import Recipe
+from .tokenization import tokenizer_fingerprint, train_or_load_tokenizer
+
+
+@dataclass
+class PreparedData:
+    """Rows of each split, with what is worth reporting about them."""
+
+    tokenizer: object
+    objective: object
+    rows: dict = field(default_factory=dict)  # split -> PackedDataset, or a stream for train
+    facts: dict = field(default_factory=dict)  # goes into run.json and the model card
+
+    @property
+    def packed(self) -> bool:
+        """Whether any row may hold more than one document."""
+        return any(getattr(rows, "is_packed", True) for rows in self.rows.values())
+
+
+def cache_folder(recipe: Recipe) -> Path:
+    """data.cache_dir, $ANYFORMER_CACHE or ~/.cache/anyformer."""
+    chosen = recipe.data.cache_dir or os.environ.get("ANYFORMER_CACHE") or "~/.cache/anyformer"
+    return Path(chosen).expanduser()
+
+
+def prepare_data(recipe: Recipe, *, progress: bool = False) -> PreparedData:
+    """Open, tokenise and pack every split of the recipe; what was done before is taken from the cache.
+
+    Raises UserError for data that is missing, empty, unreadable or too short.
+    """
+    cache, objective_section = cache_folder(recipe), recipe.objective
+    corpora = open_corpora(recipe.data, seed=recipe.training.seed)
+    tokenizer = train_or_load_tokenizer(recipe.tokenizer, corpora["train"], cache, progress=progress)
+    objective = OBJECTIVES[objective_section.name](objective_section, tokenizer)
+    data = PreparedData(tokenizer, objective)
+    for split, corpus in corpora.items():
+        if split == "train" and recipe.data.streaming:
+            data.rows[split] = objective.stream(corpus)
+            data.facts[split] = {"stream": corpus.fingerprint()}
+            continue
+        store = tokenize_corpus(
+            corpus,
+            tokenizer,
+            cache,
+            add_bos=objective_section.add_bos,
+            add_eos=objective_section.add_eos,
+            progress=progress,
+        )
+        # Every token of a validation text counts, so its last row is padded, never dropped.
+        tail = objective_section.tail if split == "train" else "pad"
+        data.rows[split] = objective.rows(store, tail)
+        data.facts[split] = split_facts(data.rows[split])
+    identity = [
+        data.facts["train"].get("fingerprint") or data.facts["train"]["stream"],
+        tokenizer_fingerprint(tokenizer),
+    ]
+    data.facts["fingerprint"] = hashlib.sha256("\n".join(identity).encode()).hexdigest()
+    return data
+
+
+def split_facts(rows: PackedDataset) -> dict:
+    """Sizes of one split, as plain numbers."""
+    store = rows.store
+    return {
+        "fingerprint": rows.fingerprint,
+        "documents": len(store.offsets) - 1,
+        "tokens": int(store.offsets[-1]),
+        "bytes": int(store.num_bytes),
+        "rows": len(rows),
+        "fill_rate": round(float(rows.fill_rate), 6),
+        "padding_waste": round(float(rows.padding_waste), 6),
+        "skipped": {name: int(n) for name, n in vars(store.skipped).items()} if store.skipped else {},
+    }
+
+
+def describe_data(data: PreparedData) -> str:
+    """A few lines for people: what each split holds and what padding would have wasted."""
+    lines = []
+    for split, rows in data.rows.items():
+        text = (
+            packing_report(rows) if isinstance(rows, PackedDataset) else "a stream, tokenised and packed while training"
+        )
+        skipped = {name: n for name, n in data.facts[split].get("skipped", {}).items() if n}
+        if skipped:
+            text += "; documents skipped: " + ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in skipped.items())
+        lines.append(f"{split}: {text}")
+    return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""What a run prints before and after training."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from .data import PreparedData, describe_data
+from .progress import human_time
+from .schema import Recipe
+from .throughput import flops_per_token
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def short_number(n: float) -> str:
+    """4_981_248 -> '4.98M'."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= size:
+            return f"{n / size:.3g}{unit}"
+    return f"{n:.0f}"
+
+
+def describe_model(model) -> str:
+    """One line: class, parameters, layers, width, heads, vocabulary."""
+    config = model.config
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+    return (
+        f"{type(model).__name__}, {short_number(parameters)} parameters, {config.num_hidden_layers} layers, "
+        f"width {config.hidden_size}, {config.num_attention_heads} heads, vocabulary {config.vocab_size:,}"
+    )
+
+
+def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
+    """Model, data, plan and devices of the run that begins."""
+    arguments, section = trainer.args, recipe.training
+    per_step = section.per_device_train_batch_size * section.gradient_accumulation_steps * arguments.world_size
+    precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
+    console.print(f"model: {describe_model(trainer.model)}", markup=False)
+    console.print(describe_data(data), markup=False)
+    console.print(
+        f"step: {per_step} rows x {recipe.objective.sequence_length} tokens, {section.optim}, "
+        f"{section.lr_scheduler_type}, {precision}",
+        markup=False,
+    )
+    engine = trainer.accelerator.distributed_type.value
+    console.print(f"devices: {arguments.world_size} x {arguments.device.type} ({engine})", markup=False)
+    if checkpoint is not None:
+        console.print(f"going on from {checkpoint}", markup=False)
+
+
+def print_dry_run(recipe: Recipe, data: PreparedData, model) -> None:
+    """What would be trained, proved by one forward and backward pass."""
+    import torch
+
+    from .objectives.causal import CausalCollator
+
+    row = next(iter(data.rows["train"]))
+    loss = model.train()(**CausalCollator(packed=data.packed)([row])).loss
+    loss.backward()
+    finite = all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    console.print(f"model: {describe_model(model)}", markup=False)
+    console.print(describe_data(data), markup=False)
+    flops = short_number(flops_per_token(model, recipe.objective.sequence_length))
+    console.print(f"one row: loss {loss.item():.4f}, gradients {'finite' if finite else 'NOT finite'}", markup=False)
+    console.print(f"training costs {flops} FLOPs per token; dry run: nothing was trained or written", markup=False)
+
+
+def print_result(folder: Path, run: dict, again: bool = False) -> None:
+    """Metrics, samples and what to do next."""
+    if again:
+        console.print(f"{folder} is finished already; its result:", markup=False)
+    table = Table("metric", "value", title=None, show_edge=False)
+    for name, value in run.get("metrics", {}).items():
+        table.add_row(name.replace("_", " "), f"{value:.4f}" if value < 100 else f"{value:,.1f}")
+    console.print(table)
+    for sample in run.get("samples", []):
+        console.rule(f"sample after {sample['prompt']!r}", align="left")
+        console.print(sample["text"], markup=False)
+    console.rule()
+    console.print(
+        f"{run['steps']} steps in {human_time(run['wall_seconds'])} on {run['world_size']} process(es); "
+        f"model, tokenizer, card and metrics are in {folder}",
+        markup=False,
+    )
+    console.print(f'next: anyformer generate {folder} "your prompt"', markup=False)
+    console.print(f"      anyformer publish {folder} your-name/your-model", markup=False)

@@ -1,0 +1,200 @@
+"""One run: from a recipe to a trained model in its output folder."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import anyformer
+
+from .arguments import training_arguments
+from .checkpointing import STAGING
+from .data import PreparedData, prepare_data
+from .errors import UserError
+from .evaluation import final_metrics
+from .models import build_model, check_length
+from .run_folder import RunFolder
+from .schema import Recipe
+from .summary import print_dry_run, print_result, print_start
+
+
+def train(recipe: Recipe, *, dry_run: bool = False) -> int:
+    """Train (or go on training) the recipe's model and print the result; return the exit code.
+
+    0: finished, also if it had been finished before. 128 + n: stopped by signal n after saving a checkpoint.
+    With `dry_run` the data is prepared, the model is built and one forward and backward pass is made; nothing is
+    written to output_dir.
+
+    Raises:
+        UserError: a mistake in recipe, data or folders, before any training; a full disk or a NaN loss during it.
+    """
+    import transformers
+    from transformers import set_seed
+
+    anyformer.register()
+    arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
+    main = arguments.process_index == 0
+    folder = RunFolder(recipe, {})
+    if not dry_run and main:
+        folder.check_writable()
+    with arguments.main_process_first(local=False, desc="preparing data"):
+        data = prepare_data(recipe, progress=main)
+    folder.data = data.facts
+    auto_class = getattr(transformers, data.objective.auto_class)
+    arguments = training_arguments(recipe, rows=row_count(data))
+    if dry_run:
+        set_seed(arguments.seed)
+        model = build_model(recipe, data.tokenizer, auto_class)
+        check_length(recipe, model.config)
+        print_dry_run(recipe, data, model)
+        return 0
+
+    finished = folder.finished()
+    if finished is not None:
+        if main:
+            print_result(folder.path, finished, again=True)
+        return 0
+    set_seed(arguments.seed)
+    model = build_model(recipe, data.tokenizer, auto_class)
+    check_length(recipe, model.config)
+    trainer = build_trainer(recipe, folder, arguments, data, model)
+    checkpoint = agreed_checkpoint(trainer, folder)
+    if main:
+        folder.write("running", world_size=arguments.world_size)
+        print_start(recipe, data, trainer, checkpoint)
+    return run(trainer, recipe, folder, data, checkpoint)
+
+
+def row_count(data: PreparedData) -> int | None:
+    """Training rows, or None for a stream."""
+    rows = data.rows["train"]
+    return len(rows) if hasattr(rows, "__len__") else None
+
+
+def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedData, model):
+    import json
+
+    from torch.utils.data import Subset
+
+    from .objectives.causal import CausalCollator
+    from .trainer import AnyformerTrainer
+
+    validation = data.rows.get("validation")
+    most = recipe.evaluation.max_rows
+    if validation is not None and most is not None and most < len(validation):
+        validation = Subset(validation, range(most))
+    if recipe.evaluation.every_steps is not None and validation is None:
+        raise UserError("evaluation.every_steps is set, but the data section names no validation data")
+    return AnyformerTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=data.rows["train"],
+        eval_dataset=validation,
+        data_collator=CausalCollator(packed=data.packed),
+        processing_class=data.tokenizer,
+        run_identity=json.dumps(folder.identity() | {"world_size": arguments.world_size}),
+        muon_learning_rate=recipe.training.muon_learning_rate if recipe.training.optim == "muon" else None,
+    )
+
+
+def agreed_checkpoint(trainer, folder: RunFolder) -> Path | None:
+    """The checkpoint to go on from, looked for by one process and told to all."""
+    from accelerate.utils import broadcast_object_list
+
+    found: list = [None, None]
+    if trainer.accelerator.is_main_process:
+        try:
+            found[0] = folder.checkpoint_to_resume(trainer.args.world_size)
+        except UserError as error:
+            found[1] = str(error)  # all processes must stop, not one while the others wait
+    broadcast_object_list(found)
+    if found[1] is not None:
+        raise UserError(found[1])
+    return found[0]
+
+
+def run(trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoint: Path | None) -> int:
+    """Train, evaluate, save and report."""
+    started = time.time()
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if trainer.stop_signal.received is not None and trainer.state.global_step < trainer.state.max_steps:
+        if trainer.accelerator.is_main_process:
+            print(
+                f"stopped by signal {trainer.stop_signal.received} after step {trainer.state.global_step}; "
+                f"saved {folder.path / f'checkpoint-{trainer.state.global_step}'}; the same command goes on from there"
+            )
+        return 128 + trainer.stop_signal.received
+    trainer.guard.check()
+    metrics = evaluate_splits(trainer, recipe, data)
+    save_final(trainer, folder)
+    samples = write_samples(trainer, recipe, data)
+    if trainer.accelerator.is_main_process:
+        facts = {
+            "metrics": metrics,
+            "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in trainer.model.parameters()),
+            "steps": trainer.state.global_step,
+            "world_size": trainer.args.world_size,
+            "wall_seconds": round(time.time() - started, 1),
+            "samples": samples,
+        }
+        folder.write("finished", **facts)
+        finish_folder(recipe, folder)
+        print_result(folder.path, folder.identity() | facts)
+    trainer.accelerator.wait_for_everyone()
+    return 0
+
+
+def evaluate_splits(trainer, recipe: Recipe, data: PreparedData) -> dict:
+    """The metrics of the whole validation and test texts: {"validation_loss": ..., "test_perplexity": ...}."""
+    metrics = {}
+    train_store = getattr(data.rows["train"], "store", None)
+    for split, rows in data.rows.items():
+        if split == "train":
+            continue
+        result = trainer.evaluate(rows, metric_key_prefix=split)
+        names = [n for n in recipe.evaluation.metrics if n != "unigram_perplexity" or train_store is not None]
+        nll, predictions = result[f"{split}_nll"], result[f"{split}_predictions"]
+        found = final_metrics(names, nll, predictions, rows, train_store, len(data.tokenizer))
+        metrics |= {f"{split}_{name}": value for name, value in found.items()}
+    return metrics
+
+
+def save_final(trainer, folder: RunFolder) -> None:
+    """Save the finished model into the run folder: written beside it first, then moved, config.json last."""
+    staged = folder.path / STAGING / "final"
+    trainer.save_model(str(staged), _internal_call=True)
+    trainer.accelerator.wait_for_everyone()
+    if trainer.accelerator.is_main_process:
+        for file in sorted(staged.iterdir(), key=lambda f: f.name == "config.json"):
+            os.replace(file, folder.path / file.name)
+        shutil.rmtree(folder.path / STAGING, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+
+
+def write_samples(trainer, recipe: Recipe, data: PreparedData) -> list[dict]:
+    """Let the finished model continue the recipe's prompts; the saved files are read, so they are proved to load."""
+    if not (trainer.accelerator.is_main_process and recipe.evaluation.sample_prompts):
+        return []
+    from .generation import generate_text
+
+    return [
+        {
+            "prompt": prompt,
+            "text": generate_text(
+                recipe.training.output_dir,
+                prompt,
+                max_new_tokens=recipe.evaluation.sample_tokens,
+                seed=recipe.training.seed,
+            ),
+        }
+        for prompt in recipe.evaluation.sample_prompts
+    ]
+
+
+def finish_folder(recipe: Recipe, folder: RunFolder) -> None:
+    """Model card, and the push to the Hub where the recipe asks for it."""
+    from .publishing import prepare_folder, publish
+
+    prepare_folder(folder.path)
+    if recipe.publish.repo_id is not None:
+        publish(folder.path, recipe.publish.repo_id, private=recipe.publish.private, license=recipe.publish.license)
