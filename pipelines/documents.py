@@ -1,0 +1,138 @@
+"""What the sources of text have in common: documents, the reasons to skip one, and the corpus of one split."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text with a beginning and an end. `source` says where it came from: a file and line, a data set and row."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A document that is left out; `reason` is the name of a field of SkipCounts."""
+
+    reason: str
+    source: str
+
+
+@dataclass
+class SkipCounts:
+    """How many documents were left out, by reason."""
+
+    non_utf8: int = 0
+    too_long: int = 0
+    gigantic_line: int = 0
+    empty: int = 0
+
+    def count(self, reason: str) -> None:
+        setattr(self, reason, getattr(self, reason) + 1)
+
+    def add(self, other: "SkipCounts") -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    def __str__(self) -> str:
+        """`3 documents skipped: 2 not UTF-8, 1 empty`, or an empty string."""
+        words = {
+            "non_utf8": "not UTF-8",
+            "too_long": "too long",
+            "gigantic_line": "with a gigantic line",
+            "empty": "empty",
+        }
+        parts = [f"{number:,} {words[reason]}" for reason, number in asdict(self).items() if number]
+        noun = "document" if self.total == 1 else "documents"
+        return f"{self.total:,} {noun} skipped: {', '.join(parts)}" if parts else ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that keep one broken document from filling the memory; both in bytes of UTF-8."""
+
+    document_bytes: int
+    line_bytes: int
+
+    def reason_to_skip(self, text: str) -> str | None:
+        if not text or text.isspace():
+            return "empty"
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError:  # a lone surrogate, as JSON's "\ud800" gives: no UTF-8 can hold it
+            return "non_utf8"
+        if len(encoded) > self.document_bytes:
+            return "too_long"
+        if len(encoded) > self.line_bytes and max(map(len, encoded.split(b"\n"))) > self.line_bytes:
+            return "gigantic_line"
+        return None
+
+    def checked(self, text: str, source: str) -> Document | Skipped:
+        reason = self.reason_to_skip(text)
+        return Document(text, source) if reason is None else Skipped(reason, source)
+
+
+class Source(ABC):
+    """A restartable stream of documents in a fixed order, before anything is held back from it.
+
+    name: short, for messages and reports. where: the recipe field that errors name: `data` or, say, `data.mixture[1]`.
+    """
+
+    name: str
+    where: str
+    splits_by_name = False  # hold documents back by their name instead of their index
+
+    @abstractmethod
+    def items(self) -> Iterator[Document | Skipped]:
+        """Every document, from the first one, with those to skip in their places. Raises UserError."""
+
+    @abstractmethod
+    def identity(self) -> Any:
+        """JSON that changes whenever the documents do."""
+
+    def size_hint(self) -> int | None:
+        """Bytes of text, roughly, where that is known without reading it."""
+        return None
+
+
+class Corpus(ABC):
+    """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents()."""
+
+    split: str
+    name: str
+    skipped: SkipCounts
+
+    @abstractmethod
+    def documents(self) -> Iterator[Document]:
+        """Start again at the first document. Raises UserError where a file cannot be read."""
+
+    @abstractmethod
+    def identity(self) -> Any:
+        """JSON that changes whenever the documents do."""
+
+    def fingerprint(self) -> str:
+        """Content identity: equal for equal documents from the same specification, also in another process."""
+        return sha(self.identity())
+
+    def size_hint(self) -> int | None:
+        """Bytes of text, roughly, where that is known without reading it."""
+        return None
+
+    def notes(self) -> list[str]:
+        """Sentences a user should read once the documents have been iterated."""
+        return [str(self.skipped)] if self.skipped.total else []
+
+
+def sha(value: Any) -> str:
+    """32 hexadecimal digits that identify a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,76 @@
+"""Several corpora with weights as one."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .documents import Corpus, Document, SkipCounts
+
+
+class MixtureCorpus(Corpus):
+    """Documents of several corpora, interleaved so that the bytes of text from each follow the weights.
+
+    The next document comes from the corpus furthest behind its share, so the shares hold at every point to within one
+    document, and the order is the same every time.
+
+    keep_shares: True (training) ends where the first corpus runs out. Going on with the others would read every
+    document of every source once, whatever the weights say, and as rows are shuffled the weights would mean nothing.
+    False (validation) goes on with the others until all have run out.
+    """
+
+    def __init__(self, split: str, parts: Sequence[tuple[Corpus, float]], *, keep_shares: bool):
+        self.split = split
+        self.corpora = [corpus for corpus, _ in parts]
+        self.weights = [weight for _, weight in parts]
+        self.keep_shares = keep_shares
+        self.name = " + ".join(corpus.name for corpus in self.corpora)
+        self.num_bytes = [0] * len(self.corpora)
+        self.ended_by: str | None = None
+
+    def documents(self) -> Iterator[Document]:
+        streams = [corpus.documents() for corpus in self.corpora]
+        running = list(range(len(streams)))
+        self.num_bytes = [0] * len(streams)
+        self.ended_by = None
+        while running:
+            behind = min(running, key=lambda part: self.num_bytes[part] / self.weights[part])
+            document = next(streams[behind], None)
+            if document is not None:
+                self.num_bytes[behind] += len(document.text.encode())
+                yield document
+            elif self.keep_shares:
+                self.ended_by = self.corpora[behind].name
+                return
+            else:
+                running.remove(behind)
+
+    @property
+    def skipped(self) -> SkipCounts:
+        counts = SkipCounts()
+        for corpus in self.corpora:
+            counts.add(corpus.skipped)
+        return counts
+
+    def shares(self) -> list[float]:
+        """Share of the bytes of text that each corpus gave in the latest pass, as far as it went."""
+        total = sum(self.num_bytes) or 1
+        return [size / total for size in self.num_bytes]
+
+    def notes(self) -> list[str]:
+        parts = [
+            f"{corpus.name} {share:.1%} ({size / 1e6:,.1f} MB)"
+            for corpus, share, size in zip(self.corpora, self.shares(), self.num_bytes)
+        ]
+        end = f"; it ends where {self.ended_by} runs out, so that the shares hold" if self.ended_by else ""
+        return [f"mixture: {', '.join(parts)}{end}", *super().notes()]
+
+    def identity(self) -> Any:
+        parts = [[corpus.identity(), weight] for corpus, weight in zip(self.corpora, self.weights)]
+        return {"mixture": parts, "keep_shares": self.keep_shares, "split": self.split}
+
+    def size_hint(self) -> int | None:
+        sizes = [corpus.size_hint() for corpus in self.corpora]
+        if None in sizes:
+            return None
+        if not self.keep_shares:
+            return sum(sizes)
+        return round(sum(self.weights) * min(size / weight for size, weight in zip(sizes, self.weights)))
