@@ -1,0 +1,136 @@
+"""Text from any saved causal language model: ours or transformers' own, from a folder or the Hub."""
+
+import re
+from pathlib import Path
+
+from .errors import UserError
+
+DEFAULT_TEMPERATURE = 0.8
+# owner/name or name, as the Hub allows them.
+HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+
+
+def locate_model(name_or_path: str) -> str:
+    """Return what `from_pretrained` shall load: a folder with config.json, or the name of a Hub repository.
+
+    Raises:
+        UserError: no such folder, or a folder without a model.
+    """
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        if (folder / "config.json").is_file():
+            return str(folder)
+        checkpoints = [path for path in folder.glob("checkpoint-*") if (path / "config.json").is_file()]
+        if checkpoints:
+            newest = max(checkpoints, key=lambda path: path.stat().st_mtime)
+            raise UserError(f"MODEL={name_or_path}: the run there is not finished; its newest checkpoint is {newest}")
+        raise UserError(f"MODEL={name_or_path}: no model in this folder (it has no config.json)")
+    if folder.exists():
+        raise UserError(f"MODEL={name_or_path} is a file; give the folder of a model")
+    if not HUB_NAME.fullmatch(name_or_path):
+        raise UserError(f"MODEL={name_or_path}: no such folder, and not a name the Hub could have (owner/name)")
+    return name_or_path
+
+
+def check_sampling(
+    do_sample: bool, temperature: float | None = None, top_k: int | None = None, top_p: float | None = None
+) -> None:
+    """Raise UserError for sampling settings out of range, or given where nothing is sampled."""
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for name, value in given.items():
+        if value is not None and not do_sample:
+            raise UserError(f"{name}={value} has no effect without sampling; remove it, or add --do-sample")
+    if temperature is not None and not 0 < temperature < float("inf"):
+        raise UserError(f"temperature={temperature} must be above 0; for the likeliest tokens use --greedy")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"top_p={top_p} must be above 0 and at most 1")
+
+
+def generate_text(
+    name_or_path: str,
+    prompt: str,
+    *,
+    max_new_tokens: int = 64,
+    do_sample: bool = True,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    num_beams: int = 1,
+    seed: int = 42,
+    trust_remote_code: bool = False,
+) -> str:
+    """Return `prompt` and its continuation by at most `max_new_tokens` tokens.
+
+    It is shorter where the model ends the text, or where its learned positions end.
+
+    Args:
+        name_or_path: folder with a saved model and tokenizer, folder of a finished run, or Hub repository.
+        do_sample: draw tokens (temperature 0.8 unless given); otherwise greedy, or beam search with `num_beams` > 1.
+        seed: of the draws; the same seed gives the same text on the same machine.
+
+    Raises:
+        UserError: no model there, one that does not generate text, settings out of range, or a prompt too long for it.
+    """
+    check_sampling(do_sample, temperature, top_k, top_p)
+    source = locate_model(name_or_path)
+    import torch
+
+    model, tokenizer = _load(source, trust_remote_code)
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    if inputs["input_ids"].shape[1] == 0:
+        if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+            raise UserError(f"PROMPT={prompt!r} is empty, and the model's tokenizer has no token to begin a text with")
+        # eos ends the document before, so it also begins one.
+        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        inputs = {"input_ids": torch.tensor([[start]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
+    inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    length = inputs["input_ids"].shape[1]
+    room = min(max_new_tokens, _free_positions(model.config, length))
+
+    options = {"do_sample": do_sample, "num_beams": num_beams, "max_new_tokens": room}
+    if do_sample:
+        options |= {"temperature": temperature if temperature is not None else DEFAULT_TEMPERATURE}
+        options |= {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
+    if tokenizer.pad_token_id is not None or tokenizer.eos_token_id is not None:
+        padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        options["pad_token_id"] = padding
+    torch.manual_seed(seed)
+    with torch.inference_mode():
+        output = model.generate(**inputs, **options)[0].tolist()
+    # Decoded in one piece: a character's bytes may be split between prompt and continuation.
+    text = tokenizer.decode(output, skip_special_tokens=True)
+    if text.startswith(prompt):
+        return text
+    return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
+
+
+def _load(source: str, trust_remote_code: bool):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    import anyformer
+
+    anyformer.register()
+    logging.disable_progress_bar()
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        # transformers explains over several lines; the first says what is missing.
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"MODEL={source} cannot be loaded as a causal language model: {reason}") from error
+    return model.to(device).eval(), tokenizer
+
+
+def _free_positions(config, length: int) -> float:
+    """How many tokens fit after a prompt of `length` tokens; infinity where positions go on beyond the trained ones."""
+    positions = getattr(config, "max_position_embeddings", None)
+    scheme = getattr(config, "position_encoding", None)
+    learned = scheme == "learned" if scheme is not None else not getattr(config, "rope_parameters", None)
+    if not learned or positions is None:
+        return float("inf")
+    if length >= positions:
+        raise UserError(f"PROMPT has {length} tokens, but the model has {positions} positions; shorten it")
+    return positions - length
