@@ -54,7 +54,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 def measured_flops(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:
     """Best rate of a few square matrix products, in FLOP/s."""
     size = size or (8192 if device.type == "cuda" else 1024)
-    a = torch.randn(size, size, device=device).to(dtype)
+    # A generator of its own: taking numbers from the global one would change the dropout of the run that asks.
+    generator = torch.Generator(device).manual_seed(0)
+    a = torch.randn(size, size, device=device, generator=generator).to(dtype)
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()

@@ -249,6 +249,12 @@ class AnyformerTrainer(Trainer):
             super()._push_from_checkpoint(str(folder / name))
         self._idle += time.perf_counter() - started
 
+    def _issue_warnings_after_load(self, load_result):
+        # A tied head is not in the file and not missing either: it is the embedding.
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        load_result.missing_keys[:] = [key for key in load_result.missing_keys if key not in tied]
+        super()._issue_warnings_after_load(load_result)
+
     def _push_from_checkpoint(self, checkpoint_folder):
         # The upload runs in the background: it must start from the final folder, not from the staged one.
         self._push_later = True

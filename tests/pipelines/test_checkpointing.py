@@ -1,0 +1,80 @@
+"""A checkpoint is complete or invisible, and damage is found."""
+
+import json
+
+import pytest
+from anyformer.pipelines.checkpointing import STAGING, damage, find_last_complete, list_checkpoints, seal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def make(folder, step, files=None):
+    staged = folder / STAGING / f"checkpoint-{step}"
+    for name, content in (files or {"model.safetensors": b"weights" * 9, "sub/rng.pth": b"state"}).items():
+        (staged / name).parent.mkdir(parents=True, exist_ok=True)
+        (staged / name).write_bytes(content)
+    final = folder / f"checkpoint-{step}"
+    seal(staged, final)
+    return final
+
+
+def test_newest_complete_checkpoint_is_found_by_number_not_by_name(tmp_path):
+    for step in (9, 100, 20):
+        make(tmp_path, step)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-100", "checkpoint-20", "checkpoint-9"]
+    assert find_last_complete(tmp_path).name == "checkpoint-100"
+
+
+def test_what_was_never_sealed_is_invisible(tmp_path):
+    good = make(tmp_path, 4)
+    half = tmp_path / STAGING / "checkpoint-8"
+    half.mkdir(parents=True)
+    (half / "model.safetensors").write_bytes(b"half")
+    assert find_last_complete(tmp_path) == good
+    assert not half.exists()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_single_change_is_found(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    first, second = make(folder, 1), make(folder, 2)
+    victim = second / data.draw(st.sampled_from(["model.safetensors", "sub/rng.pth", "manifest.json"]))
+    content = bytearray(victim.read_bytes())
+    kind = data.draw(st.sampled_from(["flip", "truncate", "delete"]))
+    if kind == "delete":
+        victim.unlink()
+    elif kind == "truncate":
+        victim.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    else:
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at] ^= 1 << data.draw(st.integers(0, 6))
+        victim.write_bytes(content)
+        if victim.name == "manifest.json":
+            try:  # white space of the manifest means nothing
+                if json.loads(content) == json.loads((first / "manifest.json").read_bytes()):
+                    return
+            except ValueError:
+                pass  # not JSON any more: damage that must be found below
+    assert damage(second) is not None
+    reports = []
+    assert find_last_complete(folder, report=reports.append) == first
+    assert len(reports) == 1 and "checkpoint-2" in reports[0]
+    assert (folder / "corrupt-checkpoint-2").is_dir()
+
+
+def test_the_same_step_sealed_again_replaces_the_old_one(tmp_path):
+    make(tmp_path, 3)
+    again = make(tmp_path, 3, {"model.safetensors": b"other"})
+    assert (again / "model.safetensors").read_bytes() == b"other" and damage(again) is None
+    assert not (again / "sub").exists()
+
+
+def test_an_empty_folder_has_no_checkpoint(tmp_path):
+    assert find_last_complete(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["checkpoint-x", "corrupt-checkpoint-5", "my-checkpoint-7"])
+def test_other_names_are_no_checkpoints(tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert list_checkpoints(tmp_path) == []

@@ -1,0 +1,223 @@
+"""Laws of the trainer: exact evaluation and resume, no silent NaN, no half checkpoint, equal accumulation."""
+
+import errno
+import json
+
+import pytest
+import torch
+from anyformer.pipelines.checkpointing import STAGING, damage, list_checkpoints
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.causal import CausalCollator
+from anyformer.pipelines.trainer import AnyformerTrainer
+from torch.utils.data import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+
+from anyformer import AnyformerDecoderForCausalLM
+
+
+class PatternRows(Dataset):
+    """Rows that count upwards from a random start: easy to learn; of random lengths where `short`."""
+
+    def __init__(self, rows=48, length=16, short=False, seed=0):
+        g = torch.Generator().manual_seed(seed)
+        starts = torch.randint(0, 90, (rows, 1), generator=g)
+        self.ids = 3 + (starts + torch.arange(length)) % 90
+        self.lengths = torch.randint(2, length, (rows,), generator=g) if short else torch.full((rows,), length)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, i):
+        labels = self.ids[i].clone()
+        labels[self.lengths[i] :] = -100
+        return {"input_ids": self.ids[i], "labels": labels, "position_ids": torch.arange(len(labels))}
+
+
+@pytest.fixture
+def make_trainer(tiny_config, tmp_path):
+    def make(rows=None, folder="run", model=None, muon=None, packed=False, **arguments):
+        torch.manual_seed(0)
+        defaults = {
+            "output_dir": str(tmp_path / folder),
+            "max_steps": 12,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 1e-2,
+            "logging_steps": 1,
+            "save_steps": 4,
+            "use_cpu": True,
+            "report_to": "none",
+            "logging_nan_inf_filter": False,
+            "remove_unused_columns": False,
+            "prediction_loss_only": True,
+            "disable_tqdm": True,
+            "dataloader_pin_memory": False,
+            "seed": 1,
+            "data_seed": 1,
+        }
+        return AnyformerTrainer(
+            model=model or AnyformerDecoderForCausalLM(tiny_config(hidden_dropout=0.1)),
+            args=TrainingArguments(**(defaults | arguments)),
+            train_dataset=rows or PatternRows(),
+            data_collator=CausalCollator(packed),
+            muon_learning_rate=muon,
+            run_identity='{"run": 1}',
+        )
+
+    return make
+
+
+def weights(trainer):
+    return {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("muon", [None, 0.02], ids=["adamw", "muon"])
+def test_training_learns_and_resuming_from_any_checkpoint_is_bit_identical(make_trainer, muon):
+    first = make_trainer(muon=muon)
+    first.train()
+    history = [h["loss"] for h in first.state.log_history if "loss" in h]
+    assert history[-1] < 0.8 * history[0]
+    again = make_trainer(muon=muon, folder="other")
+    again.train(resume_from_checkpoint=str(list_checkpoints(first.guard.output_dir)[1]))
+    assert again.state.global_step == 12
+    assert_same(weights(first), weights(again))
+
+
+def test_checkpoints_are_sealed_carry_their_run_and_keep_the_cache_on(make_trainer):
+    trainer = make_trainer(save_total_limit=2)
+    trainer.train()
+    found = list_checkpoints(trainer.guard.output_dir)
+    assert [c.name for c in found] == ["checkpoint-12", "checkpoint-8"]
+    for checkpoint in found:
+        assert damage(checkpoint) is None
+        assert json.loads((checkpoint / "anyformer_run.json").read_text()) == {"run": 1}
+        assert json.loads((checkpoint / "config.json").read_text())["use_cache"] is True
+    assert not (trainer.guard.output_dir / STAGING).exists()
+    assert trainer.model.config.use_cache is True
+
+
+def test_metrics_are_on_disk_with_speed_and_mfu(make_trainer):
+    trainer = make_trainer()
+    trainer.train()
+    lines = [json.loads(x) for x in (trainer.guard.output_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [x for x in lines if "loss" in x]
+    assert [x["step"] for x in steps] == list(range(1, 13))
+    assert all(x["tokens_per_second"] > 0 and 0 < x["mfu"] < 1 and x["memory_gb"] > 0 for x in steps)
+    assert steps[-1]["tokens"] == 12 * 4 * 16
+
+
+def test_resumed_metrics_hold_each_step_once(make_trainer):
+    first = make_trainer()
+    first.train()
+    again = make_trainer()
+    again.train(resume_from_checkpoint=str(list_checkpoints(first.guard.output_dir)[1]))
+    lines = [json.loads(x) for x in (again.guard.output_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in lines if "loss" in x] == list(range(1, 13))
+
+
+def test_evaluation_loss_is_exact_per_token(make_trainer):
+    trainer, rows = make_trainer(), PatternRows(rows=11, short=True, seed=5)
+    result = trainer.evaluate(rows)
+    trainer.model.eval()
+    logits = torch.cat([trainer.model(rows[i]["input_ids"][None]).logits for i in range(11)])
+    labels = torch.stack([rows[i]["labels"] for i in range(11)])
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    assert result["eval_loss"] == pytest.approx(expected.item(), abs=1e-6)
+    assert result["eval_predictions"] == (labels[:, 1:] != -100).sum()
+
+
+def test_accumulation_follows_the_trajectory_of_the_big_batch(make_trainer, tiny_config):
+    def losses(**arguments):
+        torch.manual_seed(0)
+        trainer = make_trainer(
+            rows=PatternRows(short=True),
+            model=AnyformerDecoderForCausalLM(tiny_config()),
+            save_strategy="no",
+            folder=str(arguments["per_device_train_batch_size"]),
+            **arguments,
+        )
+        trainer.train()
+        return torch.tensor([h["loss"] for h in trainer.state.log_history if "loss" in h])
+
+    whole = losses(per_device_train_batch_size=8)
+    parts = losses(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
+
+
+def test_a_nan_loss_stops_with_step_rows_and_last_good_checkpoint_and_saves_nothing_more(make_trainer):
+    trainer = make_trainer(logging_steps=1)
+    poison_at = 6
+
+    class Poison(type(trainer.stop_signal).__mro__[1]):
+        def on_step_begin(self, args, state, control, model=None, **kwargs):
+            if state.global_step == poison_at:
+                model.model.norm.weight.data.fill_(float("nan"))
+
+    trainer.add_callback(Poison())
+    with pytest.raises(UserError) as error:
+        trainer.train()
+    sentence = str(error.value)
+    assert "nan at step 7" in sentence and "training rows" in sentence and "checkpoint-4" in sentence
+    assert [c.name for c in list_checkpoints(trainer.guard.output_dir)] == ["checkpoint-4"]
+
+
+def test_weights_that_are_not_numbers_are_never_saved(make_trainer):
+    trainer = make_trainer(logging_steps=100)
+
+    class Poison(type(trainer.stop_signal).__mro__[1]):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 8:
+                model.model.norm.weight.data[0] = float("inf")
+
+    trainer.add_callback(Poison())
+    with pytest.raises(UserError, match=r"norm\.weight are not finite after step 8"):
+        trainer.train()
+    assert [c.name for c in list_checkpoints(trainer.guard.output_dir)] == ["checkpoint-4"]
+
+
+def test_a_full_disk_leaves_the_last_complete_checkpoint_usable(make_trainer, monkeypatch):
+    trainer = make_trainer()
+    real, calls = torch.save, []
+
+    def full(obj, path, *args, **kwargs):
+        if "checkpoint-8" in str(path) and "optimizer" in str(path):
+            calls.append(path)
+            with open(path, "wb") as file:
+                file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(obj, path, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match=r"disk is full.*checkpoint-8.*last complete checkpoint is .*checkpoint-4"):
+        trainer.train()
+    assert calls
+    (found,) = list_checkpoints(trainer.guard.output_dir)
+    assert found.name == "checkpoint-4" and damage(found) is None
+    assert not (trainer.guard.output_dir / STAGING).exists()
+    monkeypatch.undo()
+    again = make_trainer()
+    again.train(resume_from_checkpoint=str(found))
+    assert again.state.global_step == 12
+
+
+def test_a_native_model_trains_packed_and_its_config_is_left_as_it_was(make_trainer):
+    native = LlamaForCausalLM(
+        LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    )
+    trainer = make_trainer(model=native, packed=True)
+    trainer.train()
+    assert native.config.use_cache is True
+    assert trainer.evaluate(PatternRows(rows=5))["eval_loss"] < 4.5
+
+
+def test_bf16_autocast_and_gradient_checkpointing_train(make_trainer):
+    trainer = make_trainer(bf16=True, gradient_checkpointing=True, max_steps=4)
+    trainer.train()
+    losses = [h["loss"] for h in trainer.state.log_history if "loss" in h]
+    assert losses[-1] < losses[0]
+    assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
