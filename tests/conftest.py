@@ -11,6 +11,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import pytest
 import torch
 
+# One thread: results do not depend on the machine's cores, and forked children (processes.py) can compute.
+torch.set_num_threads(1)
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

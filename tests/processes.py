@@ -1,0 +1,127 @@
+"""Real processes without paying ten seconds of imports for each: forked from the test process.
+
+A forked child is a process of its own: it can be killed with any signal, and what it leaves on disk is what a crash
+leaves. One thread per process (conftest.py): OpenMP's pool does not survive a fork.
+"""
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Process:
+    """A child that calls `function(*args)`, with its output in a file; `code` is its exit code once it has ended."""
+
+    def __init__(self, function, *args, env: dict | None = None, output: Path = Path(os.devnull)):
+        self.output, self.code = output, None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(function, args, env or {})
+
+    def _run(self, function, args, env):
+        code = 1
+        try:
+            descriptor = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+            os.environ.update({k: str(v) for k, v in env.items()})
+            code = function(*args) or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def wait(self, timeout: float = 300) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"no end after {timeout} s; output:\n{self.text()}")
+            time.sleep(0.01)
+        return self.code
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+        if number == signal.SIGKILL:
+            self.wait()
+
+    def wait_until(self, condition, timeout: float = 300) -> None:
+        """Wait until `condition()` is true while the process runs."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if self.poll() is not None:
+                raise AssertionError(f"ended with {self.code} too early; output:\n{self.text()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"condition not met after {timeout} s; output:\n{self.text()}")
+            time.sleep(0.002)
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace") if self.output.is_file() else ""
+
+
+def run_ranks(world_size: int, function, *args, folder: Path, env: dict | None = None, timeout: float = 300) -> list:
+    """Run `function(*args)` on `world_size` gloo ranks; return their results in rank order.
+
+    Raises RuntimeError with the output of the first rank that failed; the others are then killed.
+    """
+    port = free_port()
+
+    def call(rank):
+        (folder / f"{rank}.pkl").write_bytes(pickle.dumps(function(*args)))
+
+    processes = [
+        Process(
+            call,
+            rank,
+            output=folder / f"{rank}.log",
+            env={
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": world_size,
+                "LOCAL_WORLD_SIZE": world_size,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": 1,
+            }
+            | (env or {}),
+        )
+        for rank in range(world_size)
+    ]
+    deadline = time.monotonic() + timeout
+    while any(p.poll() is None for p in processes):
+        failed = [rank for rank, p in enumerate(processes) if p.poll()]
+        if failed or time.monotonic() > deadline:
+            for p in processes:
+                if p.poll() is None:
+                    p.kill()
+            break
+        time.sleep(0.02)
+    for rank, p in sorted(enumerate(processes), key=lambda pair: pair[1].code == -signal.SIGKILL):
+        if p.code:
+            raise RuntimeError(f"rank {rank} of {world_size} ended with {p.code}:\n{p.text()}")
+    return [pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in range(world_size)]
