@@ -36,6 +36,14 @@ class StrictDumper(yaml.SafeDumper):
     def ignore_aliases(self, data):
         return True
 
+    def represent_str(self, data):
+        # PyYAML escapes Unicode's line breaks in double quotes only; elsewhere it folds them into spaces.
+        style = '"' if any(c in data for c in "\x85\u2028\u2029\ufeff") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+StrictDumper.add_representer(str, StrictDumper.represent_str)
+
 
 def _resolvers(inherited: dict) -> dict:
     kept = {
@@ -63,7 +71,8 @@ def parse_yaml(text: str, origin: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(error.problem or error.context).split())
-        hint = "; text that begins with * or & needs quotes" if "alias" in problem or "anchor" in problem else ""
+        near = f"{error.context} {problem}"
+        hint = "; text that begins with * or & needs quotes" if "alias" in near or "anchor" in near else ""
         raise UserError(f"{origin}:{mark.line + 1}: {problem}{hint}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{origin}: {' '.join(str(error).split())}") from None

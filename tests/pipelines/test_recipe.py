@@ -1,0 +1,431 @@
+"""Laws of recipes: layers, strictness, round trips, and agreement with the sources field names are read from."""
+
+import dataclasses
+import math
+
+import pytest
+from anyformer.pipelines import source_fields
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipe import (
+    describe_fields,
+    load_preset,
+    load_recipe,
+    recipe_from_dict,
+    resume_difference,
+)
+from anyformer.pipelines.recipe_checks import BELOW_ONE, LOWER_BOUNDS, OWNED_ARGUMENTS, config_namespace
+from anyformer.pipelines.recipe_files import shipped
+from anyformer.pipelines.schema import Recipe, TrainingSection
+from anyformer.pipelines.yaml_text import format_yaml, parse_yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+RECIPES = sorted(shipped("recipes"))
+PRESETS = sorted(shipped("models"))
+SETTINGS = [row for row in describe_fields() if "*" not in row.name and ".N." not in row.name and "." in row.name]
+
+
+def sentence(recipe="quickstart", *overrides) -> str:
+    """The one-line message of the UserError that loading raises."""
+    with pytest.raises(UserError) as caught:
+        load_recipe(str(recipe), overrides)
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 400
+    return text
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    def write(text, name="mine.yaml"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+SMALL = "model: {family: decoder}\ntokenizer: {type: char}\ndata: {source: stdlib}\ntraining: {output_dir: out}\n"
+
+
+# ---------------------------------------------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_shipped_recipe_loads_and_its_saved_form_yields_an_equal_recipe(name, recipe_file):
+    recipe = load_recipe(name)
+    assert recipe.description and recipe.name == name
+    assert load_recipe(str(recipe_file(recipe.to_yaml(), "other.yaml"))) == recipe
+
+
+def test_each_layer_wins_over_the_one_before(recipe_file):
+    path = recipe_file(SMALL.replace("{family: decoder}", "{preset: gpt2, num_hidden_layers: 3}"))
+    fields = load_recipe(str(path), ["model.num_attention_heads=6"]).model.fields
+    assert (fields["hidden_size"], fields["num_hidden_layers"], fields["num_attention_heads"]) == (768, 3, 6)
+    assert load_recipe(str(path), ["model.num_hidden_layers=2"]).model.fields["num_hidden_layers"] == 2
+    assert load_recipe(str(path)).training.learning_rate == TrainingSection().learning_rate
+
+
+def test_an_override_can_choose_the_preset_and_reach_into_its_mappings(recipe_file):
+    path = recipe_file(SMALL)
+    overrides = ["model.preset=llama_1b", "model.rope_parameters.factor=8"]
+    rope = load_recipe(str(path), overrides).model.fields["rope_parameters"]
+    assert (rope["factor"], rope["rope_theta"]) == (8, 500000.0)
+    assert load_recipe("llama_1b").model.fields["rope_parameters"]["factor"] == 32  # the preset itself is untouched
+
+
+def test_overrides_reach_list_entries(recipe_file):
+    text = SMALL.replace("{source: stdlib}", "{mixture: [{source: stdlib}, {files: a.txt, weight: 3}]}")
+    recipe = load_recipe(str(recipe_file(text)), ["data.mixture.0.weight=2", "data.mixture.1.files=*.txt"])
+    assert [(s.weight, s.files) for s in recipe.data.mixture] == [(2.0, None), (3.0, "*.txt")]
+    assert "2 entries" in sentence(recipe_file(text), "data.mixture.2.weight=2")
+
+
+def test_a_preset_given_as_a_path_is_written_into_the_recipe(recipe_file):
+    preset = recipe_file("family: decoder\nhidden_size: 64\nnum_attention_heads: 2\n", "preset.yaml")
+    path = recipe_file(SMALL.replace("{family: decoder}", f"{{preset: {preset}}}"))
+    recipe = load_recipe(str(path))
+    preset.unlink()
+    assert recipe.model.preset is None and recipe.model.fields["hidden_size"] == 64
+    assert recipe_from_dict(recipe.to_dict()) == recipe
+
+
+def test_a_presets_vocabulary_goes_only_with_a_pretrained_tokenizer():
+    assert load_recipe("gpt2_small").model.fields["vocab_size"] == 50257
+    assert "vocab_size" not in load_recipe("quickstart").model.fields
+
+
+def test_a_checkpoint_brings_architecture_and_tokenizer(recipe_file):
+    path = recipe_file(SMALL.replace("{family: decoder}", "{name_or_path: some/model}").replace("{type: char}", ""))
+    recipe = load_recipe(str(path))
+    assert recipe.tokenizer.name_or_path == "some/model" and recipe.model.family is None
+    assert recipe_from_dict(recipe.to_dict()) == recipe
+    assert "model.preset and model.name_or_path" in sentence(path, "model.preset=gpt2")
+    assert sentence(path, "model.hidden_size=8").startswith("model.hidden_size cannot be set with model.name_or_path")
+    assert "remove the tokenizer section" in sentence(path, "tokenizer.type=char")
+
+
+# ------------------------------------------------------------------------------------------------ round trips
+
+yaml_scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+looks_like_something_else = st.sampled_from(
+    [
+        "1e-4",
+        "1E5",
+        "1.",
+        ".5",
+        "-.inf",
+        ".nan",
+        "2024-01-01",
+        "null",
+        "~",
+        "yes",
+        "0x1f",
+        "1_000",
+        "=",
+        "<<",
+        "*",
+        "- a",
+    ]
+)
+yaml_data = st.recursive(
+    yaml_scalars | looks_like_something_else,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text() | looks_like_something_else, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(yaml_data)
+def test_yaml_is_read_back_equal(data):
+    back = parse_yaml(format_yaml(data), "test")
+    assert back == data and repr(back) == repr(data)  # repr: 1 and 1.0 and True are equal but not the same
+
+
+@given(
+    description=st.text(),
+    prompts=st.lists(st.text() | looks_like_something_else, max_size=3),
+    kwargs=st.dictionaries(st.text() | looks_like_something_else, yaml_data, max_size=3),
+    rate=st.floats(min_value=1e-12, max_value=1e3),
+    seed=st.integers(0, 2**63),
+    layers=st.integers(1, 100),
+    run_name=st.none() | st.text() | looks_like_something_else,
+)
+@settings(max_examples=60, deadline=None)
+def test_any_recipe_survives_being_saved(description, prompts, kwargs, rate, seed, layers, run_name):
+    data = load_recipe("quickstart").to_dict()
+    data["description"] = description
+    data["evaluation"]["sample_prompts"] = prompts
+    data["training"] |= {"lr_scheduler_kwargs": kwargs, "learning_rate": rate, "seed": seed, "run_name": run_name}
+    data["model"]["num_hidden_layers"] = layers
+    recipe = recipe_from_dict(data)
+    assert recipe_from_dict(parse_yaml(recipe.to_yaml(), "test")) == recipe
+    assert resume_difference(recipe.to_dict(), parse_yaml(recipe.to_yaml(), "test")) is None
+
+
+# ------------------------------------------------------------------------------------------------ strictness
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda row: row.name)
+def test_every_misspelt_setting_is_refused_with_its_dotted_name_and_the_right_one(setting):
+    message = sentence("quickstart", f"{setting.name}x=1")
+    assert message == f"{setting.name}x: no such setting; did you mean {setting.name}?"
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda row: row.name)
+def test_every_setting_refuses_a_value_of_another_type(setting):
+    wrong = "[[]]" if "mapping" in setting.type else "{a: 1}"
+    message = sentence("quickstart", f"{setting.name}={wrong}")
+    assert message.startswith((f"{setting.name}=", "model.preset", f"{setting.name}.a:")) and "is not" in message
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("training.learnig_rate=1", "training.learnig_rate: no such setting; did you mean training.learning_rate?"),
+        ("model.hidden_sise=8", "model.hidden_sise: no such setting; did you mean model.hidden_size?"),
+        ("trainign.seed=1", "trainign: no such section; did you mean training?"),
+        ("training.dataloader_num_worker=1", "training.dataloader_num_worker: no such setting; did you mean "
+         "training.dataloader_num_workers?"),
+        ("data.mixture=[{wieght: 1}]", "data.mixture.0.wieght: no such setting; did you mean data.mixture.0.weight?"),
+        ("training.max_steps=many", "training.max_steps='many' is not an integer"),
+        ("training.max_steps=true", "training.max_steps=true is not an integer"),
+        ("training.max_steps=1e3", "training.max_steps=1000.0 is not an integer; write 1000"),
+        ("training.learning_rate=.nan", "training.learning_rate=nan is not a number"),
+        ("training.run_name=3", "training.run_name=3 is not text; put it in quotes"),
+        ("training.dataloader_num_workers=x", "training.dataloader_num_workers='x' is not an integer"),
+        ("training.bf16=atuo", "training.bf16='atuo' is not true or false or 'auto'; did you mean auto?"),
+        ("data.document=fil", "data.document='fil' is not one of its choices; did you mean file?"),
+        ("evaluation.metrics=[perplexiti]", "evaluation.metrics.0='perplexiti' is not one of its choices; did you mean "
+         "perplexity?"),
+        ("model.num_hidden_layers=two", "model.num_hidden_layers='two' is not an integer"),
+        ("model=llama", "model='llama' is not a section of settings, such as model: {key: value}"),
+        ("training.seed.x=1", "training.seed={'x': 1} is not an integer"),
+        ("training.optim=adamww", "training.optim='adamww' is not known; did you mean adamw?"),
+        ("training.lr_scheduler_type=cosin", "training.lr_scheduler_type='cosin' is not known; did you mean cosine?"),
+        ("model.hidden_act=siluu", "model.hidden_act='siluu' is not known; did you mean silu?"),
+        ("model.preset=lama", "model.preset 'lama': no such file, and no shipped one; did you mean llama?"),
+        ("model.num_attention_heads=7", "model.num_attention_heads=7 does not divide model.hidden_size=256; 4, 8 and "
+         "16 do"),
+        ("model.rope_parameters.rope_type=x", "model.rope_parameters.rope_type='x' is not known; known: default, "
+         "linear, dynamic, yarn, longrope, llama3, proportional"),
+        ("data.files=a.txt", "data.source and data.files are both set; keep one and set the other to null"),
+        ("data.source=null", "data names no data; set one of source, files, dataset and mixture"),
+        ("tokenizer.vocab_size=null", "tokenizer.vocab_size is not set; tokenizer.type=byte_bpe needs it, such "
+         "as 8192"),
+        ("model.vocab_size=300", "model.vocab_size=300 is smaller than tokenizer.vocab_size=4096; remove "
+         "model.vocab_size"),
+        ("training.max_steps.x=1", "training.max_steps.x: training.max_steps=400 has no settings in it"),
+        ("training.max_steps=0", "training.max_steps=0 must be at least 1, or -1 for training.num_train_epochs"),
+        ("training.save_total_limit=1", "training.save_total_limit=1 must be at least 2"),
+        ("training.report_to=[none, wandb]", "training.report_to=['none', 'wandb'] must be none, or any of wandb, "
+         "trackio, tensorboard"),
+        ("training.output_dir=''", "training.output_dir is not set; it is the folder of the run, such as runs/mine"),
+        ("nonsense", "override 'nonsense' is not of the form section.key=value"),
+        ("a..b=1", "override 'a..b=1' is not of the form section.key=value"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(override, message):
+    assert sentence("quickstart", override) == message
+
+
+@pytest.mark.parametrize("path, low, allowed", LOWER_BOUNDS)
+def test_every_lower_bound_is_enforced(path, low, allowed):
+    wrong = low - 1 if allowed else low
+    assert sentence("quickstart", f"{path}={wrong}").startswith(f"{path}={wrong}")
+
+
+@pytest.mark.parametrize("path", BELOW_ONE)
+def test_shares_stay_below_one(path):
+    assert sentence("quickstart", f"{path}=1.0") == f"{path}=1.0 must be below 1"
+
+
+@pytest.mark.parametrize("argument", OWNED_ARGUMENTS)
+def test_arguments_we_own_are_refused_with_the_setting_to_use(argument):
+    assert sentence("quickstart", f"training.{argument}=1").startswith(f"training.{argument} cannot be set; ")
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["data.streaming=true"], "data.streaming=true needs data.dataset"),
+        (["data.source=null", "data.dataset=x", "data.streaming=true", "training.max_steps=-1"], "training.max_steps"),
+        (["data.validation_split=test"], "no effect without data.dataset"),
+        (["data.revision=main"], "no effect without data.dataset"),
+        (["training.bf16=true", "training.fp16=true"], "exclude each other"),
+        (["model.position_encoding=learned", "objective.sequence_length=2048"], "model.max_position_embeddings=1024"),
+    ],
+)  # fmt: skip
+def test_settings_that_exclude_each_other_are_refused(overrides, words):
+    assert words in sentence("quickstart", *overrides)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "is empty"),
+        ("- a\n- b\n", "not sections with settings"),
+        ("training:\n  seed: 1\n  seed: 2\n", ":3: the key 'seed' stands twice, first in line 2"),
+        ("training:\n  seed: 1\n   max_steps: 2\n", ":3: "),
+        ("data:\n  files: *.txt\n", "needs quotes"),
+        ("a: {b: [1, 2}\n", ":1: "),
+        (b"name: \xff\n", "not UTF-8"),
+        (b"name: \x00\n", "mine.yaml"),
+    ],
+)
+def test_a_broken_file_is_one_sentence_with_its_place(text, words, recipe_file):
+    path = recipe_file(text)
+    message = sentence(path)
+    assert words in message and str(path) in message
+
+
+def test_missing_recipes_name_the_nearest(tmp_path):
+    assert sentence("quikstart").endswith("did you mean quickstart?")
+    assert sentence(tmp_path / "none.yaml").endswith("no such file")
+    assert "is a folder" in sentence(tmp_path)
+
+
+def test_exponents_without_a_dot_are_numbers(recipe_file):
+    assert load_recipe("quickstart", ["training.learning_rate=1e-4"]).training.learning_rate == 1e-4
+    assert parse_yaml("a: 1e-4\nb: 12e3\nc: 2024-01-01\nd: 010\n", "x") == {
+        "a": 1e-4,
+        "b": 12e3,
+        "c": "2024-01-01",
+        "d": 8,
+    }
+
+
+# ------------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.report_to=wandb",
+        "training.output_dir=o",
+        "training.save_steps=9",
+        "training.dataloader_num_workers=2",
+        "training.run_name=r",
+        "training.resume=false",
+        "evaluation.every_steps=7",
+        "publish.repo_id=a/b",
+        "name=z",
+    ],
+)
+def test_a_run_may_be_resumed_with_another(override):
+    assert (
+        resume_difference(load_recipe("quickstart").to_dict(), load_recipe("quickstart", [override]).to_dict()) is None
+    )
+
+
+def test_a_run_is_not_resumed_with_other_mathematics():
+    old = load_recipe("quickstart").to_dict()
+    new = load_recipe("quickstart", ["model.hidden_size=128", "training.seed=1"]).to_dict()
+    assert resume_difference(old, new) == "model.hidden_size is 256 there and 128 here"
+    workers = load_recipe("quickstart", ["training.adam_beta1=0.8"]).to_dict()
+    assert resume_difference(old, workers) == "training.adam_beta1 is null there and 0.8 here"
+    assert resume_difference(workers, old) == "training.adam_beta1 is 0.8 there and null here"
+
+
+def test_settings_an_older_version_did_not_know_count_as_their_defaults():
+    old, new = load_recipe("quickstart").to_dict(), load_recipe("quickstart").to_dict()
+    del old["objective"]["tail"]
+    assert resume_difference(old, new) is None
+    new["objective"]["tail"] = "pad"
+    assert resume_difference(old, new) == "objective.tail is 'drop' there and 'pad' here"
+
+
+# --------------------------------------------------------------------------------- agreement with the sources
+
+
+def test_family_fields_read_from_source_are_the_configs_own_fields():
+    from transformers import PreTrainedConfig
+
+    from anyformer import AnyformerDecoderConfig
+
+    inherited = {f.name for f in dataclasses.fields(PreTrainedConfig)}
+    real = {f.name: f.default for f in dataclasses.fields(AnyformerDecoderConfig) if f.name not in inherited}
+    read = source_fields.family_fields("decoder")
+    assert real.keys() <= read.keys()
+    assert {name: read[name].default for name in real} == real
+
+
+def test_training_arguments_read_from_source_are_the_real_ones():
+    from transformers import TrainingArguments
+    from transformers.activations import ACT2CLS
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    real = {f.name for f in dataclasses.fields(TrainingArguments) if not f.name.startswith("_")}
+    assert set(source_fields.training_argument_fields()) == real
+    assert source_fields.optimizer_names() == {member.value for member in OptimizerNames}
+    assert source_fields.schedule_names() == {member.value for member in SchedulerType}
+    assert source_fields.activation_names() == set(ACT2CLS)
+
+
+def test_a_setting_of_ours_is_not_refused_as_a_training_argument():
+    assert not {f.name for f in dataclasses.fields(TrainingSection)} & set(OWNED_ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds_and_its_parameter_count_is_the_models(name):
+    import torch
+    from anyformer.pipelines.parameter_count import decoder_parameters
+
+    from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
+
+    family, fields = load_preset(name)
+    config = AnyformerDecoderConfig(**fields)
+    with torch.device("meta"):
+        model = AnyformerDecoderForCausalLM(config)
+    assert family == "decoder"
+    assert decoder_parameters(config) == sum(p.numel() for p in model.parameters())
+
+
+@given(
+    heads=st.sampled_from([1, 2, 4]),
+    groups=st.sampled_from([None, 1, 2]),
+    head_dim=st.sampled_from([None, 6]),
+    booleans=st.fixed_dictionaries(
+        {k: st.booleans() for k in ("attention_bias", "mlp_bias", "norm_bias", "tie_word_embeddings")}
+    ),
+    choices=st.fixed_dictionaries(
+        {
+            "mlp_type": st.sampled_from(["mlp", "glu"]),
+            "norm_type": st.sampled_from(["layernorm", "rmsnorm"]),
+            "norm_position": st.sampled_from(["pre", "post"]),
+            "position_encoding": st.sampled_from(["none", "learned", "rotary"]),
+            "intermediate_size": st.sampled_from([None, 24]),
+        }
+    ),
+)
+@settings(max_examples=40, deadline=None)
+def test_parameters_are_counted_as_built(heads, groups, head_dim, booleans, choices):
+    import torch
+    from anyformer.pipelines.parameter_count import decoder_parameters
+
+    from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
+
+    fields = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": heads}
+    fields |= {"head_dim": head_dim, "num_key_value_heads": math.gcd(groups, heads) if groups else None}
+    recipe = Recipe()
+    recipe.model.family, recipe.model.fields = "decoder", fields | booleans | choices
+    with torch.device("meta"):
+        model = AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**recipe.model.fields))
+    assert decoder_parameters(config_namespace(recipe)) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "name, parameters", [("gpt2", 124_439_808), ("llama", 6_738_415_616), ("llama_1b", 1_235_814_400)]
+)
+def test_presets_have_the_published_parameter_counts(name, parameters):
+    from types import SimpleNamespace
+
+    from anyformer.pipelines.parameter_count import decoder_parameters
+
+    defaults = {key: field.default for key, field in source_fields.family_fields("decoder").items()}
+    assert decoder_parameters(SimpleNamespace(**(defaults | load_preset(name)[1]))) == parameters
+
+
+def test_every_setting_has_help():
+    assert all(row.help and row.type for row in describe_fields())
