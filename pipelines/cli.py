@@ -31,7 +31,9 @@ def main(argv: Sequence[str]) -> int:
             build_parser().print_help()
             return EXIT_USER_ERROR
         args = parse(argv)
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()  # here, so that a reader that has left is noticed while we can still say nothing about it
+        return code
     except UserError as error:
         return _fail(str(error), EXIT_USER_ERROR, debug)
     except KeyboardInterrupt:

@@ -1,0 +1,219 @@
+"""Laws of the command line: light start, one sentence and exit code 2 for user errors, thin doors."""
+
+import errno
+import os
+import subprocess
+import sys
+import types
+
+import anyformer.pipelines.cli as cli
+import pytest
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipe import load_recipe, recipe_from_dict
+from anyformer.pipelines.yaml_text import parse_yaml
+
+from anyformer_main import main
+
+HEAVY = ("torch", "transformers", "datasets", "tokenizers", "accelerate", "numpy")
+
+
+def words_id(value) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)[:20]
+
+
+def failing(capsys, *argv) -> tuple[int, str]:
+    """(exit code, the one line on stderr) of a command that must fail without a traceback and print nothing else."""
+    code = main(list(argv))
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("anyformer: ") and err.count("\n") == 1 and "Traceback" not in err
+    return code, err.removeprefix("anyformer: ").rstrip("\n")
+
+
+@pytest.fixture
+def fake_module(monkeypatch):
+    """Stand in for a heavy module behind a verb: records the call, returns or raises what is given."""
+
+    def install(name, result):
+        calls = []
+
+        def function(*args, **kwargs):
+            calls.append((args, kwargs))
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        module = types.ModuleType(f"anyformer.pipelines.{name}")
+        module.train = module.preview = module.publish = function
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return calls
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "argv, code",
+    [
+        (["--help"], 0),
+        (["train", "--help"], 0),
+        (["--version"], 0),
+        (["list"], 0),
+        (["train", "quickstart", "training.learnig_rate=1"], 2),
+        (["train", "quickstart", "model.num_attention_heads=7"], 2),
+        (["train", "no_such_recipe"], 2),
+        (["train", "quickstart", "--print-recipe"], 0),
+        (["preview", "quickstart", "data.files=x"], 2),
+        (["generate", "no/such/model", "text"], 2),
+    ],
+    ids=words_id,
+)
+def test_nothing_heavy_is_imported_where_nothing_is_trained(argv, code):
+    program = (
+        "import sys, anyformer_main\n"
+        "try:\n    code = anyformer_main.main(sys.argv[1:])\n"
+        "except SystemExit as exit:\n    code = exit.code\n"
+        f"print('loaded:', code, [name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == f"loaded: {code} []", done.stderr
+
+
+def test_user_errors_are_one_sentence_with_exit_code_2(capsys):
+    sentence = "training.learnig_rate: no such setting; did you mean training.learning_rate?"
+    assert failing(capsys, "train", "quickstart", "training.learnig_rate=1") == (2, sentence)
+    assert failing(capsys, "preview", "quikstart") == (
+        2,
+        "recipe 'quikstart': no such file, and no shipped one; did you mean quickstart?",
+    )
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["trian"], "'trian': no such command; did you mean train?"),
+        (["train"], "RECIPE"),
+        (["train", "quickstart", "--dry"], "'--dry': no such argument"),
+        (["train", "training.seed=1"], "anyformer train RECIPE training.seed=1"),
+        (["preview", "quickstart", "--rows", "0"], "0 must be at least 1"),
+        (["preview", "quickstart", "--rows", "x"], "whole number"),
+        (["list", "recipe"], "recipes"),
+        (["list", "recipes", "more"], "'more': no such argument"),
+        (["generate", "runs"], "PROMPT"),
+        (["generate", "runs", "text", "--greedy", "--do-sample"], "not allowed with"),
+        (["generate", "runs", "text", "--greedy", "--top-k", "3"], "top_k=3 has no effect without sampling"),
+        (["generate", "runs", "text", "--temperature", "0"], "temperature=0.0 must be above 0"),
+        (["generate", "runs", "text", "--top-p", "1.5"], "top_p=1.5"),
+        (["publish", "runs"], "REPO_ID"),
+    ],
+    ids=words_id,
+)
+def test_wrong_arguments_are_one_sentence_with_exit_code_2(argv, words, capsys):
+    code, sentence = failing(capsys, *argv)
+    assert code == 2 and words in sentence
+
+
+def test_no_command_shows_the_help(capsys):
+    assert main([]) == 2
+    assert "examples:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_command_has_help_with_examples(verb, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([verb, "--help"])
+    text = capsys.readouterr().out
+    assert exit.value.code == 0 and f"examples:\n  anyformer {verb}" in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize("argv", [["--debug", "train"], ["train", "--debug"]])
+def test_debug_shows_the_traceback_before_or_after_the_command(argv, capsys):
+    assert main([*argv, "quickstart", "training.sead=1"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err and err.endswith("did you mean training.seed?\n")
+
+
+@pytest.mark.parametrize(
+    "error, code, words",
+    [
+        (UserError("one sentence"), 2, "one sentence"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 2, "/x/y: No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "/x: Permission denied"),
+        (OSError("a library's\nlong story"), 2, "a library's long story"),
+        (ValueError("a bug"), 1, "unexpected ValueError: a bug; run again with --debug for the traceback"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_error_ends_in_its_exit_code(error, code, words, fake_module, capsys):
+    fake_module("training", error)
+    assert failing(capsys, "train", "quickstart") == (code, words)
+
+
+def test_the_rank_is_named_where_there_are_several(fake_module, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    fake_module("training", UserError("stop"))
+    assert main(["train", "quickstart"]) == 2
+    assert capsys.readouterr().err == "anyformer (rank 1): stop\n"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["quickstart", "training.seed=7", "--dry-run"],
+        ["quickstart", "--dry-run", "training.seed=7"],
+        ["--local_rank=0", "quickstart", "--dry-run", "training.seed=7"],
+        ["--local-rank", "1", "--dry-run", "quickstart", "training.seed=7"],
+    ],
+    ids=" ".join,
+)
+def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module):
+    calls = fake_module("training", 143)
+    assert main(["train", *argv]) == 143
+    assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), {"dry_run": True})]
+
+
+def test_preview_and_publish_pass_their_arguments(fake_module, capsys):
+    rows = fake_module("preview", 0)
+    assert main(["preview", "quickstart", "--rows", "2", "training.seed=7"]) == 0
+    assert rows == [((load_recipe("quickstart", ["training.seed=7"]), 2), {})]
+    pushed = fake_module("publishing", "https://hub/a/b")
+    assert main(["publish", "runs/x", "a/b", "--private", "--revision", "v1"]) == 0
+    assert pushed == [(("runs/x", "a/b"), {"private": True, "revision": "v1"})]
+    assert capsys.readouterr().out == "https://hub/a/b\n"
+
+
+def test_the_printed_recipe_is_the_composed_one(capsys):
+    assert main(["train", "quickstart", "training.seed=7", "--print-recipe"]) == 0
+    printed = recipe_from_dict(parse_yaml(capsys.readouterr().out, "stdout"))
+    assert printed == load_recipe("quickstart", ["training.seed=7"])
+
+
+def test_list_names_everything_on_whole_lines(capsys):
+    from anyformer.pipelines.listing import KINDS
+    from anyformer.pipelines.recipe_files import shipped, shipped_yaml
+
+    assert main(["list"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for folder in ("models", "recipes"):
+        for name in shipped(folder):
+            words = shipped_yaml(folder, name)["description"].split()
+            assert any(line[:1] == [name] and line[-len(words) :] == words for line in lines)
+    for kind in KINDS:
+        assert main(["list", kind]) == 0
+        assert capsys.readouterr().out.startswith(kind)
+
+
+def test_a_reader_that_leaves_early_is_no_error(repo_root):
+    reader, writer = os.pipe()
+    os.close(reader)
+    door = [sys.executable, str(repo_root / "scripts" / "train.py"), "quickstart", "--print-recipe"]
+    done = subprocess.run(door, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (cli.EXIT_BROKEN_PIPE, "")
+
+
+@pytest.mark.parametrize("verb", ["train", "preview", "generate", "publish"])
+def test_scripts_are_doors_to_the_same_commands(verb, repo_root, tmp_path):
+    door = [sys.executable, str(repo_root / "scripts" / f"{verb}.py"), "--no-such-option"]
+    done = subprocess.run(door, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("anyformer: ") and done.stderr.count("\n") == 1

@@ -1,0 +1,101 @@
+"""Laws of `anyformer generate`: the same seed gives the same text, and what cannot be generated is one sentence."""
+
+import pytest
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.generation import generate_text, locate_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from anyformer import AnyformerDecoderForCausalLM
+from anyformer_main import main
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(["the import statement combines two operations"], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
+
+
+@pytest.fixture
+def saved(tokenizer, tiny_config, tmp_path):
+    """Factory of a folder with a random tiny model and its tokenizer."""
+
+    def save(**overrides):
+        config = tiny_config(**({"vocab_size": 300, "eos_token_id": 0, "bos_token_id": None} | overrides))
+        # Weights large enough that the likeliest token is not always the same one.
+        model = AnyformerDecoderForCausalLM(config)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(5)
+        model.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        return str(tmp_path / "model")
+
+    return save
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(saved):
+    folder = saved()
+    texts = [generate_text(folder, "the ", max_new_tokens=12, seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert all(text.startswith("the ") for text in texts)
+
+
+def test_greedy_search_needs_no_seed(saved):
+    folder = saved()
+    texts = {generate_text(folder, "import", max_new_tokens=8, do_sample=False, seed=seed) for seed in (1, 2)}
+    assert len(texts) == 1
+    assert generate_text(folder, "import", max_new_tokens=8, do_sample=True, top_k=1) in texts
+
+
+def test_the_command_prints_prompt_and_continuation(saved, capsys):
+    folder = saved()
+    assert main(["generate", folder, "import ", "--seed", "3", "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out == generate_text(folder, "import ", max_new_tokens=5, seed=3) + "\n"
+
+
+def test_learned_positions_end_the_text_and_refuse_a_longer_prompt(saved, tokenizer):
+    folder = saved(position_encoding="learned", max_position_embeddings=16, eos_token_id=None)
+    text = generate_text(folder, "zq", max_new_tokens=500, do_sample=False)
+    assert text.startswith("zq")
+    with pytest.raises(UserError, match="PROMPT has 40 tokens, but the model has 16 positions"):
+        generate_text(folder, "z" * 40)
+
+
+def test_an_empty_prompt_begins_a_document(saved):
+    assert generate_text(saved(), "", max_new_tokens=5, seed=0) != ""
+
+
+def test_native_models_generate_as_well(tokenizer, tmp_path):
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2, n_positions=8)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert generate_text(str(tmp_path), "zq", max_new_tokens=50).startswith("zq")
+
+
+def test_what_is_no_model_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    unfinished = tmp_path / "run" / "checkpoint-3"
+    unfinished.mkdir(parents=True)
+    (unfinished / "config.json").write_text("{}")
+    for name, words in [
+        ("none", "no such folder"),
+        ("empty", "no config.json"),
+        ("file", "is a file"),
+        ("run", f"newest checkpoint is {unfinished}"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            locate_model(str(tmp_path / name))
+    # No weights, no tokenizer: found by transformers, told by us.
+    assert main(["generate", str(unfinished), "text"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("anyformer: MODEL=") and err.count("\n") == 1
