@@ -37,10 +37,7 @@ class PackedDataset(Dataset):
         if tail == "drop" and len(self._starts) and self._starts[-1] + sequence_length > store.num_tokens:
             self._starts = self._starts[:-1]
         if not len(self._starts):
-            raise UserError(
-                f"objective.sequence_length={sequence_length} is longer than the whole text of {store.name} "
-                f"({store.num_tokens:,} tokens); at most {store.num_tokens} works, or set objective.tail=pad."
-            )
+            raise too_short(store.name, sequence_length, store.num_tokens)
         self.fingerprint = sha([store.fingerprint, sequence_length, tail])
 
     def __len__(self) -> int:
@@ -126,6 +123,7 @@ class StreamingPackedDataset(IterableDataset):
         add_bos: bool,
         add_eos: bool,
     ):
+        pad_token_id = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
         check_tail(tail, pad_token_id)
         check_length(sequence_length)
         self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
@@ -160,10 +158,7 @@ class StreamingPackedDataset(IterableDataset):
         if len(held) == length or (len(held) and self.tail == "pad"):
             yield self._row(held, borders)
         elif not rows:
-            raise UserError(
-                f"objective.sequence_length={length} is longer than the whole text of {self.corpus.name} "
-                f"({total:,} tokens); at most {total} works, or set objective.tail=pad."
-            )
+            raise too_short(self.corpus.name, length, total)
 
     def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:
         arrays = row(tokens, np.array(borders, dtype=np.int64), self.sequence_length, self.pad_token_id)
@@ -179,6 +174,15 @@ def packing_report(dataset: PackedDataset) -> str:
         f"{dataset.fill_rate:.1%} filled\n"
         f"one row per document would waste {dataset.padding_waste:.1%} of the positions on padding; "
         f"packing wastes {1 - dataset.fill_rate:.1%}"
+    )
+
+
+def too_short(name: str, sequence_length: int, num_tokens: int) -> UserError:
+    if num_tokens < 2:
+        return UserError(f"data: the text of {name} comes to {num_tokens} tokens; it takes 2 to predict one.")
+    return UserError(
+        f"objective.sequence_length={sequence_length} is longer than the whole text of {name} "
+        f"({num_tokens:,} tokens); at most {num_tokens} works, or set objective.tail=pad."
     )
 
 

@@ -1,0 +1,427 @@
+"""Laws of the corpora: exact documents, stable splits, one sentence for bad input."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+from anyformer.pipelines.corpora import open_corpora
+from anyformer.pipelines.documents import Limits
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.file_corpus import FileSource
+from anyformer.pipelines.mixing import MixtureCorpus
+from anyformer.pipelines.schema import DataSection, MixtureSource
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+LIMITS = Limits(document_bytes=10**8, line_bytes=10**7)
+LINES = [f"line {number} of the text\n" for number in range(200)]
+
+no_fixture_reset = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def texts(corpus):
+    return [document.text for document in corpus.documents()]
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def lines_file(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(LINES))
+    return path
+
+
+@pytest.fixture
+def hub_folder(tmp_path, monkeypatch):
+    """A data set that load_dataset reads from a folder, with a cache of its own."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf-cache"))
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", [{"text": line, "label": 1} for line in LINES])
+    write_jsonl(folder / "test.jsonl", [{"text": "a test\n", "label": 0}])
+    return folder
+
+
+# Exact documents
+
+
+@no_fixture_reset
+@given(text=st.text(st.sampled_from("ab é\n\n \t\r")), document=st.sampled_from(["file", "line", "paragraph"]))
+def test_documents_of_a_plain_file_put_together_are_the_file(tmp_path, text, document):
+    path = tmp_path / "any.txt"
+    path.write_bytes(text.encode())
+    items = list(FileSource(str(path), LIMITS, document=document).items())
+    kept = "".join(getattr(item, "text", "") for item in items)
+    if not any(hasattr(item, "reason") for item in items):
+        assert kept == text
+    else:  # only blank text may be missing
+        assert kept.split() == text.split()
+
+
+def test_paragraphs_end_with_their_blank_lines(tmp_path):
+    path = tmp_path / "p.txt"
+    path.write_text("\n\none\nstill one\n\n\ntwo\n")
+    items = list(FileSource(str(path), LIMITS, document="paragraph").items())
+    assert [item.text for item in items] == ["\n\none\nstill one\n\n\n", "two\n"]
+
+
+def test_every_format_gives_the_same_documents(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    words = ["één\n", "two\r\n", "three four\n"]
+    plain = "".join(words).encode()
+    rows = [{"body": word, "id": number} for number, word in enumerate(words)]
+    json_lines = "".join(json.dumps(row) + "\n\n" for row in rows).encode()
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + plain)  # with a byte-order mark
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(plain))
+    (tmp_path / "a.unknown").write_bytes(plain)
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json_lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for name in ("a.txt", "a.txt.gz", "a.unknown", "a.jsonl", "a.jsonl.gz", "a.parquet"):
+        data = DataSection(files=str(tmp_path / name), text_field="body", document="line", validation_fraction=0)
+        assert texts(open_corpora(data)["train"]) == words, name
+
+
+def test_globs_are_sorted_and_a_file_matched_twice_is_read_once(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    for name in ("b.txt", "a.txt", "sub/c.txt", "odd[1].txt"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = DataSection(files=["~/**/*.txt", "~/a.txt", "~/odd[1].txt"], validation_fraction=0)
+    assert texts(open_corpora(data)["train"]) == ["a.txt", "b.txt", "odd[1].txt", "sub/c.txt"]
+
+
+def test_iterating_again_gives_the_same_documents(lines_file):
+    corpus = open_corpora(DataSection(files=str(lines_file), document="line"))["train"]
+    assert texts(corpus) == texts(corpus)
+
+
+# Splits
+
+
+@no_fixture_reset
+@given(number=st.integers(2, 60), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 5))
+def test_train_and_validation_share_out_all_documents_and_neither_is_empty(tmp_path, number, fraction, seed):
+    path = tmp_path / "some.txt"
+    path.write_text("".join(LINES[:number]))
+    corpora = open_corpora(DataSection(files=str(path), document="line", validation_fraction=fraction), seed)
+    train, validation = texts(corpora["train"]), texts(corpora["validation"])
+    assert train and validation
+    assert sorted(train + validation) == sorted(LINES[:number])
+
+
+def test_more_documents_do_not_move_the_others(tmp_path, lines_file):
+    longer = tmp_path / "longer.txt"
+    longer.write_text("".join(LINES) + "".join(f"more {number}\n" for number in range(100)))
+    short, long = (open_corpora(DataSection(files=str(path), document="line")) for path in (lines_file, longer))
+    assert [text for text in texts(long["validation"]) if text in LINES] == texts(short["validation"])
+
+
+def test_of_one_document_the_end_is_held_back_at_a_line_break(lines_file):
+    corpora = open_corpora(DataSection(files=str(lines_file), validation_fraction=0.1))
+    (train,), (validation,) = texts(corpora["train"]), texts(corpora["validation"])
+    assert train + validation == "".join(LINES)
+    assert train.endswith("\n")
+    assert len(validation) == pytest.approx(0.1 * len(train + validation), abs=len(LINES[-1]))
+
+
+def test_own_files_make_the_other_splits_and_nothing_is_held_back(tmp_path, lines_file):
+    (tmp_path / "v.txt").write_text("validation")
+    (tmp_path / "t.txt").write_text("test")
+    data = DataSection(
+        files=str(lines_file), validation_files=str(tmp_path / "v.txt"), test_files=[str(tmp_path / "t.txt")]
+    )
+    corpora = open_corpora(data)
+    assert {split: texts(corpus) for split, corpus in corpora.items()} == {
+        "train": ["".join(LINES)],
+        "validation": ["validation"],
+        "test": ["test"],
+    }
+    assert set(open_corpora(DataSection(files=str(lines_file), validation_fraction=0))) == {"train"}
+
+
+def test_max_documents_counts_before_holding_back(lines_file):
+    data = DataSection(files=str(lines_file), document="line", max_documents=40, validation_fraction=0.2)
+    corpora = open_corpora(data)
+    assert sorted(texts(corpora["train"]) + texts(corpora["validation"])) == sorted(LINES[:40])
+
+
+# Standard library
+
+
+def test_stdlib_is_source_and_documentation_without_tests_split_by_name():
+    corpora = open_corpora(DataSection(source="stdlib"))
+    train = [document.source for document in corpora["train"].documents()]
+    validation = [document.source for document in corpora["validation"].documents()]
+    names = train + validation
+    assert {"json/decoder.py", "asyncio/tasks.py", "topics/lambda"} <= set(names)
+    assert not any("test" in name.split("/")[:-1] or "site-packages" in name for name in names)
+    assert not set(train) & set(validation) and len(names) == len(set(names)) > 300
+    files = [name for name in train if not name.startswith("topics/")]
+    assert files == sorted(files) == train[: len(files)]
+    assert 0.01 < len(validation) / len(names) < 0.12
+
+
+def test_stdlib_is_the_same_in_another_process():
+    program = (
+        "import anyformer_main; from anyformer.pipelines.corpora import open_corpora;"
+        "from anyformer.pipelines.schema import DataSection;"
+        "print(open_corpora(DataSection(source='stdlib'))['train'].fingerprint())"
+    )
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert other == open_corpora(DataSection(source="stdlib"))["train"].fingerprint()
+
+
+# Fingerprints
+
+
+def test_fingerprint_follows_content_and_settings_not_the_folder(tmp_path):
+    def fingerprint(folder, text="some text\nand more\n", **settings):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "a.txt").write_text(text)
+        return open_corpora(DataSection(files=str(tmp_path / folder / "a.txt"), **settings))["train"].fingerprint()
+
+    first = fingerprint("one")
+    assert fingerprint("two") == first
+    others = [
+        fingerprint("three", "some text\nand mare\n"),
+        fingerprint("one", document="line"),
+        fingerprint("one", validation_fraction=0.3),
+        fingerprint("one", max_documents=1),
+        fingerprint("one", max_line_bytes=100),
+    ]
+    assert len({first, *others}) == 6
+
+
+# Data sets of the Hub
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_rows_are_documents_loaded_or_streamed(hub_folder, streaming):
+    corpora = open_corpora(DataSection(dataset=str(hub_folder), test_split="test", streaming=streaming))
+    train, validation = texts(corpora["train"]), texts(corpora["validation"])
+    assert sorted(train + validation) == sorted(LINES) and validation
+    assert texts(corpora["train"]) == train
+    assert texts(corpora["test"]) == ["a test\n"]
+    own = open_corpora(DataSection(dataset=str(hub_folder), validation_split="test", streaming=streaming))
+    assert texts(own["train"]) == LINES and texts(own["validation"]) == ["a test\n"]
+
+
+def test_streamed_and_loaded_data_sets_hold_back_the_same_documents(hub_folder):
+    loaded, streamed = (open_corpora(DataSection(dataset=str(hub_folder), streaming=way)) for way in (False, True))
+    assert texts(loaded["validation"]) == texts(streamed["validation"])
+
+
+def test_hub_fingerprint_is_stable_and_follows_the_files(hub_folder):
+    def fingerprint():
+        return open_corpora(DataSection(dataset=str(hub_folder)))["train"].fingerprint()
+
+    first = fingerprint()
+    assert fingerprint() == first
+    write_jsonl(hub_folder / "train.jsonl", [{"text": "other", "label": 1}] * 3)
+    os.utime(hub_folder / "train.jsonl", (1, 1))
+    assert fingerprint() != first
+
+
+# Mixtures
+
+
+def mixture(tmp_path, sizes, weights):
+    sections = []
+    for number, (size, weight) in enumerate(zip(sizes, weights)):
+        path = tmp_path / f"part{number}.txt"
+        path.write_text("".join(f"{number} {'x' * (row % 37)} {row}\n" for row in range(size)))
+        sections.append(MixtureSource(files=str(path), document="line", weight=weight))
+    return sections
+
+
+def test_mixture_keeps_the_shares_at_every_point_and_ends_where_one_source_runs_out(tmp_path):
+    data = DataSection(mixture=mixture(tmp_path, [3000, 3000, 3000], [5, 3, 2]), validation_fraction=0)
+    corpus = open_corpora(data)["train"]
+    read = [0, 0, 0]
+    for count, text in enumerate(texts(corpus)):
+        read[int(text[0])] += len(text)
+        if count > 100:
+            for part, share in enumerate((0.5, 0.3, 0.2)):
+                assert abs(read[part] - share * sum(read)) < 100  # two documents
+    assert corpus.shares() == pytest.approx([0.5, 0.3, 0.2], abs=0.002)
+    assert corpus.ended_by == "part0.txt" and "part0.txt" in corpus.notes()[0]
+
+
+def test_validation_of_a_mixture_reads_all_that_was_held_back(tmp_path):
+    corpora = open_corpora(DataSection(mixture=mixture(tmp_path, [300, 2000], [1, 1]), validation_fraction=0.1))
+    assert isinstance(corpora["validation"], MixtureCorpus)
+    parts = [text for part in corpora["validation"].corpora for text in texts(part)]
+    assert sorted(texts(corpora["validation"])) == sorted(parts)
+    assert not set(parts) & set(texts(corpora["train"]))
+
+
+# Bad input: skipped and counted
+
+
+def test_unreadable_documents_are_skipped_and_counted(tmp_path):
+    (tmp_path / "1.txt").write_bytes(b"caf\xe9 latin-1")
+    (tmp_path / "2.txt").write_text("x\n" * 400)
+    (tmp_path / "3.txt").write_text("x" * 200)
+    (tmp_path / "4.txt").write_text(" \n\n")
+    (tmp_path / "5.txt").write_text("good\n")
+    data = DataSection(files=str(tmp_path / "*.txt"), max_document_bytes=500, max_line_bytes=100, validation_fraction=0)
+    corpus = open_corpora(data)["train"]
+    for _ in range(2):  # the counts start again with each pass
+        assert texts(corpus) == ["good\n"]
+        assert vars(corpus.skipped) == {"non_utf8": 1, "too_long": 1, "gigantic_line": 1, "empty": 1}
+    assert corpus.notes() == ["4 documents skipped: 1 not UTF-8, 1 too long, 1 with a gigantic line, 1 empty"]
+
+
+def test_rows_with_broken_text_are_skipped_and_counted(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"text": "caf\xe9"}\n{"text": "\\ud800"}\n{"text": null}\n{"text": ""}\n{"text": "good"}\n')
+    corpus = open_corpora(DataSection(files=str(path), validation_fraction=0))["train"]
+    assert texts(corpus) == ["good"]
+    assert vars(corpus.skipped) == {"non_utf8": 2, "too_long": 0, "gigantic_line": 0, "empty": 2}
+
+
+@pytest.mark.parametrize("document", ["file", "line", "paragraph"])
+def test_a_gigantic_line_is_never_held_in_memory(tmp_path, document):
+    path = tmp_path / "giant.txt.gz"
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        stream.write(b"good\n\n")
+        for _ in range(40):
+            stream.write(b"x" * 10**6)
+        stream.write(b"\n\nalso good\n")
+    source = FileSource(str(path), Limits(10**8, 10**6), document=document)
+    tracemalloc.start()
+    items = list(source.items())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6
+    reasons = [item.reason for item in items if hasattr(item, "reason")]
+    assert [reason for reason in reasons if reason != "empty"] == ["gigantic_line"]
+    if document != "file":
+        assert [item.text.strip() for item in items if hasattr(item, "text")] == ["good", "also good"]
+
+
+# Bad input: one sentence
+
+
+def bad_input(tmp_path):
+    """name -> (data section, what its sentence must contain)."""
+    (tmp_path / "good.txt").write_text("good\n")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text("\n  \n")
+    (tmp_path / "long.txt").write_text("word " * 100)
+    (tmp_path / "broken.txt.gz").write_bytes(gzip.compress(b"text" * 1000)[:-12])
+    (tmp_path / "fake.txt.gz").write_text("not gzip")
+    (tmp_path / "fake.parquet").write_text("not parquet")
+    (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"text": \n')
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    write_jsonl(tmp_path / "keys.jsonl", [{"texts": "a", "label": 1}])
+    write_jsonl(tmp_path / "number.jsonl", [{"text": 3}])
+
+    def files(name, **settings):
+        return DataSection(files=str(tmp_path / name), **settings)
+
+    good = str(tmp_path / "good.txt")
+    return {
+        "nothing": (DataSection(), ["exactly one of source, files, dataset, mixture", "none is set"]),
+        "two": (DataSection(source="stdlib", files=good), ["source and files are set"]),
+        "builtin": (DataSection(source="stdlb"), ["data.source='stdlb'", "did you mean stdlib?"]),
+        "missing": (files("god.txt"), ["data.files=", "no such file", "did you mean", "good.txt"]),
+        "missing validation": (
+            files("good.txt", validation_files=str(tmp_path / "no.txt")),
+            ["data.validation_files=", "no such file"],
+        ),
+        "folder": (DataSection(files=str(tmp_path)), ["is a folder", "*"]),
+        "glob": (files("*.csv"), ["*.csv", "matches no file"]),
+        "empty": (files("empty.txt"), ["empty.txt holds no document with text", "1 empty"]),
+        "blank": (files("blank.txt"), ["holds no document with text"]),
+        "too long": (
+            files("long.txt", max_document_bytes=100),
+            ["1 too long", "data.max_document_bytes", "data.document"],
+        ),
+        "cut gzip": (files("broken.txt.gz"), ["broken.txt.gz is not a complete gzip file"]),
+        "not gzip": (files("fake.txt.gz"), ["fake.txt.gz is not a complete gzip file"]),
+        "not parquet": (files("fake.parquet"), ["fake.parquet is not a Parquet file"]),
+        "bad json": (files("bad.jsonl"), ["bad.jsonl, line 2", "not valid JSON"]),
+        "not a row": (files("list.jsonl"), ["list.jsonl, line 1", "not a JSON object"]),
+        "key": (files("keys.jsonl"), ["data.text_field='text'", "did you mean texts?"]),
+        "far key": (files("keys.jsonl", text_field="zzz"), ["data.text_field='zzz'", "known: label, texts"]),
+        "type": (files("number.jsonl"), ["number.jsonl:1 holds int, not text"]),
+        "document": (files("good.txt", document="lines"), ["data.document='lines'", "did you mean line?"]),
+        "fraction": (files("good.txt", validation_fraction=1.0), ["data.validation_fraction=1.0", "below 1"]),
+        "split": (files("good.txt", validation_split="test"), ["data.validation_split='test' needs data.dataset"]),
+        "revision": (files("good.txt", revision="v2"), ["data.revision='v2' needs data.dataset"]),
+        "max": (files("good.txt", max_documents=0), ["data.max_documents=0", "at least 1"]),
+        "weight": (
+            DataSection(mixture=[MixtureSource(files=good, weight=0)]),
+            ["data.mixture[0].weight=0", "greater than 0"],
+        ),
+        "mixture": (DataSection(mixture=[MixtureSource()]), ["data.mixture[0]: exactly one of source, files, dataset"]),
+        "mixture file": (
+            DataSection(mixture=[MixtureSource(files=str(tmp_path / "none"))]),
+            ["data.mixture[0].files=", "no such file"],
+        ),
+        "mixture max": (
+            DataSection(mixture=[MixtureSource(files=good)], max_documents=3),
+            ["data.max_documents does not go with data.mixture"],
+        ),
+    }
+
+
+def test_every_bad_input_is_one_sentence_that_names_the_field(tmp_path):
+    for name, (data, expected) in bad_input(tmp_path).items():
+        with pytest.raises(UserError) as caught:
+            for corpus in open_corpora(data).values():
+                texts(corpus)
+        sentence = str(caught.value)
+        assert all(part in sentence for part in expected), (name, sentence)
+        assert "\n" not in sentence and "data" in sentence, (name, sentence)
+
+
+def test_a_file_without_permission_is_a_sentence(tmp_path, monkeypatch):
+    path = tmp_path / "secret.txt"
+    path.write_text("secret")
+    path.chmod(0)
+    if os.access(path, os.R_OK):  # root reads everything: let the system refuse by hand
+
+        def refuse(*arguments):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("anyformer.pipelines.file_corpus._open", refuse)
+    with pytest.raises(UserError, match=r"secret\.txt cannot be read \(Permission denied\)"):
+        open_corpora(DataSection(files=str(path)))
+
+
+def test_bad_data_sets_are_one_sentence(hub_folder, tmp_path):
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "dataset_info.json").write_text("{}")
+    cases = [
+        (DataSection(dataset=str(tmp_path / "nowhere")), ["data.dataset=", "cannot be loaded"]),
+        (DataSection(dataset=str(saved)), ["save_to_disk"]),
+        (DataSection(dataset=str(hub_folder), split="trein"), ["data.split='trein'", "did you mean train?"]),
+        (
+            DataSection(dataset=str(hub_folder), validation_split="tests"),
+            ["data.validation_split='tests'", "did you mean test?"],
+        ),
+        (DataSection(dataset=str(hub_folder), text_field="txt"), ["data.text_field='txt'", "did you mean text?"]),
+        (DataSection(dataset=str(hub_folder), text_field="label"), ["holds int, not text"]),
+        (DataSection(dataset=str(hub_folder), text_field="txt", streaming=True), ["data.text_field='txt'"]),
+    ]
+    for data, expected in cases:
+        with pytest.raises(UserError) as caught:
+            open_corpora(data)
+        assert all(part in str(caught.value) for part in expected), str(caught.value)
+        assert "\n" not in str(caught.value)
