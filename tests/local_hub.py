@@ -1,0 +1,88 @@
+"""A Hub of our own for one test, and fresh processes that talk to it.
+
+huggingface_hub reads its endpoint and folders when it is imported, so clients are always processes of their own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from hub_server import HubServer
+
+# In a process that starts with this, anyformer and its folders cannot be imported, wherever they are installed.
+WITHOUT_ANYFORMER = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("anyformer", "anyformer_main", "modeling", "pipelines"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+try:
+    import anyformer
+except ModuleNotFoundError:
+    pass
+else:
+    sys.exit("anyformer was to be blocked")
+"""
+
+
+class LocalHub:
+    """Context manager: a hub server on a free port, and `run`/`command` for processes that use it as their Hub."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.server = HubServer(folder / "hub")
+        self.env = client_env(folder) | {
+            "HF_ENDPOINT": self.server.url,
+            "HF_TOKEN": "hf_test",
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        self.env.pop("HF_HUB_OFFLINE")
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
+        """Content of every file of a model repository, by path."""
+        repo = self.server.store.load("model", repo_id)
+        files = repo["commits"][repo["refs"][revision]]["files"]
+        return {path: self.server.store.blob(file["oid"]).read_bytes() for path, file in files.items()}
+
+    def command(self, *arguments, **env: str | None) -> subprocess.CompletedProcess:
+        """Run `anyformer ARGUMENTS`; `env` overrides the environment, None removes a variable."""
+        environment = {k: v for k, v in (self.env | env).items() if v is not None}
+        return run_python("-m", "anyformer_main", *map(str, arguments), env=environment, cwd=self.folder)
+
+
+def client_env(folder: Path) -> dict[str, str]:
+    """Environment of a fresh process: its own caches, no network."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    return inherited | {"HF_HOME": str(folder / "hf-home"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def run_python(*arguments: str, env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *arguments], env=env, cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def run_script(script: str, *arguments, env: dict[str, str], cwd: Path):
+    """Run Python source with `arguments` (JSON, as `args`); return what it hands to `report`, as JSON."""
+    result = cwd / "script-result.json"
+    result.unlink(missing_ok=True)
+    head = "import json\nimport sys\nargs = json.loads(sys.argv[1])\n"
+    tail = f"\ndef report(value):\n    open({str(result)!r}, 'w').write(json.dumps(value))\n"
+    text = json.dumps([str(a) if isinstance(a, Path) else a for a in arguments])
+    done = run_python("-c", head + tail + script, text, env=env, cwd=cwd)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(result.read_text()) if result.exists() else None

@@ -1,0 +1,218 @@
+"""A saved model needs nothing of ours: it loads, computes, generates and saves again without anyformer."""
+
+import ast
+import json
+
+import pytest
+import torch
+from local_hub import WITHOUT_ANYFORMER, LocalHub, client_env, run_script
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from anyformer import AnyformerDecoderForCausalLM
+
+VARIANTS = {
+    "tied_rotary": {},
+    "untied_rotary": {"tie_word_embeddings": False, "num_key_value_heads": 4},
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "tied_learned": {"position_encoding": "learned", "norm_type": "layernorm", "mlp_type": "mlp", "hidden_act": "gelu"},
+    "untied_learned_post_norm": {
+        "position_encoding": "learned",
+        "tie_word_embeddings": False,
+        "norm_position": "post",
+        "norm_type": "layernorm",
+    },
+    "no_positions": {"position_encoding": "none", "attention_bias": True, "mlp_bias": True},
+}
+NEEDED = {"attention", "base", "block", "configuration", "decoder", "feed_forward", "heads", "legality", "losses"}
+NEEDED |= {"masking", "normalization", "positions"}
+
+LOAD_EVERYTHING = """
+import os
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+folder, names, threads = args
+torch.set_num_threads(threads)
+found = {}
+for name in names:
+    path = os.path.join(folder, name)
+    expected = torch.load(path + ".pt")
+    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True).eval()
+    with torch.no_grad():
+        logits = model(expected["input_ids"]).logits
+        base = AutoModel.from_pretrained(path, trust_remote_code=True).eval()
+        hidden = base(expected["input_ids"]).last_hidden_state
+        tokens = model.generate(expected["input_ids"], max_new_tokens=8, do_sample=False)
+    model.save_pretrained(path + "-again")
+    found[name] = {
+        "config": type(AutoConfig.from_pretrained(path, trust_remote_code=True)).__module__.split(".")[0],
+        "module": type(model).__module__.split(".")[0],
+        "logits": torch.equal(logits, expected["logits"]),
+        "hidden": torch.equal(hidden, expected["hidden"]),
+        "tokens": torch.equal(tokens, expected["tokens"]),
+        "tied": model.lm_head.weight is model.model.embed_tokens.weight,
+        "again": torch.equal(
+            AutoModelForCausalLM.from_pretrained(path + "-again", trust_remote_code=True).eval()(
+                expected["input_ids"]).logits, logits),
+    }
+tokenizer = AutoTokenizer.from_pretrained(os.path.join(folder, names[0]))
+found["tokenizer"] = tokenizer("abcab")["input_ids"]
+try:
+    AutoModelForCausalLM.from_pretrained(os.path.join(folder, names[0]), trust_remote_code=False)
+except ValueError as error:
+    found["refused"] = "trust_remote_code" in str(error)
+report(found)
+"""
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {"<|endoftext|>": 0, "<|unk|>": 1} | {chr(c): c - 95 for c in range(ord("a"), ord("z") + 1)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unk|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", unk_token="<|unk|>")
+
+
+def save_with_expectation(model, folder):
+    """Save a model and, beside it, what it computes."""
+    model.eval().save_pretrained(folder)
+    input_ids = torch.tensor([[5, 9, 3, 77, 41], [8, 8, 20, 31, 60]])
+    with torch.no_grad():
+        expected = {
+            "input_ids": input_ids,
+            "logits": model(input_ids).logits,
+            "hidden": model.model(input_ids).last_hidden_state,
+            "tokens": model.generate(input_ids, max_new_tokens=8, do_sample=False),
+        }
+    torch.save(expected, f"{folder}.pt")
+
+
+def test_without_anyformer_every_auto_class_loads_and_computes_the_very_same_numbers(tiny_config, tmp_path):
+    for seed, (name, fields) in enumerate(VARIANTS.items()):
+        torch.manual_seed(seed)
+        save_with_expectation(AnyformerDecoderForCausalLM(tiny_config(**fields)), tmp_path / name)
+    tokenizer = character_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "tied_rotary")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    script = WITHOUT_ANYFORMER + LOAD_EVERYTHING
+    arguments = (tmp_path, list(VARIANTS), torch.get_num_threads())
+    found = run_script(script, *arguments, env=client_env(tmp_path), cwd=elsewhere)
+
+    for name, fields in VARIANTS.items():
+        facts = found[name]
+        assert facts.pop("tied") == fields.get("tie_word_embeddings", True), name
+        assert (facts.pop("config"), facts.pop("module")) == ("transformers_modules",) * 2, name
+        assert all(facts.values()), (name, facts)
+        # What the process without anyformer saved is whole again, and here it becomes a model of ours.
+        assert code_in(tmp_path / f"{name}-again") == code_in(tmp_path / name)
+        expected = torch.load(tmp_path / f"{name}.pt")
+        ours = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}-again").eval()
+        assert type(ours) is AnyformerDecoderForCausalLM
+        assert torch.equal(ours(expected["input_ids"]).logits, expected["logits"]), name
+    assert found["tokenizer"] == tokenizer("abcab")["input_ids"]
+    assert found["refused"]
+
+
+def code_in(folder) -> dict[str, str]:
+    return {file.stem: file.read_text() for file in folder.glob("*.py")}
+
+
+def test_only_the_needed_code_travels_and_it_imports_only_torch_transformers_and_siblings(tiny_config, tmp_path):
+    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path)
+    code = code_in(tmp_path)
+    assert "decoder" in code and not {"registration", "__init__"} & code.keys()
+    allowed = {"torch", "transformers", "huggingface_hub", "math"}
+    reached, wanted = set(), {"decoder", "configuration"}
+    while wanted:
+        name = wanted.pop()
+        reached.add(name)
+        for node in ast.walk(ast.parse(code[name])):
+            if isinstance(node, ast.Import):
+                assert {alias.name.split(".")[0] for alias in node.names} <= allowed, name
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                assert node.module.split(".")[0] in allowed, name
+            elif isinstance(node, ast.ImportFrom):
+                # transformers carries `from .x import y` along, and no other relative import.
+                assert node.level == 1 and node.module in code, name
+                wanted |= {node.module} - reached
+    assert reached == code.keys() == NEEDED, "code that no one imports travels, or this list is out of date"
+
+
+@pytest.mark.parametrize("part", ["whole", "base"])
+def test_whatever_is_saved_names_the_whole_family_in_its_auto_map(tiny_config, tmp_path, part):
+    model = AnyformerDecoderForCausalLM(tiny_config())
+    (model if part == "whole" else model.model).save_pretrained(tmp_path)
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert auto_map.keys() == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
+    code = code_in(tmp_path)
+    assert code.keys() == NEEDED
+    for reference in auto_map.values():
+        module, class_name = reference.split(".")
+        assert f"class {class_name}(" in code[module]
+
+
+TRAIN_AND_PUSH = """
+import torch
+from anyformer import AnyformerDecoderForCausalLM, AnyformerTrainer
+from transformers import AutoTokenizer, Trainer, TrainingArguments
+
+model_folder, out = args
+rows = [{"input_ids": torch.arange(3, 11), "labels": torch.arange(3, 11)} for _ in range(4)]
+for name, trainer_class in (("plain", Trainer), ("ours", AnyformerTrainer)):
+    torch.manual_seed(0)
+    arguments = TrainingArguments(
+        output_dir=f"{out}/{name}", max_steps=2, per_device_train_batch_size=2, use_cpu=True, report_to="none",
+        save_steps=1, push_to_hub=True, hub_model_id=f"tester/{name}", disable_tqdm=True)
+    model = AnyformerDecoderForCausalLM.from_pretrained(model_folder)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    trainer = trainer_class(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    torch.save(model.eval()(torch.arange(3, 11)[None]).logits, f"{out}/{name}.pt")
+model.push_to_hub("tester/model-alone")
+"""
+LOAD_PUSHED = """
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+(out,) = args
+found = {}
+for name in ("plain", "ours"):
+    model = AutoModelForCausalLM.from_pretrained(f"tester/{name}", trust_remote_code=True).eval()
+    AutoModel.from_pretrained(f"tester/{name}", trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(f"tester/{name}")
+    logits = model(torch.arange(3, 11)[None]).logits
+    tokens = model.generate(**tokenizer("abc", return_tensors="pt", return_token_type_ids=False), max_new_tokens=4)
+    found[name] = torch.equal(logits, torch.load(f"{out}/{name}.pt")) and tokens.shape[1] > 3
+    model.save_pretrained(f"{out}/{name}-again")
+    again = AutoModelForCausalLM.from_pretrained(f"{out}/{name}-again", trust_remote_code=True).eval()
+    found[name + " again"] = torch.equal(again(torch.arange(3, 11)[None]).logits, logits)
+AutoModelForCausalLM.from_pretrained("tester/model-alone", trust_remote_code=True)
+report(found)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_trainer_pushes_loads_without_anyformer(tiny_config, tmp_path):
+    folder, out = tmp_path / "model", tmp_path / "out"
+    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+    out.mkdir()
+    with LocalHub(tmp_path) as hub:
+        run_script(TRAIN_AND_PUSH, folder, out, env=hub.env, cwd=tmp_path)
+        for name in ("tester/plain", "tester/ours"):
+            files = hub.files(name)
+            assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= files.keys()
+            assert {f.removesuffix(".py") for f in files if f.endswith(".py")} == NEEDED
+            assert not any(file.startswith("checkpoint-") for file in files)
+        found = run_script(WITHOUT_ANYFORMER + LOAD_PUSHED, out, env=hub.env, cwd=out)
+    assert found and all(found.values()), found
