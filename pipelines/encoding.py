@@ -79,7 +79,7 @@ class Encoder:
             position = text.find("\n", position) + 1
             if position == 0 or position >= len(text):
                 return None
-            left, right = text[position - _WINDOW : position], text[position : position + _WINDOW]
+            left, right = text[max(position - _WINDOW, 0) : position], text[position : position + _WINDOW]
             whole, *parts = self._backend.encode_batch_fast([left + right, left, right], add_special_tokens=False)
             if whole.ids == parts[0].ids + parts[1].ids:
                 return position

@@ -113,13 +113,22 @@ def train_unigram(texts: Texts, plan: Plan, progress: bool):
 
 
 def _with_settled_scores(tokenizer, special: list[str]):
-    """Scores are sums over words in the order of a hash map, equal to about 1e-11 only: keep four decimals."""
+    """The tokenizer with reproducible scores, pieces in order of them.
+
+    The trainer sums in the order of a hash map, so its scores are equal to about 1e-11 only: four decimals are kept.
+    And characters that won no place get the lowest score plus 0.0001, 0.0002, ... in that same order: all get the lowest.
+    """
     from tokenizers import Tokenizer
 
     state = json.loads(tokenizer.to_str())
-    pieces = [[piece, round(score, 4)] for piece, score in state["model"]["vocab"] if piece not in special]
-    pieces.sort(key=lambda entry: (-entry[1], entry[0]))
-    state["model"]["vocab"] = [[piece, 0.0] for piece in special] + pieces
+    scores = {piece: score for piece, score in state["model"]["vocab"] if piece not in special}
+    lowest = min(scores.values())
+    losers = lowest + 0.0001 * (sum(len(piece) == 1 for piece in scores) + 1)
+    settled = [
+        (piece, round(lowest if len(piece) == 1 and score < losers else score, 4)) for piece, score in scores.items()
+    ]
+    settled.sort(key=lambda entry: (-entry[1], entry[0]))
+    state["model"]["vocab"] = [(piece, 0.0) for piece in special] + settled
     state["model"]["unk_id"] = special.index(UNKNOWN)
     return Tokenizer.from_str(json.dumps(state))
 
