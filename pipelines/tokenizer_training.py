@@ -116,7 +116,7 @@ def _with_settled_scores(tokenizer, special: list[str]):
     """The tokenizer with reproducible scores, pieces in order of them.
 
     The trainer sums in the order of a hash map, so its scores are equal to about 1e-11 only: four decimals are kept.
-    And characters that won no place get the lowest score plus 0.0001, 0.0002, ... in that same order: all get the lowest.
+    And characters that won no place get the lowest score plus 0.0001, 0.0002, ... in that order: all get the lowest.
     """
     from tokenizers import Tokenizer
 

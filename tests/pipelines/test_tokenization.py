@@ -233,7 +233,7 @@ def test_pretrained_tokenizers_are_taken_as_they_are_or_refused_with_a_sentence(
     corpus = corpus_of(tmp_path)
     loaded = train_or_load_tokenizer(TokenizerSection(name_or_path=str(folder)), corpus, tmp_path, progress=False)
     assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(tokenizer)
-    with pytest.raises(UserError, match="tokenizer.name_or_path=.*cannot be loaded") as caught:
+    with pytest.raises(UserError, match=r"tokenizer\.name_or_path=.*cannot be loaded") as caught:
         section = TokenizerSection(name_or_path=str(tmp_path / "nothing"))
         train_or_load_tokenizer(section, corpus, tmp_path, progress=False)
     assert "\n" not in str(caught.value)
@@ -255,7 +255,7 @@ def test_long_texts_in_pieces_get_the_tokens_of_the_whole(trained, name, monkeyp
         assert ids.tolist() == tokenizer(document.text).input_ids
 
 
-def test_a_tokenizer_that_marks_the_beginning_of_a_text_gets_texts_whole(trained, monkeypatch):
+def test_a_tokenizer_that_marks_the_beginning_of_a_text_gets_no_cut_it_would_notice(trained, monkeypatch):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -264,7 +264,9 @@ def test_a_tokenizer_that_marks_the_beginning_of_a_text_gets_texts_whole(trained
     backend = Tokenizer(models.BPE({character: i for i, character in enumerate(characters)}, []))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    assert Encoder(tokenizer)._pieces(TEXT) == [TEXT]
+    words = "some words in a line\n" * 100  # a mark would be put in front of each piece
+    assert Encoder(tokenizer)._pieces(words) == [words]
+    assert Encoder(tokenizer).encode([TEXT])[0].tolist() == tokenizer(TEXT).input_ids
 
 
 def test_truncation_and_padding_saved_with_a_tokenizer_do_not_touch_documents(trained):
