@@ -7,6 +7,9 @@ is loaded first, `anyformer/__init__.py` leaves the registration to the command 
 
 import sys
 
+# Under `python -m anyformer_main` this module is called __main__; anyformer/__init__.py looks for its own name.
+sys.modules.setdefault("anyformer_main", sys.modules[__name__])
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the `anyformer` command line and return its exit code (0 done, 2 user error)."""

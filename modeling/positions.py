@@ -2,10 +2,11 @@
 
 A scheme acts in one of three places, named by its class attribute `place`:
     "embedding"  forward(x, position_ids) -> (B or 1, T, D), added to the token embeddings
-    "rotation"   forward(x, position_ids) -> (cos, sin), each (B or 1, T, R), rotating queries and keys of every layer
+    "rotation"   forward(x, position_ids) -> (cos, sin), each (B or 1, T, R) for the R channel pairs of a head, rotating
+                 queries and keys of every layer
     "bias"       forward(x, position_ids) -> (B, H, T, S), added to the attention scores of every layer
-All are computed once per forward pass. A scheme with buffers refills them in `reset_buffers`, because transformers
-builds models on the meta device and hands non-persistent buffers back uninitialised.
+All are computed once per forward pass. Buffers must be refilled in `_init_weights` (base.py): transformers builds models
+on the meta device and hands non-persistent buffers back uninitialised. For rotary modules it does so itself.
 """
 
 import torch
@@ -65,17 +66,15 @@ class RotaryEmbedding(nn.Module):
     @dynamic_rope_update
     def forward(self, x, position_ids):
         angles = position_ids[..., None].float() * self.inv_freq.to(device=x.device, dtype=torch.float)
-        angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
 
 
 def rotate(x_BHTK: torch.Tensor, cos_BTR: torch.Tensor, sin_BTR: torch.Tensor) -> torch.Tensor:
-    """Rotate the first R channels of each head, channel i together with channel i + R/2; the rest pass through."""
+    """Rotate the first 2R channels of each head, channel i together with channel i + R; the rest pass through."""
     cos, sin = cos_BTR.unsqueeze(1), sin_BTR.unsqueeze(1)
-    rotated, passed = x_BHTK.split((cos.shape[-1], x_BHTK.shape[-1] - cos.shape[-1]), dim=-1)
-    first, second = rotated.chunk(2, dim=-1)
-    rotated = rotated * cos + torch.cat((-second, first), dim=-1) * sin
-    return torch.cat((rotated, passed), dim=-1) if passed.shape[-1] else rotated
+    pairs = cos.shape[-1]
+    first, second, passed = x_BHTK.split((pairs, pairs, x_BHTK.shape[-1] - 2 * pairs), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, passed), dim=-1)
 
 
 POSITION_SCHEMES = {"none": None, "learned": LearnedPositions, "rotary": RotaryEmbedding}

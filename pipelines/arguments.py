@@ -14,6 +14,11 @@ from .throughput import prefers_bf16
 
 SCHEDULES = {"wsd": "warmup_stable_decay"}
 OWN_OPTIMIZERS = {"adamw": "adamw_torch_fused", "muon": "adamw_torch_fused"}
+CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in TrainingArguments.__dataclass_fields__
+)
 # min_lr_rate turns plain cosine into transformers' cosine with a floor.
 COSINE_FLOORS = {"min_lr", "min_lr_rate"}
 
@@ -101,7 +106,8 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
         "lr_scheduler_kwargs": scheduler_kwargs,
         "warmup_steps": section.warmup_steps,
         "bf16": resolve_bf16(section, device),
-        "gradient_checkpointing": section.gradient_checkpointing,
+        # Renamed in transformers 5.2x; the old name still works there, with a warning.
+        CHECKPOINTING: section.gradient_checkpointing,
         "torch_compile": section.torch_compile,
         "logging_steps": section.logging_steps,
         "save_steps": section.save_steps,

@@ -80,6 +80,20 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.split("-")[1]), reverse=True)
 
 
+def retire(folder: Path, keep: int | None, best: str | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints and the best one (None: delete none).
+
+    Each is first renamed into the staging folder: a run killed while deleting leaves no visible half.
+    """
+    for checkpoint in list_checkpoints(folder)[keep:] if keep else []:
+        if best is None or checkpoint.resolve() != Path(best).resolve():
+            doomed = folder / STAGING / f"retired-{checkpoint.name}"
+            shutil.rmtree(doomed, ignore_errors=True)
+            doomed.parent.mkdir(exist_ok=True)
+            os.replace(checkpoint, doomed)
+            shutil.rmtree(doomed)
+
+
 def find_last_complete(folder: Path, report=print) -> Path | None:
     """The newest undamaged checkpoint; damaged ones are renamed and reported, staged ones removed."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checkpointing import RUN_FILE, find_last_complete, list_checkpoints, write_atomically
+from .checkpointing import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, write_atomically
 from .errors import UserError
 from .recipe import resume_difference
 from .schema import Recipe
@@ -76,14 +76,14 @@ class RunFolder:
             )
         for checkpoint in found:
             identity = checkpoint / RUN_FILE
-            if not identity.is_file():
+            if not identity.is_file() and not (checkpoint / MANIFEST).is_file():
                 raise UserError(
                     f"training.output_dir={self.path} holds {checkpoint.name}, which anyformer did not write; "
                     f"choose another output_dir"
                 )
             try:
                 stored = json.loads(identity.read_text(encoding="utf-8"))
-            except ValueError:
+            except (OSError, ValueError):
                 continue  # damaged: set aside below
             self.check_same_run(checkpoint, stored)
             if stored["world_size"] != world_size:

@@ -6,19 +6,12 @@ from rich.console import Console
 from rich.table import Table
 
 from .data import PreparedData, describe_data
+from .parameter_count import short_number
 from .progress import human_time
 from .schema import Recipe
 from .throughput import flops_per_token
 
 console = Console(highlight=False, soft_wrap=True)
-
-
-def short_number(n: float) -> str:
-    """4_981_248 -> '4.98M'."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= size:
-            return f"{n / size:.3g}{unit}"
-    return f"{n:.0f}"
 
 
 def describe_model(model) -> str:

@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, ProgressCallback, Trainer
-from transformers.trainer_utils import rotate_checkpoints
 
-from .checkpointing import RUN_FILE, STAGING, list_checkpoints, seal, write_atomically
+from .checkpointing import RUN_FILE, STAGING, list_checkpoints, retire, seal, write_atomically
 from .errors import UserError
 from .guards import LossGuard
 from .optimizers import build_muon
@@ -230,12 +229,8 @@ class AnyformerTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 seal(staged, folder / name)
+                retire(folder, keep=self.args.save_total_limit, best=self.state.best_model_checkpoint)
                 shutil.rmtree(folder / STAGING, ignore_errors=True)
-                rotate_checkpoints(
-                    output_dir=str(folder),
-                    save_total_limit=self.args.save_total_limit,
-                    best_model_checkpoint=self.state.best_model_checkpoint,
-                )
         except Exception as error:
             if self.args.should_save:
                 shutil.rmtree(folder / STAGING, ignore_errors=True)

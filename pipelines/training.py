@@ -32,6 +32,7 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
     from transformers import set_seed
 
     anyformer.register()
+    transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
     main = arguments.process_index == 0
     folder = RunFolder(recipe, {})

@@ -4,6 +4,7 @@ A forked child is a process of its own: it can be killed with any signal, and wh
 leaves. One thread per process (conftest.py): OpenMP's pool does not survive a fork.
 """
 
+import json
 import os
 import pickle
 import signal
@@ -125,3 +126,9 @@ def run_ranks(world_size: int, function, *args, folder: Path, env: dict | None =
         if p.code:
             raise RuntimeError(f"rank {rank} of {world_size} ended with {p.code}:\n{p.text()}")
     return [pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in range(world_size)]
+
+
+def logged_losses(run: Path) -> list[float]:
+    """Training losses of a run folder, by step, from its metrics.jsonl."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]

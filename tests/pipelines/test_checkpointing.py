@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from anyformer.pipelines.checkpointing import STAGING, damage, find_last_complete, list_checkpoints, seal
+from anyformer.pipelines.checkpointing import STAGING, damage, find_last_complete, list_checkpoints, retire, seal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,3 +78,10 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
 def test_other_names_are_no_checkpoints(tmp_path, name):
     (tmp_path / name).mkdir()
     assert list_checkpoints(tmp_path) == []
+
+
+def test_old_checkpoints_are_retired_but_not_the_best(tmp_path):
+    for step in (1, 2, 3, 4):
+        make(tmp_path, step)
+    retire(tmp_path, keep=2, best=str(tmp_path / "checkpoint-1"))
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3", "checkpoint-1"]

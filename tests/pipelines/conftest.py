@@ -1,0 +1,64 @@
+"""A tiny recipe on real text, and ways to run it."""
+
+import json
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+import yaml
+
+
+@pytest.fixture
+def text_file(tmp_path) -> Path:
+    """About 150 kB of Python's own documentation, a document per line."""
+    path = tmp_path / "topics.jsonl"
+    lines = [json.dumps({"text": topics[name]}) for name in sorted(topics)[:24]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tiny_recipe(tmp_path, text_file):
+    """Factory: write a recipe that trains in a second or two; keyword sections override, `None` removes a section."""
+
+    def make(name="tiny", **sections) -> Path:
+        recipe = {
+            "model": {
+                "family": "decoder",
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 64,
+                "hidden_dropout": 0.1,
+            },
+            "tokenizer": {"type": "byte_bpe", "vocab_size": 512},
+            "data": {"files": str(text_file), "validation_fraction": 0.1},
+            "objective": {"name": "causal", "sequence_length": 48},
+            "training": {
+                "output_dir": str(tmp_path / "run"),
+                "max_steps": 24,
+                "per_device_train_batch_size": 4,
+                "learning_rate": 5e-3,
+                "bf16": False,
+                "logging_steps": 1,
+                "save_steps": 5,
+            },
+            "evaluation": {"metrics": ["perplexity", "unigram_perplexity"], "max_rows": 8},
+        }
+        for section, values in sections.items():
+            recipe[section] = recipe.get(section, {}) | values
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+        return path
+
+    return make
+
+
+@pytest.fixture
+def command():
+    """The command line as a function in this process: arguments -> exit code."""
+    from anyformer.pipelines.cli import main
+
+    return lambda *arguments: main([str(a) for a in arguments])
+

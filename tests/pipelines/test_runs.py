@@ -1,0 +1,139 @@
+"""Whole runs through the command line: what a user gets, and what survives being killed."""
+
+import json
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from anyformer.pipelines.checkpointing import damage, list_checkpoints
+from processes import Process, logged_losses
+
+
+def final_weights(run):
+    return load_file(run / "model.safetensors")
+
+
+def assert_same_weights(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def test_a_run_ends_with_a_model_that_loads_generates_and_beats_the_unigram(tiny_recipe, command, tmp_path, capsys):
+    recipe = tiny_recipe(
+        training={"max_steps": 150, "learning_rate": 1e-2},
+        model={"hidden_dropout": 0.0},
+        evaluation={"sample_prompts": ["The "], "sample_tokens": 8},
+    )
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    assert "validation unigram perplexity" in printed and "sample after 'The '" in printed
+    assert "devices: 1 x cpu" in printed and "tok/s" in printed and "MFU" in printed
+    facts = json.loads((run / "run.json").read_text())
+    metrics = facts["metrics"]
+    assert facts["status"] == "finished" and facts["steps"] == 150 and facts["seed"] == 42
+    assert metrics["validation_perplexity"] < 0.7 * metrics["validation_unigram_perplexity"]
+    assert facts["versions"]["torch"] == torch.__version__.split("+")[0] or facts["versions"]["torch"]
+    assert len(facts["data"]["fingerprint"]) >= 32 and facts["data"]["train"]["fill_rate"] > 0.9
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
+    assert model.config.use_cache is True and model.config.vocab_size == len(tokenizer) == 512
+    assert model.config.eos_token_id == tokenizer.eos_token_id is not None
+    out = model.generate(**tokenizer("The ", return_tensors="pt"), max_new_tokens=5, do_sample=False)
+    assert out.shape[1] > 1
+    assert command("generate", run, "The ", "--max-new-tokens", "5") == 0
+
+    before = (run / "model.safetensors").stat().st_mtime_ns
+    capsys.readouterr()
+    assert command("train", recipe) == 0  # again: nothing to do
+    assert "finished already" in capsys.readouterr().out
+    assert (run / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identical(tiny_recipe, command, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    recipe = tiny_recipe(training={"max_steps": 60, "gradient_accumulation_steps": 2})
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+
+    def start():
+        return Process(command, "train", recipe, f"training.output_dir={broken}", output=tmp_path / "log.txt")
+
+    def last_step():
+        text = (broken / "metrics.jsonl").read_text() if (broken / "metrics.jsonl").exists() else ""
+        complete = [line for line in text.split("\n")[:-1] if line]
+        return json.loads(complete[-1])["step"] if complete else 0
+
+    for step in (13, 28):
+        process = start()
+        process.wait_until(lambda step=step: last_step() >= step)
+        process.kill()
+        assert process.code == -signal.SIGKILL
+        assert not (broken / "model.safetensors").exists()
+    process = start()
+    process.wait_until(lambda: last_step() >= 41)
+    process.kill(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM, process.text()
+    stopped = int(list_checkpoints(broken)[0].name.split("-")[1])
+    assert 41 <= stopped < 60 and f"checkpoint-{stopped}" in process.text()
+    assert command("train", recipe, f"training.output_dir={broken}") == 0
+    assert_same_weights(final_weights(whole), final_weights(broken))
+    assert logged_losses(whole) == logged_losses(broken)
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tiny_recipe, command, tmp_path, capsys):
+    recipe, whole, run = tiny_recipe(), tmp_path / "whole", tmp_path / "run"
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    process = Process(command, "train", recipe, output=tmp_path / "log.txt")
+    process.wait_until(lambda: (run / "checkpoint-15").exists())
+    process.kill()
+    newest = list_checkpoints(run)[0]
+    with (newest / "model.safetensors").open("r+b") as file:
+        file.seek(-100, 2)
+        file.write(b"\0" * 50)
+    assert damage(newest)
+    assert command("train", recipe) == 0
+    assert f"{newest.name} is damaged" in capsys.readouterr().err
+    assert_same_weights(final_weights(whole), final_weights(run))
+
+
+@pytest.fixture
+def stopped_run(tiny_recipe, command, tmp_path):
+    """A recipe and the folder of its run, killed after the first checkpoint."""
+    recipe, run = tiny_recipe(), tmp_path / "run"
+    process = Process(command, "train", recipe, output=tmp_path / "log.txt")
+    process.wait_until(lambda: (run / "checkpoint-5").exists())
+    process.kill()
+    return recipe, run
+
+
+def test_another_recipe_or_other_data_is_refused_and_nothing_is_lost(stopped_run, command, text_file, capsys):
+    recipe, run = stopped_run
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
+
+    def refused(*overrides):
+        assert command("train", recipe, *overrides) == 2
+        error = capsys.readouterr().err.strip()
+        assert "\n" not in error
+        assert before == {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()}
+        return error
+
+    assert "model.hidden_size is 32 there and 64 here" in refused("model.hidden_size=64")
+    assert "training.resume is false" in refused("training.resume=false")
+    with text_file.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"text": "one more document " * 20}) + "\n")
+    assert "the data has changed" in refused()
+
+
+def test_checkpoints_of_another_tool_are_refused(tiny_recipe, command, tmp_path, capsys):
+    (tmp_path / "run" / "checkpoint-7").mkdir(parents=True)
+    assert command("train", tiny_recipe()) == 2
+    assert "checkpoint-7, which anyformer did not write" in capsys.readouterr().err
+
+
+def test_a_dry_run_proves_the_recipe_and_writes_nothing(tiny_recipe, command, tmp_path, capsys):
+    assert command("train", tiny_recipe(), "--dry-run") == 0
+    assert "gradients finite" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
