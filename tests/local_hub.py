@@ -61,7 +61,8 @@ class LocalHub:
     def command(self, *arguments, **env: str | None) -> subprocess.CompletedProcess:
         """Run `anyformer ARGUMENTS`; `env` overrides the environment, None removes a variable."""
         environment = {k: v for k, v in (self.env | env).items() if v is not None}
-        return run_python("-m", "anyformer_main", *map(str, arguments), env=environment, cwd=self.folder)
+        door = "import sys, anyformer_main; sys.exit(anyformer_main.main())"  # as the installed script does
+        return run_python("-c", door, *map(str, arguments), env=environment, cwd=self.folder)
 
 
 def client_env(folder: Path) -> dict[str, str]:

@@ -1,0 +1,230 @@
+"""What `publish` sends to the Hub, what it keeps back, and what it answers where it cannot."""
+
+import json
+import re
+
+import pytest
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.model_card import MARKER
+from anyformer.pipelines.model_folder import open_model_folder
+from anyformer.pipelines.publishing import check_destination, files_to_publish, prepare_folder
+from local_hub import WITHOUT_ANYFORMER, LocalHub, run_python
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from anyformer import AnyformerDecoderForCausalLM
+
+
+@pytest.fixture
+def hub(tmp_path):
+    with LocalHub(tmp_path) as hub:
+        yield hub
+
+
+@pytest.fixture
+def run_folder(tiny_config, tmp_path):
+    """A finished run: model, tokenizer, recipe and metrics, and beside them what is nobody else's business."""
+    folder = tmp_path / "run"
+    AnyformerDecoderForCausalLM(tiny_config(vocab_size=30)).save_pretrained(folder)
+    words = {"<|endoftext|>": 0, "Once": 1, "upon": 2, "a": 3, "time": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<|endoftext|>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+    (folder / "recipe.yaml").write_text("name: tiny\npublish:\n  license: apache-2.0\n")
+    (folder / "run.json").write_text(json.dumps({"status": "finished", "seed": 7, "metrics": {"validation_loss": 1.5}}))
+    (folder / "metrics.jsonl").write_text('{"loss": 2.0}\n')
+    for name in ("checkpoint-4/model.safetensors", "checkpoint-4/optimizer.pt", "training_args.bin", "train.log"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"private")
+    (folder / ".incomplete").mkdir()
+    return folder
+
+
+PUBLISHED = {
+    *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    *("README.md", "recipe.yaml", "run.json", "metrics.jsonl", ".gitattributes"),
+}
+
+
+def snapshot(folder):
+    return {
+        str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def sentence_of(done) -> str:
+    """The one sentence a failed command wrote, after the progress bars and retries of huggingface_hub."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    *before, sentence = done.stderr.strip().splitlines()
+    assert sentence.startswith("anyformer: ") and not any(line.startswith("anyformer") for line in before)
+    return sentence
+
+
+def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_touching_the_folder(hub, run_folder):
+    before = snapshot(run_folder)
+    done = hub.command("publish", run_folder, "tester/tiny")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{hub.server.url}/tester/tiny"
+    assert re.search(r"uploading \d+ files, \d+\.\d MB", done.stdout)
+    files = hub.files("tester/tiny")
+    code = {name for name in files if name.endswith(".py")}
+    assert files.keys() == PUBLISHED | code
+    assert "decoder.py" in code and "registration.py" not in code
+    assert all(
+        files[name] == (run_folder / name).read_bytes() for name in files.keys() - {"README.md", ".gitattributes"}
+    )
+    card = files["README.md"].decode()
+    assert MARKER in card and "license: apache-2.0" in card and '"tester/tiny", trust_remote_code=True' in card
+
+    (run_folder / "metrics.jsonl").write_text('{"loss": 1.0}\n')
+    after = snapshot(run_folder)
+    assert after.keys() == before.keys()
+    assert hub.command("publish", run_folder, "tiny", "--revision", "second").returncode == 0  # the user's own `tiny`
+    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    assert snapshot(run_folder) == after
+    assert (
+        hub.files("tester/tiny")["metrics.jsonl"]
+        == b'{"loss": 1.0}\n'
+        == hub.files("tester/tiny", "second")["metrics.jsonl"]
+    )
+    assert hub.files("tester/tiny")["README.md"].decode() == card
+    commits = [r for r in hub.server.requests if "/commit/" in r[1]]
+    assert len(commits) == 3
+
+
+def test_a_card_that_a_person_wrote_is_kept_here_and_on_the_hub(hub, run_folder):
+    (run_folder / "README.md").write_text("# my words")
+    assert hub.command("publish", run_folder, "tester/mine").returncode == 0
+    assert hub.files("tester/mine")["README.md"] == b"# my words"
+    (run_folder / "README.md").unlink()
+    done = hub.command("publish", run_folder, "tester/mine")
+    assert "is kept as it is" in done.stdout
+    assert hub.files("tester/mine")["README.md"] == b"# my words"
+
+
+def test_a_private_repository_is_private_and_a_public_one_is_not_taken_for_it(hub, run_folder):
+    assert hub.command("publish", run_folder, "tester/secret", "--private").returncode == 0
+    assert hub.server.store.load("model", "tester/secret")["private"]
+    assert hub.command("publish", run_folder, "tester/open").returncode == 0
+    assert not hub.server.store.load("model", "tester/open")["private"]
+    commits = len(hub.server.requests)
+    assert "exists and is public" in sentence_of(hub.command("publish", run_folder, "tester/open", "--private"))
+    assert not any("/commit/" in path for _, path, _ in hub.server.requests[commits:])
+
+
+def test_a_failed_upload_changes_nothing_and_the_same_command_repeats_it(hub, run_folder):
+    before = snapshot(run_folder)
+    hub.server.failures = {"/commit/": 503}
+    sentence = sentence_of(hub.command("publish", run_folder, "tester/tiny"))
+    assert "answered 503" in sentence and sentence.endswith("run the same again")
+    assert snapshot(run_folder) == before
+    assert hub.files("tester/tiny").keys() == {".gitattributes"}
+    hub.server.failures = {}
+    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    assert "model.safetensors" in hub.files("tester/tiny")
+
+
+def test_who_may_not_publish_is_told_what_to_do_before_anything_is_created(hub, run_folder):
+    told = {
+        "not logged in": sentence_of(hub.command("publish", run_folder, "tester/x", HF_TOKEN=None)),
+        "does not accept the token": sentence_of(hub.command("publish", run_folder, "tester/x", HF_TOKEN="hf_wrong")),
+        "HF_HUB_OFFLINE": sentence_of(hub.command("publish", run_folder, "tester/x", HF_HUB_OFFLINE="1")),
+        "no connection": sentence_of(hub.command("publish", run_folder, "tester/x", HF_ENDPOINT="http://127.0.0.1:9")),
+    }
+    for expected, sentence in told.items():
+        assert expected in sentence
+    assert "hf auth login" in told["not logged in"]
+    hub.server.users["hf_other"] = "someone"
+    assert "may not write there" in sentence_of(hub.command("publish", run_folder, "someone/x"))
+    hub.command("publish", run_folder, "someone/theirs", HF_TOKEN="hf_other")
+    assert "may not write there" in sentence_of(hub.command("publish", run_folder, "someone/theirs"))
+    assert hub.server.store.load("model", "tester/x") is None
+
+
+@pytest.mark.parametrize("repo_id", ["a/b/c", "", "my name/x", "-x/y", "a--b/c", "tester/x.git", "tester/", "x" * 97])
+def test_a_malformed_repository_name_is_refused_before_the_hub_is_asked(repo_id):
+    with pytest.raises(UserError, match=r"write owner/name") as error:
+        check_destination(repo_id)
+    assert repr(repo_id) in str(error.value)
+
+
+def test_what_is_no_model_folder_is_refused_with_what_would_be(tmp_path, tiny_config, run_folder):
+    with pytest.raises(UserError, match="is no folder"):
+        open_model_folder(tmp_path / "nowhere")
+    unfinished = tmp_path / "unfinished"
+    (unfinished / "checkpoint-10").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"config.json is missing; finish the run, or name .*checkpoint-10"):
+        open_model_folder(unfinished)
+    (unfinished / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"holds no model.safetensors"):
+        open_model_folder(unfinished)
+    (unfinished / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not readable as JSON"):
+        open_model_folder(unfinished)
+    weights = run_folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="is damaged"):
+        files_to_publish(open_model_folder(run_folder))
+
+
+def test_shards_are_published_whole_or_not_at_all(tiny_config, tmp_path):
+    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path, max_shard_size="20KB")
+    model = open_model_folder(tmp_path)
+    shards = {file.name for file in tmp_path.glob("model-*.safetensors")}
+    assert len(shards) > 1
+    assert shards | {"model.safetensors.index.json"} <= files_to_publish(model).keys()
+    assert model.parameter_count() == AnyformerDecoderForCausalLM(tiny_config()).num_parameters()
+    (tmp_path / min(shards)).unlink()
+    with pytest.raises(UserError, match="which is missing"):
+        files_to_publish(model)
+
+
+def test_an_access_token_is_never_published(run_folder):
+    (run_folder / "recipe.yaml").write_text("training:\n  hub_token: hf_" + "a1B2" * 9 + "\n")
+    with pytest.raises(UserError, match=r"recipe.yaml holds an access token"):
+        files_to_publish(open_model_folder(run_folder))
+
+
+def test_missing_code_is_supplied_but_never_mixed_with_another_version(run_folder):
+    written = {file.name: file.read_bytes() for file in run_folder.glob("*.py")}
+    for name in written:
+        (run_folder / name).unlink()
+    assert written.keys() <= files_to_publish(open_model_folder(run_folder)).keys()
+    prepare_folder(run_folder)
+    assert {file.name: file.read_bytes() for file in run_folder.glob("*.py")} == written
+    (run_folder / "block.py").unlink()
+    (run_folder / "decoder.py").write_text((run_folder / "decoder.py").read_text() + "# changed\n")
+    with pytest.raises(UserError, match=r"lacks block.py, and its decoder.py is of another anyformer version"):
+        prepare_folder(run_folder)
+    config = json.loads((run_folder / "config.json").read_text())
+    (run_folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "auto_map"}))
+    with pytest.raises(UserError, match="has no auto_map"):
+        prepare_folder(run_folder)
+
+
+def test_a_native_model_needs_no_code(tmp_path):
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    prepare_folder(tmp_path)
+    assert files_to_publish(open_model_folder(tmp_path)).keys() == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+    assert "trust_remote_code" not in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_loading_examples_of_a_published_card_run_as_they_stand(hub, run_folder, tmp_path):
+    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    remote, local = re.findall(r"```python\n(.*?)```", hub.files("tester/tiny")["README.md"].decode(), re.DOTALL)
+    proof = '\nassert type(model).__module__.startswith("{}"), type(model)\n'
+    for script in (
+        WITHOUT_ANYFORMER + remote + proof.format("transformers_modules"),
+        local + proof.format("anyformer"),
+    ):
+        done = run_python("-c", script, env=hub.env, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
