@@ -77,7 +77,8 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {"<|endoftext|>": 0, "<|unk|>": 1} | {chr(c): c - 95 for c in range(ord("a"), ord("z") + 1)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unk|>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", unk_token="<|unk|>")
+    special = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "unk_token": "<|unk|>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def save_with_expectation(model, folder):

@@ -1,0 +1,206 @@
+"""The card says what is in the folder, all of it and nothing else."""
+
+import json
+import math
+import os
+
+import pytest
+import yaml
+from anyformer.pipelines import model_card
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.model_card import MARKER, RunFacts, write_model_card
+from anyformer.pipelines.publishing import prepare_folder
+from anyformer.pipelines.schema import Recipe
+from anyformer.pipelines.yaml_text import parse_yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyformer import AnyformerDecoderForCausalLM
+
+SPLIT = {"documents": 12, "tokens": 3456, "bytes": 7890}
+RUN = {
+    "status": "finished",
+    "seed": 1234,
+    "versions": {"python": "3.11.9", "torch": "2.15.0"},
+    "data": {"fingerprint": "c0ffee", "train": SPLIT, "validation": SPLIT | {"documents": 3}},
+    "metrics": {"validation_loss": 1.25, "validation_perplexity": 3.4903, "validation_unigram_perplexity": 512.7},
+    "parameters": 1,
+    "steps": 4321,
+    "world_size": 2,
+    "wall_seconds": 61.5,
+    "samples": [{"prompt": "def", "text": "def f():\n```python\n````\n"}],
+}
+
+
+@pytest.fixture
+def model_folder(tiny_config, tmp_path):
+    folder = tmp_path / "my-model"
+    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(folder)
+    return folder
+
+
+def recipe(**data) -> Recipe:
+    recipe = Recipe(name="tiny", description="a test")
+    for name, value in data.items():
+        setattr(recipe.data, name, value)
+    recipe.training.output_dir = "run"
+    return recipe
+
+
+def write_run(folder, recipe):
+    (folder / "recipe.yaml").write_text(recipe.to_yaml())
+    (folder / "run.json").write_text(json.dumps(RUN | {"recipe": recipe.to_dict()}))
+
+
+def read_card(folder):
+    """(front matter, text below it)."""
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(front), text
+
+
+def section(text: str, title: str) -> str:
+    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_a_run_s_card_holds_every_fact_of_the_run(model_folder):
+    write_run(model_folder, recipe(dataset="owner/corpus", config_name="small"))
+    write_model_card(model_folder, repo_id="me/my-model", license="mit")
+    front, text = read_card(model_folder)
+    assert front["library_name"] == "transformers" and front["pipeline_tag"] == "text-generation"
+    assert front["license"] == "mit" and front["tags"] == ["anyformer", "decoder"]
+    assert front["datasets"] == ["owner/corpus"] and front["metrics"] == ["perplexity"]
+    (result,) = front["model-index"][0]["results"]
+    assert front["model-index"][0]["name"] == "my-model"
+    assert result["dataset"] == {"name": "owner/corpus", "type": "owner/corpus", "split": "validation"}
+    assert {m["type"]: m["value"] for m in result["metrics"]} == {"loss": 1.25, "perplexity": 3.4903}
+
+    assert "`tiny`" in text and "4,321 optimizer steps" in text and "2 process(es)" in text
+    assert "| train | 12 | 3,456 | 7,890 |" in section(text, "Data") and "c0ffee" in section(text, "Data")
+    assert "| validation | unigram perplexity | 512.7 |" in section(text, "Results")
+    assert "| torch | 2.15.0 |" in section(text, "Environment") and "| seed | 1234 |" in section(text, "Environment")
+    assert 'from_pretrained("me/my-model", trust_remote_code=True)' in section(text, "How to load")
+
+
+def test_the_recipe_in_the_card_is_the_recipe_that_ran(model_folder):
+    ran = recipe(source="stdlib")
+    write_run(model_folder, ran)
+    write_model_card(model_folder)
+    block = section(read_card(model_folder)[1], "Training recipe").split("```yaml\n")[1].split("\n```")[0]
+    assert parse_yaml(block, "card") == ran.to_dict()
+
+
+def test_parameters_are_counted_from_the_weights_and_a_tied_head_once(tiny_config, tmp_path):
+    for tied in (True, False):
+        model = AnyformerDecoderForCausalLM(tiny_config(tie_word_embeddings=tied))
+        model.save_pretrained(tmp_path / str(tied))
+        write_model_card(tmp_path / str(tied), facts=RunFacts(run={"parameters": 1}))
+        table = section(read_card(tmp_path / str(tied))[1], "Architecture")
+        assert f"| parameters | {sum(p.numel() for p in model.parameters()):,} |" in table
+        assert f"| tied embeddings | {'yes' if tied else 'no'} |" in table
+
+
+@pytest.mark.parametrize(
+    ("fields", "rows"),
+    [
+        ({}, ["| layers | 2 |", "| key/value heads | 2 |", "| rotary | default, rope_theta=10000 |"]),
+        ({"position_encoding": "learned"}, ["| positions | learned |", "| context | 64 tokens |"]),
+        ({"norm_position": "post", "norm_type": "layernorm"}, ["| norm | layernorm, post-norm |"]),
+    ],
+)
+def test_the_architecture_table_is_the_config(tiny_config, tmp_path, fields, rows):
+    AnyformerDecoderForCausalLM(tiny_config(**fields)).save_pretrained(tmp_path)
+    table = section(write_model_card(tmp_path).read_text(), "Architecture")
+    for row in rows:
+        assert row in table
+    assert "None" not in table
+
+
+def test_a_plain_saved_model_has_a_short_card_that_claims_nothing(model_folder):
+    write_model_card(model_folder)
+    front, text = read_card(model_folder)
+    assert front.keys() == {"library_name", "pipeline_tag", "tags"}
+    titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert titles == ["Architecture", "How to load"]
+    assert "AutoTokenizer" not in text  # there is no tokenizer
+
+
+@pytest.mark.parametrize("missing", sorted(RUN))
+def test_every_fact_may_be_missing(model_folder, missing):
+    run = {key: value for key, value in RUN.items() if key != missing}
+    (model_folder / "run.json").write_text(json.dumps(run))
+    write_model_card(model_folder)
+    assert "None" not in (model_folder / "README.md").read_text()
+
+
+def test_a_checkpoint_s_own_record_serves_where_the_run_folder_s_files_are_not(model_folder):
+    (model_folder / "anyformer_run.json").write_text(
+        json.dumps({"recipe": recipe(source="stdlib").to_dict(), "seed": 5})
+    )
+    write_model_card(model_folder)
+    text = read_card(model_folder)[1]
+    assert "Python standard library" in section(text, "Data") and "| seed | 5 |" in text
+
+
+def test_a_licence_comes_from_the_recipe_where_none_is_given(model_folder):
+    with_license = recipe(source="stdlib")
+    with_license.publish.license = "apache-2.0"
+    write_run(model_folder, with_license)
+    prepare_folder(model_folder)
+    assert read_card(model_folder)[0]["license"] == "apache-2.0"
+
+
+def test_local_data_is_named_by_file_and_never_as_a_hub_data_set(model_folder, tmp_path):
+    (tmp_path / "on-disk").mkdir()
+    write_run(model_folder, recipe(files=["/home/someone/secret-place/notes.txt"]))
+    write_model_card(model_folder)
+    front, text = read_card(model_folder)
+    assert "datasets" not in front and "local files notes.txt" in section(text, "Data")
+    write_run(model_folder, recipe(dataset=str(tmp_path / "on-disk")))
+    write_model_card(model_folder)
+    assert "datasets" not in read_card(model_folder)[0]
+
+
+def test_a_number_that_is_not_finite_stays_out_of_the_metadata(model_folder):
+    (model_folder / "run.json").write_text(json.dumps({"metrics": {"test_perplexity": math.inf, "test_loss": 800.0}}))
+    write_model_card(model_folder)
+    front, text = read_card(model_folder)
+    metrics = front["model-index"][0]["results"][0]["metrics"]
+    assert [m["type"] for m in metrics] == ["loss"] and "metrics" not in front
+    assert "| test | perplexity | inf |" in text
+
+
+def test_our_card_is_rewritten_and_a_person_s_is_kept(model_folder, capsys):
+    card = write_model_card(model_folder)
+    first = card.read_text()
+    card.write_text(first + "stale\n")
+    assert write_model_card(model_folder).read_text() == first
+    theirs = first.replace(MARKER, "") + "my words\n"
+    card.write_text(theirs)
+    write_model_card(model_folder)
+    assert card.read_text() == theirs and "kept as it is" in capsys.readouterr().out
+
+
+def test_a_failed_write_leaves_the_old_card(model_folder, monkeypatch):
+    card = write_model_card(model_folder)
+    before = card.read_bytes()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_model_card(model_folder, license="mit")
+    assert card.read_bytes() == before
+
+
+def test_damaged_facts_are_one_sentence(model_folder):
+    (model_folder / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run\.json is not readable as JSON"):
+        write_model_card(model_folder)
+
+
+@given(st.text(alphabet="`a\n", max_size=40))
+def test_no_text_escapes_from_its_code_block(text):
+    fence, *body, end = model_card._fenced(text, "text").split("\n")
+    assert fence == f"{end}text" and set(end) == {"`"}
+    assert not any(line.strip().startswith(end) for line in body)
