@@ -1,6 +1,7 @@
 """A recipe's training section as transformers' TrainingArguments, with Trainer's quiet traps set right."""
 
 import os
+from contextlib import contextmanager
 from importlib import resources
 
 import torch
@@ -135,3 +136,36 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     except (ValueError, TypeError, ImportError) as error:
         sentence = str(error).strip().splitlines()[0]
         raise UserError(f"training: transformers refuses these settings: {sentence}") from error
+
+
+def start_deepspeed(arguments: TrainingArguments) -> None:
+    """Start DeepSpeed's own process group before a ZeRO-3 model is built.
+
+    A ZeRO-3 model is sharded while it is built, and DeepSpeed then counts its processes: without this it sees one.
+    """
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
+
+
+@contextmanager
+def whole_weights(arguments: TrainingArguments):
+    """Let a fresh model be built whole on every process, also under ZeRO-3, which would build it in shards.
+
+    The shards would be initialised in another order: the same seed would give other weights than DDP has. The price is
+    host memory for the whole model on each process; a checkpoint is still loaded in shards.
+    """
+    config = getattr(arguments, "hf_deepspeed_config", None)
+    if config is None:
+        yield
+        return
+    from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        set_hf_deepspeed_config(config)

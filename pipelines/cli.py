@@ -213,6 +213,7 @@ def _add_publish(verbs) -> Parser:
     parser.add_argument("folder", metavar="DIR", help="folder of a finished run, or of a saved model")
     parser.add_argument("repo_id", metavar="REPO_ID", help="repository, as name or owner/name")
     parser.add_argument("--private", action="store_true", help="create the repository as private")
+    parser.add_argument("--license", help="licence named in the model card, such as apache-2.0")
     parser.add_argument("--revision", help="branch to push to (default: main)")
     parser.set_defaults(run=_run_publish)
     return parser
@@ -289,5 +290,5 @@ def _run_generate(args) -> int:
 def _run_publish(args) -> int:
     from .publishing import publish
 
-    print(publish(args.folder, args.repo_id, private=args.private, revision=args.revision))
+    print(publish(args.folder, args.repo_id, private=args.private, revision=args.revision, license=args.license))
     return 0

@@ -31,7 +31,7 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     if data.mixture:
         parts = []
         for number, section in enumerate(data.mixture):
-            where = f"data.mixture[{number}]"
+            where = f"data.mixture.{number}"
             parts.append(_split_source(section, limits, where, data, seed, hold_back))
         weights = [section.weight for section in data.mixture]
         corpora: dict[str, Corpus] = {}
@@ -51,7 +51,7 @@ def check_data(data: DataSection) -> None:
     """Raise UserError for a data section that contradicts itself; no file is touched."""
     _check_source(data, "data", _KINDS)
     for number, section in enumerate(data.mixture):
-        where = f"data.mixture[{number}]"
+        where = f"data.mixture.{number}"
         _check_source(section, where, _KINDS[:3])
         if not section.weight > 0:
             raise UserError(f"{where}.weight={section.weight} must be greater than 0.")

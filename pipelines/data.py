@@ -39,7 +39,7 @@ def prepare_data(recipe: Recipe, *, progress: bool = False) -> PreparedData:
     Raises UserError for data that is missing, empty, unreadable or too short.
     """
     cache, objective_section = cache_folder(recipe), recipe.objective
-    corpora = open_corpora(recipe.data, seed=recipe.training.seed)
+    corpora = open_corpora(recipe.data)  # not by training.seed: another seed keeps validation set and tokenizer
     tokenizer = train_or_load_tokenizer(recipe.tokenizer, corpora["train"], cache, progress=progress)
     objective = OBJECTIVES[objective_section.name](objective_section, tokenizer)
     data = PreparedData(tokenizer, objective)
@@ -93,5 +93,6 @@ def describe_data(data: PreparedData) -> str:
         skipped = {name: n for name, n in data.facts[split].get("skipped", {}).items() if n}
         if skipped:
             text += "; documents skipped: " + ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in skipped.items())
-        lines.append(f"{split}: {text}")
+        notes = getattr(getattr(rows, "store", None), "notes", None) or []
+        lines += [f"{split}: {text}", *(f"{split}: {note}" for note in notes)]
     return "\n".join(lines)

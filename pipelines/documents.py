@@ -85,7 +85,7 @@ class Limits:
 class Source(ABC):
     """A restartable stream of documents in a fixed order, before anything is held back from it.
 
-    name: short, for messages and reports. where: the recipe field that errors name: `data` or, say, `data.mixture[1]`.
+    name: short, for messages and reports. where: the recipe field that errors name: `data` or, say, `data.mixture.1`.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from transformers import AutoConfig
 
+from .arguments import whole_weights
 from .errors import UserError
 from .schema import Recipe
 
@@ -25,7 +26,7 @@ def model_config(recipe: Recipe, tokenizer):
         raise UserError(f"model: {error}") from error
 
 
-def build_model(recipe: Recipe, tokenizer, auto_class):
+def build_model(recipe: Recipe, tokenizer, auto_class, arguments):
     """A model to train: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`, in fp32.
 
     fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
@@ -34,7 +35,8 @@ def build_model(recipe: Recipe, tokenizer, auto_class):
 
     name = recipe.model.name_or_path
     if name is None:
-        return auto_class.from_config(model_config(recipe, tokenizer))
+        with whole_weights(arguments):
+            return auto_class.from_config(model_config(recipe, tokenizer))
     try:
         model = auto_class.from_pretrained(name, dtype=torch.float32)
     except (OSError, ValueError) as error:

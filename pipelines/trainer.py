@@ -20,6 +20,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer
 from .checkpointing import RUN_FILE, STAGING, list_checkpoints, retire, seal, write_atomically
 from .errors import UserError
 from .guards import LossGuard
+from .model_card import write_model_card
 from .optimizers import build_muon
 from .progress import MetricsFile, ProgressLine
 from .stopping import StopSignal
@@ -195,6 +196,11 @@ class AnyformerTrainer(Trainer):
         count = (inputs["labels"][..., 1:] != -100).sum()
         self._evaluated += torch.stack([total, count]).to(self._evaluated)
         return (total / count.clamp_min(1), None, None)
+
+    def create_model_card(self, *args, license=None, **kwargs):
+        """Our card instead of Trainer's: it says how the model was made and how to load it."""
+        if self.is_world_process_zero():
+            write_model_card(Path(self.args.output_dir), repo_id=self.hub_model_id, license=license)
 
     # ---- checkpoints
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import anyformer
 
-from .arguments import training_arguments
+from .arguments import start_deepspeed, training_arguments
 from .checkpointing import STAGING
 from .data import PreparedData, prepare_data
 from .errors import UserError
 from .evaluation import final_metrics
 from .models import build_model, check_length
+from .publishing import check_destination, prepare_folder, publish
 from .run_folder import RunFolder
 from .schema import Recipe
 from .summary import print_dry_run, print_result, print_start
@@ -38,14 +39,17 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
     folder = RunFolder(recipe, {})
     if not dry_run and main:
         folder.check_writable()
+        if recipe.publish.repo_id is not None:
+            check_destination(recipe.publish.repo_id)
     with arguments.main_process_first(local=False, desc="preparing data"):
         data = prepare_data(recipe, progress=main)
     folder.data = data.facts
     auto_class = getattr(transformers, data.objective.auto_class)
     arguments = training_arguments(recipe, rows=row_count(data))
+    start_deepspeed(arguments)
     if dry_run:
         set_seed(arguments.seed)
-        model = build_model(recipe, data.tokenizer, auto_class)
+        model = build_model(recipe, data.tokenizer, auto_class, arguments)
         check_length(recipe, model.config)
         print_dry_run(recipe, data, model)
         return 0
@@ -54,9 +58,10 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
     if finished is not None:
         if main:
             print_result(folder.path, finished, again=True)
+            publish_finished(recipe, folder, finished)
         return 0
     set_seed(arguments.seed)
-    model = build_model(recipe, data.tokenizer, auto_class)
+    model = build_model(recipe, data.tokenizer, auto_class, arguments)
     check_length(recipe, model.config)
     trainer = build_trainer(recipe, folder, arguments, data, model)
     checkpoint = agreed_checkpoint(trainer, folder)
@@ -129,19 +134,21 @@ def run(trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoi
     metrics = evaluate_splits(trainer, recipe, data)
     save_final(trainer, folder)
     samples = write_samples(trainer, recipe, data)
-    if trainer.accelerator.is_main_process:
+    trainer.accelerator.wait_for_everyone()
+    if trainer.accelerator.is_main_process:  # nobody waits from here on: an error of the upload stops no other process
         facts = {
             "metrics": metrics,
             "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in trainer.model.parameters()),
             "steps": trainer.state.global_step,
             "world_size": trainer.args.world_size,
+            "engine": type(trainer.model_wrapped).__name__,  # what really ran: DDP, DeepSpeedEngine, ...
             "wall_seconds": round(time.time() - started, 1),
             "samples": samples,
         }
         folder.write("finished", **facts)
-        finish_folder(recipe, folder)
+        prepare_folder(folder.path)
         print_result(folder.path, folder.identity() | facts)
-    trainer.accelerator.wait_for_everyone()
+        publish_finished(recipe, folder, facts)
     return 0
 
 
@@ -192,10 +199,11 @@ def write_samples(trainer, recipe: Recipe, data: PreparedData) -> list[dict]:
     ]
 
 
-def finish_folder(recipe: Recipe, folder: RunFolder) -> None:
-    """Model card, and the push to the Hub where the recipe asks for it."""
-    from .publishing import prepare_folder, publish
-
-    prepare_folder(folder.path)
-    if recipe.publish.repo_id is not None:
-        publish(folder.path, recipe.publish.repo_id, private=recipe.publish.private, license=recipe.publish.license)
+def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
+    """Push to the Hub where the recipe asks for it and it has not happened yet: a failed upload is tried again."""
+    repo_id = recipe.publish.repo_id
+    if repo_id is None or facts.get("published") == repo_id:
+        return
+    publish(folder.path, repo_id, private=recipe.publish.private, license=recipe.publish.license)
+    known = ("metrics", "parameters", "steps", "world_size", "engine", "wall_seconds", "samples")
+    folder.write("finished", **{name: facts[name] for name in known if name in facts}, published=repo_id)

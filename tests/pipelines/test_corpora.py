@@ -366,12 +366,12 @@ def bad_input(tmp_path):
         "max": (files("good.txt", max_documents=0), ["data.max_documents=0", "at least 1"]),
         "weight": (
             DataSection(mixture=[MixtureSource(files=good, weight=0)]),
-            ["data.mixture[0].weight=0", "greater than 0"],
+            ["data.mixture.0.weight=0", "greater than 0"],
         ),
-        "mixture": (DataSection(mixture=[MixtureSource()]), ["data.mixture[0]: exactly one of source, files, dataset"]),
+        "mixture": (DataSection(mixture=[MixtureSource()]), ["data.mixture.0: exactly one of source, files, dataset"]),
         "mixture file": (
             DataSection(mixture=[MixtureSource(files=str(tmp_path / "none"))]),
-            ["data.mixture[0].files=", "no such file"],
+            ["data.mixture.0.files=", "no such file"],
         ),
         "mixture max": (
             DataSection(mixture=[MixtureSource(files=good)], max_documents=3),

@@ -1,0 +1,171 @@
+"""Many processes train what one process trains: DDP, ZeRO-2 and ZeRO-3 on two gloo ranks."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from processes import free_port, logged_losses, run_ranks
+
+TOLERANCE = 1e-5  # fp32: the same sums in another order
+
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None or shutil.which("g++") is None,
+    reason="DeepSpeed (extra `deepspeed`) and a C++ compiler for its gloo operations are needed",
+)
+
+
+def forget_the_parents_state():
+    """A forked rank must not inherit the single-process state of trainings in the test process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    PartialState._reset_state()
+
+
+def rank_main(command, *arguments):
+    forget_the_parents_state()
+    code = command("train", *arguments)
+    if code:
+        raise RuntimeError(f"exit code {code}")
+
+
+@pytest.fixture
+def two_ranks(command, tmp_path):
+    def run(recipe, *overrides, env=None):
+        folder = tmp_path / f"ranks-{free_port()}"
+        folder.mkdir()
+        run_ranks(
+            2, rank_main, command, recipe, f"training.output_dir={folder / 'run'}", *overrides, folder=folder, env=env
+        )
+        facts = json.loads((folder / "run" / "run.json").read_text())
+        assert facts["world_size"] == 2 and facts["status"] == "finished"
+        return facts, logged_losses(folder / "run")
+
+    return run
+
+
+def assert_close(got, expected):
+    assert len(got) == len(expected)
+    assert max(abs(a - b) for a, b in zip(got, expected)) <= TOLERANCE
+
+
+@pytest.fixture
+def without_dropout(tiny_recipe):
+    """Dropout draws from each rank's own generator, so curves are compared without it."""
+    return tiny_recipe(model={"hidden_dropout": 0.0}, training={"max_steps": 16})
+
+
+def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropout, command, two_ranks, tmp_path):
+    single = tmp_path / "single"
+    doubled = "training.gradient_accumulation_steps=2"
+    assert command("train", without_dropout, f"training.output_dir={single}", doubled) == 0
+    facts, losses = two_ranks(without_dropout)
+    assert facts["engine"] == "DistributedDataParallel"
+    assert_close(losses, logged_losses(single))
+    alone = json.loads((single / "run.json").read_text())["metrics"]
+    for name, value in alone.items():
+        assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_trains_what_ddp_trains(without_dropout, two_ranks, stage):
+    _, expected = two_ranks(without_dropout)
+    facts, losses = two_ranks(without_dropout, f"training.deepspeed=zero{stage}", env={"DS_ACCELERATOR": "cpu"})
+    assert facts["engine"] == "DeepSpeedEngine"
+    assert_close(losses, expected)
+
+
+# ---- the documented launch commands on the real quickstart
+
+
+def launch(command, output_dir, *overrides, env=None):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "WORLD_SIZE", "RANK"))}
+    environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | (env or {})
+    overrides = [
+        f"training.output_dir={output_dir}",
+        "training.bf16=false",
+        "training.logging_steps=1",
+        "training.per_device_train_batch_size=2",
+        "training.save_strategy=no",
+        "evaluation.every_steps=null",
+        "evaluation.sample_prompts=[]",
+        "data.validation_fraction=0.002",
+        *overrides,
+    ]
+    done = subprocess.run(
+        [*command, "quickstart", *overrides], env=environment, capture_output=True, text=True, timeout=1500
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    facts = json.loads((output_dir / "run.json").read_text())
+    return facts, logged_losses(output_dir)
+
+
+@pytest.fixture
+def doors(repo_root):
+    """The documented ways to start scripts/train.py on two CPU processes, and on one."""
+    script, python = str(repo_root / "scripts" / "train.py"), sys.executable
+    torchrun = [python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1"]
+    accelerate = [python, "-m", "accelerate.commands.launch"]
+    plain = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    config = str(repo_root / "configs" / "accelerate")
+
+    def with_port(flag):
+        return [flag, str(free_port())]
+
+    return {
+        "one": [python, script],
+        "torchrun": [*torchrun, *with_port("--master_port"), script],
+        "accelerate": [*accelerate, "--multi_gpu", *plain, *with_port("--main_process_port"), script],
+        "zero2": [
+            *accelerate,
+            "--config_file",
+            f"{config}/zero2.yaml",
+            *plain,
+            *with_port("--main_process_port"),
+            script,
+        ],
+        "zero3": [
+            *accelerate,
+            "--config_file",
+            f"{config}/zero3.yaml",
+            *plain,
+            *with_port("--main_process_port"),
+            script,
+        ],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_quickstart_on_two_processes_follows_one_process_for_50_steps(doors, tmp_path):
+    one, expected = launch(
+        doors["one"], tmp_path / "one", "training.max_steps=50", "training.gradient_accumulation_steps=2"
+    )
+    assert one["world_size"] == 1
+    for door, env in (("torchrun", {}), ("accelerate", {"ACCELERATE_USE_CPU": "true"})):
+        facts, losses = launch(doors[door], tmp_path / door, "training.max_steps=50", env=env)
+        assert facts["world_size"] == 2 and facts["engine"] == "DistributedDataParallel"
+        assert_close(losses, expected)
+
+
+@needs_deepspeed
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_quickstart_under_zero_follows_ddp_for_20_steps(doors, tmp_path):
+    steps = "training.max_steps=20"
+    _, expected = launch(doors["torchrun"], tmp_path / "ddp", steps)
+    for stage in (2, 3):
+        facts, losses = launch(
+            doors["torchrun"], tmp_path / f"by-recipe-{stage}", steps, f"training.deepspeed=zero{stage}"
+        )
+        assert facts["world_size"] == 2 and facts["engine"] == "DeepSpeedEngine"
+        assert_close(losses, expected)
+        facts, losses = launch(doors[f"zero{stage}"], tmp_path / f"by-launcher-{stage}", steps)
+        assert facts["world_size"] == 2 and facts["engine"] == "DeepSpeedEngine"
+        assert_close(losses, expected)
