@@ -1,0 +1,304 @@
+"""The README is true: its commands and code blocks run, and its recipe and tables are what is shipped."""
+
+import fnmatch
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+from anyformer.pipelines import cli
+from anyformer.pipelines.recipe import load_recipe
+from anyformer.pipelines.recipe_files import shipped, shipped_yaml
+from anyformer.pipelines.yaml_text import parse_yaml
+from local_hub import WITHOUT_ANYFORMER, client_env, run_python
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# Added to every recipe, so that each command of the README trains in a second what it trains in minutes or days.
+TINY = [
+    *("model.num_hidden_layers=1", "model.hidden_size=32", "model.intermediate_size=64"),
+    *("model.num_attention_heads=2", "model.num_key_value_heads=1", "data.max_documents=20"),
+    *("objective.sequence_length=64", "training.per_device_train_batch_size=2", "training.max_steps=4"),
+    *("evaluation.max_rows=4", "evaluation.every_steps=2", "evaluation.sample_tokens=4"),
+]
+SMALL_VOCABULARY = "tokenizer.vocab_size=400"  # not for recipes whose tokenizer keeps every character
+
+
+# ------------------------------------------------------------------------------------------- reading the README
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Every command: the lines of the bash blocks, and code spans of three words or more that begin with a program."""
+    lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE)
+    programs = ("anyformer", "torchrun", "accelerate", "uv", "pip", "hf", "python", "deepspeed")
+    spans = [span for span in re.findall(r"`([^`\n]+)`", prose) if span.split()[0] in programs and span.count(" ") > 1]
+    found = [shlex.join(shlex.split(line, comments=True)).replace("'&&'", "&&") for line in [*lines, *spans]]
+    return list(dict.fromkeys(line for line in found if line))
+
+
+def words_of(command: str) -> tuple[dict[str, str], list[str]]:
+    """(environment variables set before it, words) of a command."""
+    words = shlex.split(command)
+    first = next(i for i, word in enumerate(words) if not re.fullmatch(r"[A-Z_]+=.*", word))
+    return dict(word.split("=", 1) for word in words[:first]), words[first:]
+
+
+# --------------------------------------------------------------------- what a test machine cannot run, and why
+
+
+def arguments_parse(words: list[str]) -> None:
+    """The command line takes the words, and where they name a recipe, it composes with the overrides."""
+    assert words[0] == "anyformer"
+    args = cli.parse(words[1:])
+    if hasattr(args, "recipe"):
+        load_recipe(args.recipe, args.overrides)
+
+
+def launch_parses(words: list[str]) -> None:
+    """The launcher takes its options, its files exist, and the recipe composes with the overrides."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+    from anyformer.pipelines.arguments import deepspeed_config
+    from torch.distributed.run import get_args_parser
+
+    if words[0] == "torchrun":
+        launch = get_args_parser().parse_args(words[1:])
+    else:
+        assert words[:2] == ["accelerate", "launch"]
+        launch = launch_command_parser().parse_args(words[2:])
+        if launch.config_file:
+            assert load_config_from_file(str(ROOT / launch.config_file)).num_processes >= 1
+    assert (ROOT / launch.training_script).is_file()
+    recipe = load_recipe(launch.training_script_args[0], launch.training_script_args[1:])
+    if "deepspeed" in recipe.training.extra:
+        assert Path(deepspeed_config(recipe.training.extra["deepspeed"])).is_file()
+
+
+def environment_is_declared(words: list[str]) -> None:
+    """What uv installs or runs is in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    if words[:2] == ["uv", "sync"]:
+        assert words[2::2] == ["--extra"] * len(words[3::2]) and set(words[3::2]) <= set(extras)
+        return
+    assert words[:6] == ["pip", "install", "uv", "&&", "uv", "run"]
+    if words[6] == "pytest":
+        assert project["dependency-groups"]["dev"] == ["anyformer[dev]"]
+        assert any(requirement.startswith("pytest>") for requirement in extras["dev"])
+    else:
+        assert words[6] in project["project"]["scripts"]
+        arguments_parse(words[6:])
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Commands that begin like this are not run here; `check` takes their words and proves what can be proved."""
+
+    start: str
+    reason: str
+    check: Any
+
+
+NOT_RUN = [
+    NotRun("pip install uv && uv run ", "it makes an environment of its own; .ci/run does it", environment_is_declared),
+    NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
+    NotRun("torchrun --nproc_per_node 8 ", "eight GPUs", launch_parses),
+    NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
+    NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),
+    NotRun("accelerate launch --cpu --num_processes 2 ", "a warning: the slow test below proves it", launch_parses),
+    NotRun("TRACKIO_DIR=runs/trackio ", "read once per process: the slow test below runs it", arguments_parse),
+    NotRun("WANDB_MODE=offline ", "wandb is no part of the dev extra", arguments_parse),
+    NotRun("anyformer train quickstart data.source=null data.dataset=", "the Hub", arguments_parse),
+    NotRun("anyformer publish ", "an account; test_publishing.py has a Hub of its own", arguments_parse),
+]
+
+
+def not_run(command: str) -> list[NotRun]:
+    return [row for row in NOT_RUN if command.startswith(row.start)]
+
+
+RUN = [command for command in commands() if not not_run(command)]
+
+
+# ------------------------------------------------------------------------------------------- running the rest
+
+
+def write_texts(folder: Path) -> None:
+    """The files that the README's commands and the recipes they name read."""
+    names = sorted(topics, key=lambda name: -len(topics[name]))[:12]
+    texts, shakespeare, wikitext = folder / "texts", folder / "data" / "tinyshakespeare", folder / "data" / "wikitext2"
+    for path in (texts, shakespeare, wikitext):
+        path.mkdir(parents=True)
+    for number, name in enumerate(names[:4]):
+        (texts / f"{number}.txt").write_text(topics[name], encoding="utf-8")
+    (texts / "held_back.txt").write_text(topics[names[4]], encoding="utf-8")
+    lines = [json.dumps({"body": topics[name]}) for name in names]
+    (texts / "all.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    table = pyarrow.table({"text": [topics[name] for name in names]})
+    pyarrow.parquet.write_table(table, texts / "all.parquet")
+    for number, split in enumerate(("train", "validation", "test")):
+        for path in (shakespeare, wikitext):
+            (path / f"{split}.txt").write_text(topics[names[number]], encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """A folder with texts and a finished tiny `runs/quickstart`, made by the first command of the README."""
+    folder = tmp_path_factory.mktemp("readme")
+    write_texts(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("ANYFORMER_CACHE", str(folder / "cache"))
+        assert cli.main(["train", "quickstart", *TINY, SMALL_VOCABULARY]) == 0
+    return folder
+
+
+@pytest.fixture
+def on_stage(stage, monkeypatch):
+    monkeypatch.chdir(stage)
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    return stage
+
+
+def made_tiny(words: list[str]) -> list[str]:
+    """The words with tiny settings after them, where they name a recipe."""
+    if words[1] not in ("train", "preview") or "--help" in words:
+        return words
+    return [*words, *TINY, *([] if "tinyshakespeare_char" in words else [SMALL_VOCABULARY])]
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_every_command_of_the_readme_runs(command, on_stage, monkeypatch, capsys):
+    environment, words = words_of(command)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert words[0] == "anyformer", f"{command}: neither run by this test nor in its table NOT_RUN"
+    try:
+        code = cli.main(made_tiny(words)[1:])
+    except SystemExit as exit:  # --help
+        code = exit.code
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert printed.out
+
+
+@pytest.mark.parametrize("command", [command for command in commands() if not_run(command)])
+def test_what_cannot_run_here_is_checked_as_far_as_it_goes(command):
+    (row,) = not_run(command)
+    row.check(words_of(command)[1])
+
+
+def test_the_table_of_commands_that_do_not_run_has_no_row_too_many():
+    unused = [row.start for row in NOT_RUN if not any(command.startswith(row.start) for command in commands())]
+    assert not unused
+    assert len(RUN) > 10
+
+
+def test_python_blocks_run_with_anyformer(on_stage, capsys):
+    with_it = [block for block in blocks("python") if "import anyformer" in block]
+    namespace: dict[str, Any] = {}
+    for block in with_it:
+        exec(compile(block, "README.md", "exec"), namespace)
+    assert capsys.readouterr().out.startswith("def ")
+    assert type(namespace["model"]).__module__ == "anyformer.modeling.decoder"
+
+
+def test_python_blocks_run_without_anyformer(stage, tmp_path):
+    without = [block for block in blocks("python") if "import anyformer" not in block]
+    assert without
+    proof = "print(type(model).__module__, len(tokenizer))"
+    done = run_python("-c", WITHOUT_ANYFORMER + "\n".join(without) + proof, env=client_env(tmp_path), cwd=stage)
+    assert done.returncode == 0, done.stderr[-2000:]
+    # Nothing else is printed: without trust_remote_code transformers would ask, and wait for an answer.
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("transformers_modules") and line.endswith(" 400")
+
+
+def test_the_recipe_explained_is_the_one_shipped():
+    recipe, *_ = blocks("yaml")
+    assert parse_yaml(recipe, "README.md") == shipped_yaml("recipes", "quickstart")
+
+
+def test_data_sections_of_the_readme_give_rows(on_stage, capsys):
+    sections = [parse_yaml(block, "README.md") for block in blocks("yaml")[1:]]
+    assert sections
+    for section in sections:
+        recipe = shipped_yaml("recipes", "quickstart") | section
+        (on_stage / "mine.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+        tiny = [setting for setting in TINY if not setting.startswith("data.")]
+        sized = [f"data.mixture.{i}.max_documents=8" for i in range(len(section["data"].get("mixture", [])))]
+        assert cli.main(["preview", "mine.yaml", "--rows", "1", *tiny, *sized, SMALL_VOCABULARY]) == 0
+        assert "row 0: 64 tokens" in capsys.readouterr().out
+
+
+def test_the_table_of_families_names_everything_shipped_and_nothing_else():
+    import anyformer
+
+    _rule, *rows = README.split("| family | classes | presets | recipes |\n")[1].split("\n\n")[0].splitlines()
+    cells = [[set(re.findall(r"`(\w+)`", cell)) for cell in row.split("|")[2:5]] for row in rows]
+    classes, presets, recipes = (set().union(*column) for column in zip(*cells))
+    assert classes == {name for name in anyformer.__all__ if re.fullmatch(r"Anyformer.*(Config|Model|For\w+)", name)}
+    assert presets == set(shipped("models"))
+    assert recipes == set(shipped("recipes"))
+
+
+def test_the_table_of_a_runs_folder_is_complete_and_true(stage):
+    rows = README.split("| in the run's folder | |\n")[1].split("\n\n")[0].splitlines()[1:]
+    patterns = [pattern for row in rows for pattern in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    names = [path.name for path in (stage / "runs" / "quickstart").iterdir()]
+    assert [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
+    assert [pattern for pattern in patterns if not fnmatch.filter(names, pattern)] == []
+
+
+# ------------------------------------------------------------------------------------- commands in processes
+
+
+def launched(start: str, stage: Path, output: Path) -> subprocess.CompletedProcess:
+    """Run the README's command that begins with `start`, tiny, from the repository's root."""
+    (command,) = [command for command in commands() if command.startswith(start)]
+    environment, words = words_of(command)
+    words[0] = str(Path(sys.executable).parent / words[0])
+    words += [*TINY, SMALL_VOCABULARY, f"training.output_dir={output}"]
+    environment |= {"ANYFORMER_CACHE": str(stage / "cache"), "OMP_NUM_THREADS": "1"}
+    environment = {name: str(stage / value) if name == "TRACKIO_DIR" else value for name, value in environment.items()}
+    # A port of its own: on the default one a run of somebody else would be joined.
+    if words[0].endswith("torchrun"):
+        words[1:1] = ["--rdzv_endpoint", "127.0.0.1:0", "--rdzv_backend", "c10d"]
+    done = subprocess.run(
+        words, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "start, world_size", [("torchrun --nproc_per_node 2 ", 2), ("accelerate launch --cpu --num_processes 2 ", 1)]
+)
+def test_two_processes_are_two_only_where_the_readme_says_so(start, world_size, stage, tmp_path):
+    done = launched(start, stage, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["world_size"] == world_size
+    assert f"devices: {world_size} x cpu" in done.stdout
+
+
+@pytest.mark.slow
+def test_trackio_tracks_without_login_into_the_folder_named(stage, tmp_path):
+    launched("TRACKIO_DIR=runs/trackio ", stage, tmp_path / "run")
+    assert list((stage / "runs" / "trackio").glob("*.db"))
