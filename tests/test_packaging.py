@@ -76,11 +76,11 @@ def wheel(tmp_path_factory) -> Path:
         shutil.copytree(ROOT / name, copy / name, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE", "anyformer_main.py"):
         shutil.copy(ROOT / name, copy / name)
-    build = [sys.executable, "-m", "build", "--wheel", "--installer", "uv", "--outdir", str(out), str(copy)]
     uv = shutil.which("uv")
-    if uv:
-        build = [uv, "build", "--wheel", "--out-dir", str(out), str(copy)]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=300, check=False)
+    builder = [uv, "build", "--out-dir"] if uv else [sys.executable, "-m", "build", "--outdir"]
+    done = subprocess.run(
+        [*builder, str(out), "--wheel", str(copy)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     (file,) = out.glob("*.whl")
     return file
