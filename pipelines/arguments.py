@@ -81,6 +81,8 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     Raises UserError for unknown names and for values that TrainingArguments refuses.
     """
     section, device = recipe.training, device_type()
+    if device == "cpu":  # accelerate imports DeepSpeed where it is installed, and DeepSpeed looks for an accelerator
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     optimizers = set(OWN_OPTIMIZERS) | {o.value for o in OptimizerNames}
     if section.optim not in optimizers:
         raise UserError(f"training.optim={section.optim!r} is not known{did_you_mean(section.optim, optimizers)}")

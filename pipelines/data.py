@@ -90,9 +90,6 @@ def describe_data(data: PreparedData) -> str:
         text = (
             packing_report(rows) if isinstance(rows, PackedDataset) else "a stream, tokenised and packed while training"
         )
-        skipped = {name: n for name, n in data.facts[split].get("skipped", {}).items() if n}
-        if skipped:
-            text += "; documents skipped: " + ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in skipped.items())
         notes = getattr(getattr(rows, "store", None), "notes", None) or []
         lines += [f"{split}: {text}", *(f"{split}: {note}" for note in notes)]
     return "\n".join(lines)

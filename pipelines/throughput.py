@@ -51,14 +51,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     return measured_flops(device, dtype), f"measured {dtype} matrix product"
 
 
-def measured_flops(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:
-    """Best rate of a few square matrix products, in FLOP/s."""
-    size = size or (8192 if device.type == "cuda" else 1024)
+def measured_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> float:
+    """Best rate of square matrix products repeated for `seconds`, in FLOP/s: the best, as others may use the machine."""
+    size = 8192 if device.type == "cuda" else 1024
     # A generator of its own: taking numbers from the global one would change the dropout of the run that asks.
     generator = torch.Generator(device).manual_seed(0)
     a = torch.randn(size, size, device=device, generator=generator).to(dtype)
-    best = float("inf")
-    for _ in range(5):
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
         start = time.perf_counter()
         a @ a
         if device.type == "cuda":

@@ -154,17 +154,18 @@ class AnyformerTrainer(Trainer):
         now = time.perf_counter()
         seconds = max(1e-9, now - self._clock - self._idle)
         rate = (self._tokens - self._logged_tokens) / seconds
-        self._clock, self._logged_tokens, self._idle = now, self._tokens, 0.0
-        if self._peak is None:
+        achieved = rate * (self._flops_per_token or 0) / self.args.world_size
+        if self._peak is None or achieved > self._peak:  # a peak below the rate was measured on a busy machine
             dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
-            self._peak, self.peak_source = peak_flops(self.args.device, dtype)
+            peak, self.peak_source = peak_flops(self.args.device, dtype)
+            self._peak = max(peak, self._peak or 0.0)
         if self.args.device.type == "cuda":
             memory = torch.cuda.max_memory_allocated(self.args.device)
         else:  # ru_maxrss counts bytes on macOS, KiB elsewhere
             unit = 1 if sys.platform == "darwin" else 1024
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        mfu = rate * (self._flops_per_token or 0) / (self._peak * self.args.world_size)
-        return {"tokens_per_second": rate, "mfu": mfu, "memory_gb": memory / 1e9, "tokens": self._tokens}
+        self._clock, self._logged_tokens, self._idle = time.perf_counter(), self._tokens, 0.0
+        return {"tokens_per_second": rate, "mfu": achieved / self._peak, "memory_gb": memory / 1e9, "tokens": self._tokens}
 
     # ---- evaluation
 

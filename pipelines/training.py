@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
         if recipe.publish.repo_id is not None:
             check_destination(recipe.publish.repo_id)
     with arguments.main_process_first(local=False, desc="preparing data"):
-        data = prepare_data(recipe, progress=main)
+        data = prepare_data(recipe, progress=main and sys.stdout.isatty())
     folder.data = data.facts
     auto_class = getattr(transformers, data.objective.auto_class)
     arguments = training_arguments(recipe, rows=row_count(data))
