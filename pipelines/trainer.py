@@ -239,9 +239,10 @@ class AnyformerTrainer(Trainer):
                 retire(folder, keep=self.args.save_total_limit, best=self.state.best_model_checkpoint)
                 shutil.rmtree(folder / STAGING, ignore_errors=True)
         except Exception as error:
+            full = is_disk_full(error, folder)  # before what was written so far is removed
             if self.args.should_save:
                 shutil.rmtree(folder / STAGING, ignore_errors=True)
-            if is_disk_full(error):
+            if full:
                 raise UserError(disk_full_sentence(folder, name)) from error
             raise
         finally:
@@ -262,15 +263,16 @@ class AnyformerTrainer(Trainer):
         self._push_later = True
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or one it came from, says that the disk is full (torch and safetensors wrap the OSError)."""
+def is_disk_full(error: BaseException | None, folder: Path) -> bool:
+    """Whether an error while writing to `folder` came from a full disk.
+
+    torch's and safetensors' writers do not always pass the OSError on, so the disk itself is asked, too.
+    """
     while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if any(sign in str(error) for sign in ("No space left", "os error 28", "file write failed", "quota exceeded")):
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error):
             return True
         error = error.__cause__ or error.__context__
-    return False
+    return shutil.disk_usage(folder).free < 1 << 20
 
 
 def disk_full_sentence(folder: Path, name: str) -> str:

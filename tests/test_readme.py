@@ -181,6 +181,8 @@ def made_tiny(words: list[str]) -> list[str]:
     """The words with tiny settings after them, where they name a recipe."""
     if words[1] not in ("train", "preview") or "--help" in words:
         return words
+    if any("name_or_path" in word for word in words):  # a checkpoint brings its own sizes
+        return [*words, *(setting for setting in TINY if not setting.startswith("model."))]
     return [*words, *TINY, *([] if "tinyshakespeare_char" in words else [SMALL_VOCABULARY])]
 
 

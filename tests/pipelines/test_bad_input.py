@@ -1,0 +1,131 @@
+"""What a user can get wrong: one sentence, exit code 2, nothing written, nothing lost."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+from anyformer.pipelines.checkpointing import damage, list_checkpoints
+from processes import Process
+
+# override of the tiny recipe -> what the sentence must say
+MISTAKES = {
+    "unknown-key": (["training.learnig_rate=1"], ["training.learnig_rate", "did you mean training.learning_rate?"]),
+    "unknown-field": (["model.hiden_size=64"], ["model.hiden_size", "did you mean model.hidden_size?"]),
+    "wrong-type": (["training.max_steps=many"], ["training.max_steps='many'", "integer"]),
+    "bad-choice": (["objective.tail=cut"], ["objective.tail='cut'", "drop"]),
+    "heads": (["model.num_attention_heads=7"], ["model.num_attention_heads=7 does not divide model.hidden_size=32"]),
+    "missing-file": (["data.files=nowhere/*.txt"], ["data.files", "nowhere/*.txt"]),
+    "long-rows": (["objective.sequence_length=1000000"], ["objective.sequence_length=1000000"]),
+    "vocabulary-too-large": (["tokenizer.vocab_size=900000"], ["tokenizer.vocab_size=900000", "at most"]),
+    "vocabulary-too-small": (["tokenizer.vocab_size=100"], ["tokenizer.vocab_size=100"]),
+    "vocabulary-mismatch": (
+        ["model.vocab_size=500"],
+        ["model.vocab_size=500 is smaller than tokenizer.vocab_size=512"],
+    ),
+    "too-few-positions": (
+        ["model.position_encoding=learned", "model.max_position_embeddings=16"],
+        ["sequence_length=48", "max_position_embeddings=16"],
+    ),
+    "optimizer": (["training.optim=adamv"], ["training.optim='adamv'", "did you mean adamw?"]),
+    "schedule": (["training.lr_scheduler_type=cosin"], ["training.lr_scheduler_type='cosin'", "cosine"]),
+    "deepspeed": (["training.deepspeed=zero4"], ["training.deepspeed='zero4'", "zero"]),
+    "evaluation-without-data": (
+        ["data.validation_fraction=0", "evaluation.every_steps=5"],
+        ["evaluation.every_steps", "validation"],
+    ),
+    "no-such-checkpoint": (
+        ["model={name_or_path: nowhere/model}", "tokenizer={name_or_path: nowhere/model}"],
+        ["nowhere/model"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence_and_exit_code_2_and_nothing_is_written(
+    name, tiny_recipe, command, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    overrides, says = MISTAKES[name]
+    assert command("train", tiny_recipe(), *overrides) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert sentence.startswith("anyformer: ") and "\n" not in sentence and "Traceback" not in sentence
+    for words in says:
+        assert words in sentence
+    assert not any(p.is_file() for p in (tmp_path / "run").rglob("*"))
+
+
+def test_an_empty_corpus_is_refused(tiny_recipe, command, tmp_path, capsys):
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    assert command("train", tiny_recipe(), f"data.files={empty}") == 2
+    assert "empty.txt" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tiny_recipe, command, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert command("train", tiny_recipe(), f"training.output_dir={tmp_path / 'file' / 'run'}") == 2
+    sentence = capsys.readouterr().err
+    assert "training.output_dir=" in sentence and "cannot be written" in sentence
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_unreadable_and_gigantic_documents_are_skipped_counted_and_reported(tiny_recipe, command, tmp_path, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    good = "A line of plain text that is long enough to learn something from.\n" * 200
+    for i in range(3):
+        (folder / f"good{i}.txt").write_text(good)
+    (folder / "latin.txt").write_bytes("caf\xe9 ".encode("latin-1") * 50)
+    (folder / "long.txt").write_text("x" * 60_000)
+    recipe = tiny_recipe(training={"max_steps": 2}, tokenizer={"vocab_size": 300})
+    assert (
+        command(
+            "train", recipe, f"data.files={folder}/*.txt", "data.max_line_bytes=50000", "data.validation_fraction=0"
+        )
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert "2 documents skipped" in printed and "1 not UTF-8" in printed
+    skipped = json.loads((tmp_path / "run" / "run.json").read_text())["data"]["train"]["skipped"]
+    assert skipped["non_utf8"] == 1 and skipped["gigantic_line"] == 1
+
+
+def test_a_diverging_run_stops_and_keeps_its_good_checkpoints(tiny_recipe, command, tmp_path, capsys):
+    recipe = tiny_recipe(training={"learning_rate": 1e30, "max_grad_norm": 0.0, "warmup_steps": 12, "save_steps": 2})
+    assert command("train", recipe) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert "step" in sentence and "lower training.learning_rate" in sentence and "\n" not in sentence
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert all(damage(c) is None for c in list_checkpoints(tmp_path / "run"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 3 MB, where this machine lets us mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no right to mount a small file system here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_really_full_disk_ends_in_one_sentence_with_the_last_checkpoint_usable(
+    small_disk, tiny_recipe, command, tmp_path
+):
+    recipe = tiny_recipe(model={"hidden_size": 64}, training={"save_total_limit": 5, "save_steps": 2})
+    output = f"training.output_dir={small_disk / 'run'}"
+    process = Process(command, "train", recipe, output, output=tmp_path / "log.txt")
+    assert process.wait() == 2, process.text()
+    last = process.text().strip().splitlines()[-1]
+    assert "disk is full" in last and "last complete checkpoint is" in last
+    (found, *_) = checkpoints = list_checkpoints(small_disk / "run")
+    assert str(found) in last and all(damage(c) is None for c in checkpoints)
+    moved = tmp_path / "moved"  # more room: the run goes on from there
+    shutil.copytree(small_disk / "run", moved)
+    again = Process(command, "train", recipe, f"training.output_dir={moved}", output=tmp_path / "again.txt")
+    assert again.wait() == 0, again.text()
+    assert f"going on from {moved / found.name}" in again.text()
+    assert (moved / "model.safetensors").exists()
