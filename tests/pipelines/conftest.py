@@ -61,4 +61,3 @@ def command():
     from anyformer.pipelines.cli import main
 
     return lambda *arguments: main([str(a) for a in arguments])
-

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
-
 from processes import free_port, logged_losses, run_ranks
 
 TOLERANCE = 1e-5  # fp32: the same sums in another order

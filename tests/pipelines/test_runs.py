@@ -5,11 +5,10 @@ import signal
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from anyformer.pipelines.checkpointing import damage, list_checkpoints
 from processes import Process, logged_losses
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def final_weights(run):

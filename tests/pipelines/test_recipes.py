@@ -1,0 +1,128 @@
+"""The shipped recipes: each composes, and each makes a forward and backward pass on tiny overrides."""
+
+import importlib.util
+import json
+
+import pytest
+from anyformer.pipelines.recipe import load_recipe
+from anyformer.pipelines.recipe_files import shipped
+
+TINY_DATA = ["data.dataset=null", "data.config_name=null", "data.streaming=false", "data.source=null"]
+TINY_MODEL = [
+    "model.num_hidden_layers=2",
+    "model.hidden_size=64",
+    "model.intermediate_size=96",
+    "model.num_attention_heads=4",
+    "model.num_key_value_heads=2",
+    "model.head_dim=16",
+    "objective.sequence_length=64",
+    "tokenizer={type: byte_bpe, vocab_size: 512}",
+    "training.bf16=false",
+    "training.torch_compile=false",
+]
+
+
+@pytest.mark.parametrize("name", shipped("recipes"))
+def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(name, command, text_file, tmp_path, capsys):
+    overrides = [*TINY_DATA, *TINY_MODEL, f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
+    if name == "tinyshakespeare_char":
+        overrides = [f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
+    overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]
+    overrides += ["data.test_files=null"]
+    assert command("train", name, *overrides, "--dry-run") == 0, capsys.readouterr().err
+    assert "gradients finite" in capsys.readouterr().out
+
+
+def test_quickstart_is_about_five_million_parameters_and_shakespeare_is_nanogpts_0_8_million(command, tmp_path, capsys):
+    assert command("train", "quickstart", "data.max_documents=40", "tokenizer.vocab_size=4096", "--dry-run") == 0
+    assert "5.4M parameters" in capsys.readouterr().out
+    text = tmp_path / "letters.txt"
+    text.write_text("".join(chr(c) for c in range(32, 97)) * 100)  # 65 different characters, as in tiny Shakespeare
+    files = [f"data.files={text}", "data.validation_files=null", "data.validation_fraction=0.1"]
+    assert command("train", "tinyshakespeare_char", *files, "--dry-run") == 0
+    assert "804k parameters" in capsys.readouterr().out
+
+
+def test_gpu_recipes_ask_for_what_gpus_are_good_at():
+    for name in ("gpt2_small", "llama_1b"):
+        recipe = load_recipe(name)
+        assert recipe.training.bf16 is True and recipe.training.torch_compile is True and recipe.data.streaming
+
+
+@pytest.fixture
+def hub_folder(tmp_path, text_file):
+    """A data set as load_dataset reads it from a folder: the offline stand-in for one on the Hub."""
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    lines = text_file.read_text().splitlines(keepends=True)
+    (folder / "train.jsonl").write_text("".join(lines[:20]))
+    (folder / "validation.jsonl").write_text("".join(lines[20:]))
+    return folder
+
+
+@pytest.mark.parametrize("streaming", ["true", "false"])
+def test_a_hub_data_set_trains_stored_and_streamed(streaming, tiny_recipe, command, hub_folder, tmp_path):
+    overrides = ["data.files=null", f"data.dataset={hub_folder}", "data.validation_split=validation"]
+    recipe = tiny_recipe(training={"max_steps": 6})
+    assert command("train", recipe, *overrides, f"data.streaming={streaming}") == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["status"] == "finished" and run["metrics"]["validation_loss"] < 6.3
+
+
+def test_a_mixture_trains(tiny_recipe, command, text_file, tmp_path, capsys):
+    plain = tmp_path / "plain.txt"
+    plain.write_text("Another kind of text, line after line.\n" * 500)
+    mixture = f"data.mixture=[{{files: {text_file}, weight: 3}}, {{files: {plain}, document: line, weight: 1}}]"
+    assert command("train", tiny_recipe(training={"max_steps": 3}), "data.files=null", mixture) == 0
+    assert "%" in capsys.readouterr().out
+
+
+def test_an_own_checkpoint_and_a_native_one_go_on_training(tiny_recipe, command, tmp_path):
+    assert command("train", tiny_recipe(training={"max_steps": 4})) == 0
+    first = tmp_path / "run"
+    for source in (first, native_checkpoint(tmp_path / "native", first)):
+        out = tmp_path / f"again-{source.name}"
+        overrides = [f"model={{name_or_path: {source}}}", f"tokenizer={{name_or_path: {source}}}"]
+        assert command("train", tiny_recipe(training={"max_steps": 4}), *overrides, f"training.output_dir={out}") == 0
+        assert json.loads((out / "run.json").read_text())["steps"] == 4
+
+
+def native_checkpoint(folder, tokenizer_from):
+    """A tiny native GPT-2 with the tokenizer of one of our runs."""
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_from).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "trackio", "wandb"])
+def test_trackers_write_without_login(tracker, tiny_recipe, command, tmp_path, monkeypatch):
+    if importlib.util.find_spec(tracker) is None:  # not imported here: trackio reads TRACKIO_DIR when it is
+        pytest.skip(f"extra `{tracker}` is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert command("train", tiny_recipe(training={"max_steps": 3}), f"training.report_to={tracker}") == 0
+    signs = {
+        "tensorboard": "**/events.out.tfevents.*",
+        "trackio": "trackio/**/*.db",
+        "wandb": "wandb/offline-run-*",
+    }
+    assert list(tmp_path.glob(signs[tracker]))
+
+
+def test_muon_wsd_and_inverse_sqrt_run_through_recipes(tiny_recipe, command, tmp_path):
+    for name, overrides in {
+        "muon-wsd": ["training.optim=muon", "training.lr_scheduler_type=wsd", "training.decay_steps=0.5"],
+        "inverse-sqrt": ["training.lr_scheduler_type=inverse_sqrt", "training.warmup_steps=4"],
+    }.items():
+        out = tmp_path / name
+        recipe = tiny_recipe(training={"max_steps": 16})
+        assert command("train", recipe, *overrides, f"training.output_dir={out}") == 0
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        rates = [line["learning_rate"] for line in lines if "loss" in line]
+        if name == "muon-wsd":  # constant after the warm-up, then down over the last half
+            assert rates[2] == rates[7] > rates[12] > rates[15]
+        else:  # proportional to 1 / sqrt(step) after the warm-up
+            assert rates[4] > rates[9] > rates[15] > 0.4 * rates[4]
