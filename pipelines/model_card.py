@@ -27,7 +27,10 @@ ARCHITECTURE = [
     ("feed-forward", lambda c: _words(c.get("mlp_type"), c.get("hidden_act"), _number(c.get("intermediate_size")))),
     ("norm", lambda c: _words(c.get("norm_type"), c.get("norm_position") and f"{c['norm_position']}-norm")),
     ("positions", lambda c: c.get("position_encoding")),
-    ("rotary", lambda c: _rotary(c.get("rope_parameters"))),
+    (
+        "rotary",
+        lambda c: _rotary(c.get("rope_parameters")) if c.get("position_encoding", "rotary") == "rotary" else None,
+    ),
     ("context", lambda c: _number(c.get("max_position_embeddings"), " tokens")),
     ("vocabulary", lambda c: c.get("vocab_size")),
     ("tied embeddings", lambda c: {True: "yes", False: "no"}.get(c.get("tie_word_embeddings"))),

@@ -51,6 +51,18 @@ def spread(total: int, wanted: int) -> list[int]:
     return sorted({round(i * (total - 1) / max(1, wanted - 1)) for i in range(wanted)})
 
 
+def rows_to_show(train, wanted: int) -> list[int]:
+    """Evenly spread rows, one of which holds several documents if any row does."""
+    chosen = spread(len(train), wanted)
+    if any(len(train.segments(i)) > 1 for i in chosen):
+        return chosen
+    for i in range(len(train)):
+        if len(train.segments(i)) > 1:
+            nearest = min(range(len(chosen)), key=lambda n: abs(chosen[n] - i))
+            return sorted({*chosen[:nearest], i, *chosen[nearest + 1 :]})
+    return chosen
+
+
 def preview(recipe: Recipe, rows: int = 5, console: Console | None = None) -> int:
     """Print `rows` rows of the training data of a recipe; nothing is trained. Returns the exit code 0."""
     console = console or Console(highlight=False, soft_wrap=True)
@@ -62,12 +74,12 @@ def preview(recipe: Recipe, rows: int = 5, console: Console | None = None) -> in
             ("underlined", NOT_PREDICTED),
             ": not predicted (no context in this row), │ where a document ends: no attention across, ",
             ("struck through", PADDING),
-            ": padding",
+            ": padding; labels stand beside their own token, and the model shifts them by one",
         )
     )
     train = data.rows["train"]
-    if hasattr(train, "__getitem__") and hasattr(train, "segments"):
-        chosen = [(i, train[i], train.segments(i)) for i in spread(len(train), rows)]
+    if hasattr(train, "segments"):
+        chosen = [(i, train[i], train.segments(i)) for i in rows_to_show(train, rows)]
     else:
         chosen = [(i, row, segments_from_positions(row)) for i, row in zip(range(rows), train)]
     for number, row, segments in chosen:

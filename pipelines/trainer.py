@@ -165,7 +165,12 @@ class AnyformerTrainer(Trainer):
             unit = 1 if sys.platform == "darwin" else 1024
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         self._clock, self._logged_tokens, self._idle = time.perf_counter(), self._tokens, 0.0
-        return {"tokens_per_second": rate, "mfu": achieved / self._peak, "memory_gb": memory / 1e9, "tokens": self._tokens}
+        return {
+            "tokens_per_second": rate,
+            "mfu": achieved / self._peak,
+            "memory_gb": memory / 1e9,
+            "tokens": self._tokens,
+        }
 
     # ---- evaluation
 

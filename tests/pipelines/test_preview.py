@@ -20,7 +20,7 @@ def test_five_rows_with_tokens_labels_documents_and_positions(tiny_recipe, comma
     printed = capsys.readouterr().out
     assert len(re.findall(r"row \d+: 48 tokens, \d+ predicted", printed)) == 5
     assert len(re.findall(r"position +input +label +token", printed)) == 5
-    assert "documents: 0 from token 0 (48)" in printed
+    assert re.search(r"documents: \d+ from token \d+ \(\d+\), \d+ from token 0", printed)  # a row of several
     assert "would waste" in printed
 
 
