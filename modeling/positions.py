@@ -5,8 +5,8 @@ A scheme acts in one of three places, named by its class attribute `place`:
     "rotation"   forward(x, position_ids) -> (cos, sin), each (B or 1, T, R) for the R channel pairs of a head, rotating
                  queries and keys of every layer
     "bias"       forward(x, position_ids) -> (B, H, T, S), added to the attention scores of every layer
-All are computed once per forward pass. Buffers must be refilled in `_init_weights` (base.py): transformers builds models
-on the meta device and hands non-persistent buffers back uninitialised. For rotary modules it does so itself.
+All are computed once per forward pass. Buffers are refilled in `_init_weights` (base.py): transformers builds models on
+the meta device and hands non-persistent buffers back uninitialised. For rotary modules it does so itself.
 """
 
 import torch

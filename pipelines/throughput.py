@@ -52,7 +52,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 
 def measured_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> float:
-    """Best rate of square matrix products repeated for `seconds`, in FLOP/s: the best, as others may use the machine."""
+    """Best rate of square matrix products repeated for `seconds`, in FLOP/s: the best, as others may use the device."""
     size = 8192 if device.type == "cuda" else 1024
     # A generator of its own: taking numbers from the global one would change the dropout of the run that asks.
     generator = torch.Generator(device).manual_seed(0)
