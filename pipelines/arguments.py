@@ -1,5 +1,6 @@
 """A recipe's training section as transformers' TrainingArguments, with Trainer's quiet traps set right."""
 
+import importlib.util
 import os
 from contextlib import contextmanager
 from importlib import resources
@@ -86,6 +87,10 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     optimizers = set(OWN_OPTIMIZERS) | {o.value for o in OptimizerNames}
     if section.optim not in optimizers:
         raise UserError(f"training.optim={section.optim!r} is not known{did_you_mean(section.optim, optimizers)}")
+    trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
+    for tracker in set(trackers) & {"wandb", "trackio", "tensorboard"}:
+        if importlib.util.find_spec(tracker) is None:
+            raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
     extra = dict(section.extra)
     if extra.get("deepspeed") is not None:
         extra["deepspeed"] = deepspeed_config(extra["deepspeed"])

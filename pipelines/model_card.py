@@ -237,7 +237,7 @@ def _example(auto_class: str, name: str, tokenizer: bool, trust: bool, first: st
     trusted = ", trust_remote_code=True" if trust else ""
     lines += ["", f'model = {auto_class}.from_pretrained("{name}"{trusted})']
     if tokenizer:
-        lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
+        lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}"{trusted})')
     if tokenizer and auto_class == "AutoModelForCausalLM":
         lines += [
             'inputs = tokenizer("Once upon a time", return_tensors="pt")',

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyformer
 
-from .arguments import start_deepspeed, training_arguments
+from .arguments import start_deepspeed, training_arguments, whole_weights
 from .checkpointing import STAGING
 from .data import PreparedData, prepare_data
 from .errors import UserError
@@ -186,18 +186,20 @@ def write_samples(trainer, recipe: Recipe, data: PreparedData) -> list[dict]:
         return []
     from .generation import generate_text
 
-    return [
-        {
-            "prompt": prompt,
-            "text": generate_text(
-                recipe.training.output_dir,
-                prompt,
-                max_new_tokens=recipe.evaluation.sample_tokens,
-                seed=recipe.training.seed,
-            ),
-        }
-        for prompt in recipe.evaluation.sample_prompts
-    ]
+    # Under ZeRO-3 a model would be loaded in shards, by processes that are not here.
+    with whole_weights(trainer.args):
+        return [
+            {
+                "prompt": prompt,
+                "text": generate_text(
+                    recipe.training.output_dir,
+                    prompt,
+                    max_new_tokens=recipe.evaluation.sample_tokens,
+                    seed=recipe.training.seed,
+                ),
+            }
+            for prompt in recipe.evaluation.sample_prompts
+        ]
 
 
 def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
