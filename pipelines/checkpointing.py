@@ -62,8 +62,9 @@ def seal(staged: Path, final: Path) -> None:
 def damage(checkpoint: Path) -> str | None:
     """Say what is wrong with a checkpoint, or None if every file of its manifest is there and unchanged."""
     try:
-        entries = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        stored = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        entries = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in stored.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"manifest cannot be read ({type(error).__name__})"
     for name, entry in entries.items():
         file = checkpoint / name

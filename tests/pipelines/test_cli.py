@@ -178,7 +178,7 @@ def test_preview_and_publish_pass_their_arguments(fake_module, capsys):
     assert rows == [((load_recipe("quickstart", ["training.seed=7"]), 2), {})]
     pushed = fake_module("publishing", "https://hub/a/b")
     assert main(["publish", "runs/x", "a/b", "--private", "--revision", "v1"]) == 0
-    assert pushed == [(("runs/x", "a/b"), {"private": True, "revision": "v1"})]
+    assert pushed == [(("runs/x", "a/b"), {"private": True, "revision": "v1", "license": None})]
     assert capsys.readouterr().out == "https://hub/a/b\n"
 
 

@@ -215,7 +215,7 @@ def test_every_setting_refuses_a_value_of_another_type(setting):
          "as 8192"),
         ("model.vocab_size=300", "model.vocab_size=300 is smaller than tokenizer.vocab_size=4096; remove "
          "model.vocab_size"),
-        ("training.max_steps.x=1", "training.max_steps.x: training.max_steps=400 has no settings in it"),
+        ("training.max_steps.x=1", "training.max_steps.x: training.max_steps=220 has no settings in it"),
         ("training.max_steps=0", "training.max_steps=0 must be at least 1, or -1 for training.num_train_epochs"),
         ("training.save_total_limit=1", "training.save_total_limit=1 must be at least 2"),
         ("training.report_to=[none, wandb]", "training.report_to=['none', 'wandb'] must be none, or any of wandb, "
@@ -375,7 +375,8 @@ def test_every_preset_builds_and_its_parameter_count_is_the_models(name):
     from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
 
     family, fields = load_preset(name)
-    config = AnyformerDecoderConfig(**fields)
+    # Two layers: the count is linear in them, and 7B parameters must never reach this machine's memory.
+    config = AnyformerDecoderConfig(**(fields | {"num_hidden_layers": 2}))
     with torch.device("meta"):
         model = AnyformerDecoderForCausalLM(config)
     assert family == "decoder"
