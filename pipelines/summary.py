@@ -37,7 +37,8 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         markup=False,
     )
     engine = trainer.accelerator.distributed_type.value
-    console.print(f"devices: {arguments.world_size} x {arguments.device.type} ({engine})", markup=False)
+    how = "" if engine == "NO" else f" ({engine})"
+    console.print(f"devices: {arguments.world_size} x {arguments.device.type}{how}", markup=False)
     if checkpoint is not None:
         console.print(f"going on from {checkpoint}", markup=False)
 

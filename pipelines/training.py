@@ -89,7 +89,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     validation = data.rows.get("validation")
     most = recipe.evaluation.max_rows
     if validation is not None and most is not None and most < len(validation):
-        validation = Subset(validation, range(most))
+        # Spread over all rows: the first ones belong to few documents, whose loss says little about the rest.
+        validation = Subset(validation, [i * len(validation) // most for i in range(most)])
     if recipe.evaluation.every_steps is not None and validation is None:
         raise UserError("evaluation.every_steps is set, but the data section names no validation data")
     return AnyformerTrainer(

@@ -26,12 +26,6 @@ def forget_the_parents_state():
     PartialState._reset_state()
 
 
-# ZeRO sums the gradient norm in another order than DDP, a difference in the last digit. Quickstart's learning rate
-# amplifies that: changing max_grad_norm by one unit in the last place in ONE process moves the loss by 4e-5 at step 20.
-EXACT_STEPS = 12
-FEW_STEPS_LATER = 1e-2
-
-
 def rank_main(command, *arguments):
     forget_the_parents_state()
     code = command("train", *arguments)
@@ -54,9 +48,9 @@ def two_ranks(command, tmp_path):
     return run
 
 
-def assert_close(got, expected, steps=None):
+def assert_close(got, expected):
     assert len(got) == len(expected)
-    assert max(abs(a - b) for a, b in list(zip(got, expected))[:steps]) <= TOLERANCE
+    assert max(abs(a - b) for a, b in zip(got, expected)) <= TOLERANCE
 
 
 @pytest.fixture
@@ -171,16 +165,16 @@ def test_quickstart_on_two_processes_follows_one_process_for_50_steps(doors, tmp
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_quickstart_under_zero_follows_ddp_for_20_steps(doors, tmp_path):
-    steps = "training.max_steps=20"
-    _, expected = launch(doors["torchrun"], tmp_path / "ddp", steps)
+    # ZeRO sums the gradient norm in another order than DDP, a difference in the last digit. Quickstart's own 3e-3
+    # amplifies it: there, changing max_grad_norm by one unit in the last place in ONE process moves step 20 by 4e-5.
+    steps = ("training.max_steps=20", "training.learning_rate=3e-4")
+    _, expected = launch(doors["torchrun"], tmp_path / "ddp", *steps)
     for stage in (2, 3):
         facts, losses = launch(
-            doors["torchrun"], tmp_path / f"by-recipe-{stage}", steps, f"training.deepspeed=zero{stage}"
+            doors["torchrun"], tmp_path / f"by-recipe-{stage}", *steps, f"training.deepspeed=zero{stage}"
         )
         assert facts["world_size"] == 2 and facts["engine"] == "DeepSpeedEngine"
-        assert_close(losses, expected, EXACT_STEPS)
-        assert max(abs(a - b) for a, b in zip(losses, expected)) <= FEW_STEPS_LATER
-        facts, losses = launch(doors[f"zero{stage}"], tmp_path / f"by-launcher-{stage}", steps)
+        assert_close(losses, expected)
+        facts, losses = launch(doors[f"zero{stage}"], tmp_path / f"by-launcher-{stage}", *steps)
         assert facts["world_size"] == 2 and facts["engine"] == "DeepSpeedEngine"
-        assert_close(losses, expected, EXACT_STEPS)
-        assert max(abs(a - b) for a, b in zip(losses, expected)) <= FEW_STEPS_LATER
+        assert_close(losses, expected)
