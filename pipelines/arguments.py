@@ -166,6 +166,8 @@ def whole_weights(arguments: TrainingArguments):
     host memory for the whole model on each process; a checkpoint is still loaded in shards.
     """
     config = getattr(arguments, "hf_deepspeed_config", None)
+    if config is None:  # the engine may come from the launcher's file instead of the recipe
+        config = getattr(arguments.deepspeed_plugin, "dschf", None)
     if config is None:
         yield
         return
