@@ -13,7 +13,7 @@ class TransformerBlock(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int):
         super().__init__()
-        self.norm_position, self.layer_type = config.norm_position, config.layer_types[layer_idx]
+        self.norm_position, self.attention_kind = config.norm_position, config.attention_kinds[layer_idx]
         self.self_attn = Attention(config, layer_idx)
         self.mlp = FEED_FORWARDS[config.mlp_type](config)
         self.input_layernorm = build_norm(config)

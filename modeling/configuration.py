@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .legality import check_legal
+from .legality import ATTENTION_KINDS, attention_kinds, check_legal
 
 
 @strict
@@ -13,7 +13,16 @@ class TransformerConfig(PreTrainedConfig):
     A block is: norm placement x attention x feed-forward. Fields left at None are derived: `num_key_value_heads` from
     `num_attention_heads` (fewer: grouped-query attention; 1: multi-query), `head_dim` from `hidden_size`,
     `intermediate_size` as 4 x `hidden_size` for an MLP and 8/3 x, rounded up to a multiple of 64, for a GLU (equal
-    parameters; Shazeer 2020, section 2), `layer_types` as full attention everywhere.
+    parameters; Shazeer 2020, section 2), `attention_out_bias` from `attention_bias`, `attention_multiplier` (the scale
+    of the scores) as 1 / sqrt(head_dim).
+
+    `attention_pattern` names kinds of attention and is repeated over the layers: ["full_attention"] (default),
+    "sliding_attention" (the last `sliding_window` tokens), "strided_attention" (the last `attention_stride` tokens and
+    every `attention_stride`-th before them; Child et al. 2019, section 4.2). `layer_types`, which transformers' caches
+    read, follows from it; it may be given instead, one name per layer.
+
+    `position_encoding` is "none", "learned", "sinusoidal", "rotary" (`rope_parameters`, flat or one dict per layer
+    type), "alibi" (`alibi_bias_max`) or "relative" (T5's: `relative_attention_num_buckets`, `..._max_distance`).
 
     Raises:
         ValueError: an illegal value or combination, with one sentence that says what is legal (see legality.py).
@@ -29,7 +38,13 @@ class TransformerConfig(PreTrainedConfig):
     max_position_embeddings: int = 2048
     position_encoding: str = "rotary"
     rope_parameters: dict | None = None
+    alibi_bias_max: int | float = 8.0
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    attention_pattern: list[str] | None = None
     layer_types: list[str] | None = None
+    sliding_window: int | None = None
+    attention_stride: int | None = None
     norm_type: str = "rmsnorm"
     norm_position: str = "pre"
     norm_eps: float = 1e-5
@@ -37,7 +52,14 @@ class TransformerConfig(PreTrainedConfig):
     mlp_type: str = "glu"
     hidden_act: str = "silu"
     attention_bias: bool = False
+    attention_out_bias: bool | None = None
     mlp_bias: bool = False
+    qk_norm: bool = False
+    attention_multiplier: int | float | None = None
+    embedding_multiplier: int | float = 1.0
+    embedding_norm: bool = False
+    attn_logit_softcapping: int | float | None = None
+    final_logit_softcapping: int | float | None = None
     hidden_dropout: int | float = 0.0
     attention_dropout: int | float = 0.0
     initializer_range: float = 0.02
@@ -57,12 +79,47 @@ class TransformerConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             gated = -(-8 * self.hidden_size // (3 * 64)) * 64
             self.intermediate_size = gated if self.mlp_type == "glu" else 4 * self.hidden_size
+        if self.attention_out_bias is None:
+            self.attention_out_bias = self.attention_bias
         if self.layer_types is None:
-            self.layer_types = ["full_attention"] * self.num_hidden_layers
+            self.layer_types = [ATTENTION_KINDS[kind] for kind in self.attention_kinds]
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
         check_legal(self)
+
+    @property
+    def attention_kinds(self) -> list[str]:
+        """The kind of attention of each layer."""
+        return attention_kinds(self)
+
+    # Plans are properties because one config class spans many architectures: what a native model's plan lists for its
+    # one architecture, these list for the modules that this config builds.
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Tensor-parallel styles by module: heads and MLP channels are split over the ranks."""
+        gate = {"layers.*.mlp.gate_proj": "colwise"} if self.mlp_type == "glu" else {}
+        plan = {**gate, "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+        if self.position_encoding in ("alibi", "relative"):
+            return plan  # one score bias holds all heads, so every rank keeps them all
+        plan |= {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
+        if self.qk_norm:  # a rank's gradient covers its own heads only
+            plan |= {f"layers.*.self_attn.{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
+        return plan | {"layers.*.self_attn.o_proj": "rowwise"}
+
+    @property
+    def base_model_pp_plan(self) -> dict[str, tuple[list[str], list[str]]] | None:
+        """Pipeline stages: (inputs, outputs) by module, or None.
+
+        Later stages receive the hidden states as `inputs_embeds`, so nothing may act on embeddings before the layers.
+        """
+        if self.position_encoding in ("learned", "sinusoidal") or self.embedding_norm or self.norm_position == "post":
+            return None
+        return {
+            "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+            "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+            "norm": (["hidden_states"], ["hidden_states"]),
+        }
 
 
 @strict

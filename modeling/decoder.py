@@ -13,7 +13,7 @@ from .block import TransformerBlock
 from .configuration import AnyformerDecoderConfig
 from .heads import LanguageModelHead
 from .losses import shift_left
-from .masking import causal_masks, document_ids_from_positions
+from .masking import causal_masks, document_ids_from_positions, flash_sequences
 from .normalization import build_norm
 from .positions import apply_positions, build_positions
 
@@ -34,12 +34,22 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.position_encoding = build_positions(config)
+        self.embedding_norm = build_norm(config) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList([TransformerBlock(config, i) for i in range(config.num_hidden_layers)])
         # Post-norm blocks end in a norm of their own.
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.layers_by_kind = {
+            kind: (config.attention_kinds.index(kind), config.layer_types[config.attention_kinds.index(kind)])
+            for kind in config.attention_kinds
+        }
         self.gradient_checkpointing = False
         self.post_init()
+
+    def embed(self, input_ids):
+        """(B, T) -> (B, T, D)."""
+        x_BTD = self.embed_tokens(input_ids)
+        return x_BTD if self.config.embedding_multiplier == 1 else x_BTD * self.config.embedding_multiplier
 
     @merge_with_config_defaults
     @capture_outputs
@@ -56,7 +66,7 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        x_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x_BTD = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         documents = None
         if position_ids is not None and past_key_values is None and x_BTD.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTD.shape[0], -1))
@@ -66,17 +76,24 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(x_BTD.shape[1], device=x_BTD.device) + past).unsqueeze(0)
 
+        if documents is not None and self.config._attn_implementation.startswith("flash"):
+            kwargs |= flash_sequences(documents, attention_mask)
+            attention_mask = None
         masks = causal_masks(self.config, x_BTD, attention_mask, past_key_values, documents)
-        x_BTD, position_kwargs = apply_positions(self.position_encoding, x_BTD, position_ids)
+        x_BTD, position_kwargs = apply_positions(
+            self.position_encoding, x_BTD, position_ids, past_key_values, self.layers_by_kind
+        )
+        if self.embedding_norm is not None:
+            x_BTD = self.embedding_norm(x_BTD)
         x_BTD = self.dropout(x_BTD)
         for layer in self.layers:
             x_BTD = layer(
                 x_BTD,
-                attention_mask=masks[layer.layer_type],
+                attention_mask=masks[layer.attention_kind],
                 position_ids=position_ids,
                 past_key_values=past_key_values,
                 use_cache=use_cache,
-                **position_kwargs,
+                **position_kwargs[layer.attention_kind],
                 **kwargs,
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTD), past_key_values=past_key_values)
@@ -86,6 +103,9 @@ class AnyformerDecoderForCausalLM(AnyformerDecoderPreTrainedModel, GenerationMix
     """The decoder with a language-model head: next-token loss, logits, `generate`."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
 
     def __init__(self, config: AnyformerDecoderConfig):
         super().__init__(config)

@@ -7,23 +7,110 @@ can be checked before torch is imported.
 import math
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-POSITION_ENCODINGS = ("none", "learned", "rotary")
+POSITION_ENCODINGS = ("none", "learned", "sinusoidal", "rotary", "alibi", "relative")
 NORM_TYPES = ("layernorm", "rmsnorm")
 NORM_POSITIONS = ("pre", "post")
 MLP_TYPES = ("mlp", "glu")
-LAYER_TYPES = ("full_attention",)
+# Kinds of attention, each with the `layer_types` name by which transformers chooses its cache.
+ATTENTION_KINDS = {
+    "full_attention": "full_attention",
+    "sliding_attention": "sliding_attention",
+    "strided_attention": "full_attention",  # any past token may be needed again: nothing can leave the cache
+}
 
-POSITIVE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-POSITIVE_OR_NONE = ("intermediate_size", "num_key_value_heads", "head_dim")
+POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "alibi_bias_max",
+    "embedding_multiplier",
+)
+POSITIVE_OR_NONE = (
+    "intermediate_size",
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "attention_stride",
+    "attention_multiplier",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
 PROBABILITIES = ("hidden_dropout", "attention_dropout")
+
+
+def attention_kinds(c) -> list[str]:
+    """The kind of attention of each layer: `attention_pattern` repeated over the layers, else `layer_types`."""
+    if c.attention_pattern:
+        return [c.attention_pattern[i % len(c.attention_pattern)] for i in range(c.num_hidden_layers)]
+    return list(c.layer_types or ["full_attention"] * c.num_hidden_layers)
 
 
 def _head_dim(c):
     return c.head_dim if c.head_dim is not None else c.hidden_size // c.num_attention_heads
 
 
-def _rope_type(c):
-    return (c.rope_parameters or {}).get("rope_type", "default")
+def rope_parameters_of(c) -> dict[str, dict]:
+    """The rotary parameters of each layer type: nested ones as they are, flat ones under ""."""
+    parameters = c.rope_parameters or {}
+    nested = {key: value for key, value in parameters.items() if key in ATTENTION_KINDS}
+    return nested or {"": parameters}
+
+
+def _rotary_faults(c):
+    """What is wrong with the rotary parameters, one sentence each."""
+    if c.position_encoding != "rotary":
+        return
+    by_type = rope_parameters_of(c)
+    for kind in ATTENTION_KINDS:
+        if "" not in by_type and kind in attention_kinds(c) and ATTENTION_KINDS[kind] not in by_type:
+            yield f"rope_parameters has no entry for {ATTENTION_KINDS[kind]!r}, which layers of this model use"
+    for name, parameters in by_type.items():
+        field = f"rope_parameters.{name}." if name else "rope_parameters."
+        rope_type = parameters.get("rope_type", "default")
+        if rope_type not in ROPE_TYPES:
+            yield f"{field}rope_type={rope_type!r} is not known; known: {', '.join(ROPE_TYPES)}"
+        part = parameters.get("partial_rotary_factor", 1.0)
+        rotated = int(_head_dim(c) * part)
+        if rotated % 2 or not 0 < rotated <= _head_dim(c):
+            if part == 1.0:
+                yield (
+                    f"head_dim={_head_dim(c)} is odd, but position_encoding='rotary' rotates pairs of channels; "
+                    f"choose an even head_dim (hidden_size / num_attention_heads)"
+                )
+            else:
+                yield (
+                    f"{field}partial_rotary_factor={part} rotates {rotated} of {_head_dim(c)} channels; the number "
+                    f"must be even, above 0 and at most head_dim"
+                )
+
+
+def _pattern_and_layer_types_differ(c):
+    derived = [ATTENTION_KINDS.get(kind, kind) for kind in attention_kinds(c)]
+    return bool(c.attention_pattern) and c.layer_types is not None and list(c.layer_types) != derived
+
+
+def _unknown_kind(c):
+    known = ATTENTION_KINDS if c.attention_pattern else set(ATTENTION_KINDS.values())
+    return next((kind for kind in attention_kinds(c) if kind not in known), None)
+
+
+def _needs(kind, setting, meaning):
+    """Rows: layers of `kind` need `setting`, and `setting` needs layers of `kind` (or it would be silently unused)."""
+    return (
+        (
+            lambda c: kind in attention_kinds(c) and getattr(c, setting) is None,
+            lambda c: f"{kind} layers need {setting}, {meaning}",
+        ),
+        (
+            lambda c: kind not in attention_kinds(c) and getattr(c, setting) is not None,
+            lambda c: (
+                f"{setting}={getattr(c, setting)} is used by no layer; name {kind} in attention_pattern or leave "
+                f"{setting} null"
+            ),
+        ),
+    )
 
 
 def _divisors(number: int, near: int, most: int = 3) -> str:
@@ -43,7 +130,7 @@ def _one_of(name, values):
 def _positive(name, optional=False):
     def is_bad(c):
         value = getattr(c, name)
-        return not (optional and value is None) and value < 1
+        return not (optional and value is None) and value <= 0
 
     return is_bad, lambda c: f"{name}={getattr(c, name)} is not a positive number"
 
@@ -79,25 +166,42 @@ ILLEGAL = [
         ),
     ),
     (
-        lambda c: c.position_encoding == "rotary" and _head_dim(c) % 2 != 0,
-        lambda c: (
-            f"head_dim={_head_dim(c)} is odd, but position_encoding='rotary' rotates pairs of channels; "
-            f"choose an even head_dim (hidden_size / num_attention_heads)"
-        ),
-    ),
-    (
-        lambda c: c.position_encoding == "rotary" and _rope_type(c) not in ROPE_TYPES,
-        lambda c: f"rope_parameters.rope_type={_rope_type(c)!r} is not known; known: {', '.join(ROPE_TYPES)}",
-    ),
-    (
         lambda c: c.layer_types is not None and len(c.layer_types) != c.num_hidden_layers,
         lambda c: f"layer_types names {len(c.layer_types)} layers, but num_hidden_layers={c.num_hidden_layers}",
     ),
     (
-        lambda c: c.layer_types is not None and any(t not in LAYER_TYPES for t in c.layer_types),
+        lambda c: _unknown_kind(c) is not None,
         lambda c: (
-            f"layer_types holds {next(t for t in c.layer_types if t not in LAYER_TYPES)!r}, which a decoder does not "
-            f"have; known: {', '.join(LAYER_TYPES)}"
+            f"{'attention_pattern' if c.attention_pattern else 'layer_types'} holds {_unknown_kind(c)!r}, which a "
+            f"decoder does not have; known: "
+            f"{', '.join(ATTENTION_KINDS if c.attention_pattern else dict.fromkeys(ATTENTION_KINDS.values()))}"
+        ),
+    ),
+    (
+        _pattern_and_layer_types_differ,
+        lambda c: (
+            f"attention_pattern={c.attention_pattern} and layer_types={c.layer_types} say different things; "
+            f"leave layer_types null"
+        ),
+    ),
+    *_needs("sliding_attention", "sliding_window", "the number of tokens a query sees, itself included"),
+    *_needs("strided_attention", "attention_stride", "the width of the local band and the distance of far keys"),
+    (
+        lambda c: next(_rotary_faults(c), None) is not None,
+        lambda c: next(_rotary_faults(c)),
+    ),
+    (
+        lambda c: (
+            c.position_encoding == "relative"
+            and not (
+                c.relative_attention_num_buckets >= 2
+                and c.relative_attention_max_distance > c.relative_attention_num_buckets // 2
+            )
+        ),
+        lambda c: (
+            f"relative_attention_max_distance={c.relative_attention_max_distance} must be above half of "
+            f"relative_attention_num_buckets={c.relative_attention_num_buckets} (at least 2): the first half of the "
+            f"buckets holds one distance each"
         ),
     ),
 ]

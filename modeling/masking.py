@@ -1,11 +1,16 @@
-"""Which key each query may see. Masks are made once per forward pass, one per kind of layer.
+"""Which key each query may see. Masks are made once per forward pass, one per kind of attention.
 
 Built on transformers' mask functions, which return what the attention backend wants (nothing at all where the backend
 can do causality by itself).
 """
 
 import torch
-from transformers.masking_utils import create_causal_mask, packed_sequence_mask_function
+from transformers.masking_utils import (
+    and_masks,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+    packed_sequence_mask_function,
+)
 
 
 def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
@@ -14,8 +19,18 @@ def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
     return starts.cumsum(-1)
 
 
+def strided_mask_function(stride: int):
+    """Keys of a local band and every `stride`-th before it (Child et al. 2019, section 4.2, both parts in one head)."""
+
+    def strided(batch_idx, head_idx, q_idx, kv_idx):
+        distance = q_idx - kv_idx
+        return (distance < stride) | (distance % stride == 0)
+
+    return strided
+
+
 def causal_masks(config, inputs_embeds, attention_mask, past_key_values, document_ids=None) -> dict:
-    """Return {layer type: mask} for the layer types the config names.
+    """Return {kind of attention: mask} for the kinds the config names.
 
     Args:
         inputs_embeds: (B, T, D); only its shape, dtype and device are read.
@@ -26,12 +41,33 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
     """
     if isinstance(attention_mask, dict):
         return attention_mask
-    packed = None if document_ids is None else packed_sequence_mask_function(document_ids)
-    mask = create_causal_mask(
-        config=config,
-        inputs_embeds=inputs_embeds,
-        attention_mask=attention_mask,
-        past_key_values=past_key_values,
-        and_mask_function=packed,
-    )
-    return dict.fromkeys(config.layer_types, mask)
+    packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
+    masks = {}
+    for kind in dict.fromkeys(config.attention_kinds):
+        overlays = [*packed, strided_mask_function(config.attention_stride)] if kind == "strided_attention" else packed
+        create = create_sliding_window_causal_mask if kind == "sliding_attention" else create_causal_mask
+        masks[kind] = create(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            and_mask_function=and_masks(*overlays) if overlays else None,
+        )
+    return masks
+
+
+def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:
+    """Packed rows as flash kernels want them: each document of each row a sequence of one long batch.
+
+    Args:
+        document_ids: (B, T). attention_mask: None or (B, T); runs of padding become sequences of their own.
+
+    Their number is read on the host: the one synchronisation that varlen kernels cost.
+    """
+    changes = torch.diff(document_ids, dim=-1) != 0
+    if attention_mask is not None:
+        changes |= torch.diff(attention_mask.to(document_ids.dtype), dim=-1) != 0
+    starts = torch.nn.functional.pad(changes, (1, 0), value=True).flatten().nonzero()[:, 0]
+    bounds = torch.nn.functional.pad(starts, (0, 1), value=document_ids.numel()).to(torch.int32)
+    longest = document_ids.shape[-1]  # an upper bound is enough for the kernels, and costs no second synchronisation
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}

@@ -3,8 +3,12 @@
 from torch import nn
 
 
-def build_norm(config) -> nn.Module:
-    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019, eq. 4) over the last, `hidden_size` axis."""
+def build_norm(config, size: int | None = None) -> nn.Module:
+    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019, eq. 4) over the last axis.
+
+    `size` is the length of that axis; None: `hidden_size`.
+    """
+    size = config.hidden_size if size is None else size
     if config.norm_type == "rmsnorm":
-        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+        return nn.RMSNorm(size, eps=config.norm_eps)
+    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
