@@ -11,6 +11,9 @@ _EXPORTS = {
     "AnyformerDecoderConfig": "configuration",
     "AnyformerDecoderModel": "decoder",
     "AnyformerDecoderForCausalLM": "decoder",
+    "AnyformerDecoderForSequenceClassification": "decoder",
+    "AnyformerDecoderForTokenClassification": "decoder",
+    "AnyformerDecoderForQuestionAnswering": "decoder",
 }
 __all__ = list(_EXPORTS)
 

@@ -16,11 +16,18 @@ from .losses import shift_left
 from .masking import causal_masks, document_ids_from_positions, flash_sequences
 from .normalization import build_norm
 from .positions import apply_positions, build_positions
+from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
 
 
 class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
     config_class = AnyformerDecoderConfig
-    auto_classes = {"AutoModel": "AnyformerDecoderModel", "AutoModelForCausalLM": "AnyformerDecoderForCausalLM"}
+    auto_classes = {
+        "AutoModel": "AnyformerDecoderModel",
+        "AutoModelForCausalLM": "AnyformerDecoderForCausalLM",
+        "AutoModelForSequenceClassification": "AnyformerDecoderForSequenceClassification",
+        "AutoModelForTokenClassification": "AnyformerDecoderForTokenClassification",
+        "AutoModelForQuestionAnswering": "AnyformerDecoderForQuestionAnswering",
+    }
 
 
 class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
@@ -165,5 +172,17 @@ class AnyformerDecoderForCausalLM(AnyformerDecoderPreTrainedModel, GenerationMix
         )
 
 
-AnyformerDecoderModel.register_for_auto_class("AutoModel")
-AnyformerDecoderForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+class AnyformerDecoderForSequenceClassification(ForSequenceClassification, AnyformerDecoderPreTrainedModel):
+    base_class = AnyformerDecoderModel
+
+
+class AnyformerDecoderForTokenClassification(ForTokenClassification, AnyformerDecoderPreTrainedModel):
+    base_class = AnyformerDecoderModel
+
+
+class AnyformerDecoderForQuestionAnswering(ForQuestionAnswering, AnyformerDecoderPreTrainedModel):
+    base_class = AnyformerDecoderModel
+
+
+for _auto_class, _name in AnyformerDecoderPreTrainedModel.auto_classes.items():
+    globals()[_name].register_for_auto_class(_auto_class)

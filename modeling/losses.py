@@ -16,7 +16,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
     """sum over i of -log softmax(x_i W^T)[y_i], with both gradients made in the forward pass (same three products)."""
 
     @staticmethod
-    def forward(ctx, x_ND, weight_VD, labels_N, rows):
+    def forward(ctx, x_ND, weight_VD, labels_N, rows, softcap):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         grad_x = torch.empty_like(x_ND) if needs_x else None
         # fp32 even for bf16 operands: it is summed over all chunks.
@@ -27,11 +27,17 @@ class _LinearCrossEntropySum(torch.autograd.Function):
             counted = labels != IGNORE_INDEX
             target = torch.where(counted, labels, 0)[:, None]
             logits = (x @ weight_VD.t()).float()
+            if softcap is not None:
+                squashed = logits.div_(softcap).tanh_()
+                slope = 1 - squashed.square() if needs_x or needs_weight else None
+                logits = squashed.mul_(softcap)
             log_normaliser = logits.logsumexp(dim=-1)
             total += ((log_normaliser - logits.gather(1, target)[:, 0]) * counted).sum()
             if needs_x or needs_weight:
                 grad = logits.sub_(log_normaliser[:, None]).exp_()  # softmax - one-hot, in the logits' memory
                 grad.scatter_add_(1, target, torch.full_like(grad[:, :1], -1.0))
+                if softcap is not None:
+                    grad = grad.mul_(slope)
                 grad = grad.mul_(counted[:, None]).to(x.dtype)
                 if needs_x:
                     torch.mm(grad, weight_VD, out=grad_x[start : start + rows])
@@ -46,7 +52,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         grad_x, grad_weight = ctx.saved_tensors
         grad_x = None if grad_x is None else grad_x * grad_total.to(grad_x.dtype)
         grad_weight = None if grad_weight is None else grad_weight * grad_total
-        return grad_x, grad_weight, None, None
+        return grad_x, grad_weight, None, None, None
 
 
 def linear_cross_entropy(
@@ -55,6 +61,7 @@ def linear_cross_entropy(
     labels: torch.Tensor,
     num_items_in_batch: torch.Tensor | int | None = None,
     logits_per_chunk: int = LOGITS_PER_CHUNK,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Cross-entropy of `hidden @ weight.T` against `labels`, in fp32, as a scalar.
 
@@ -62,6 +69,7 @@ def linear_cross_entropy(
         hidden: (N, D). weight: (V, D). labels: (N,), already aligned with `hidden`; -100 is not counted.
         num_items_in_batch: the sum is divided by it; None: by the number of counted labels (mean).
         logits_per_chunk: most logits held at a time.
+        softcap: the logits z become softcap * tanh(z / softcap) first.
 
     Under autocast the products run in the autocast dtype, as those of a Linear layer do.
     """
@@ -71,7 +79,7 @@ def linear_cross_entropy(
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     rows = max(1, logits_per_chunk // weight.shape[0])
     with torch.autocast(device_type, enabled=False):
-        total = _LinearCrossEntropySum.apply(hidden, weight, labels, rows)
+        total = _LinearCrossEntropySum.apply(hidden, weight, labels, rows, softcap)
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum()
     elif torch.is_tensor(num_items_in_batch):

@@ -1,0 +1,162 @@
+"""Task heads as mixins: a family names its base model and gets the head.
+
+Not transformers' Generic heads: those build the base model with `AutoModel.from_config`, which in code loaded from the
+Hub asks for trust once more. A family's class sets `base_class`, and may override `pool`.
+"""
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import (
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+from .task_losses import problem_type_of, sequence_classification_loss, span_loss, token_classification_loss
+
+
+def last_token_index(input_ids, attention_mask, pad_token_id, length: int, device) -> torch.Tensor:
+    """(B,) index of each row's last real token: by the mask, else by the padding token, else the last one.
+
+    The mask counts first, because models whose padding token is also their end token are common.
+    """
+    if attention_mask is not None and attention_mask.dim() == 2:
+        real = attention_mask.to(device)[:, -length:] != 0
+    elif input_ids is not None and pad_token_id is not None:
+        real = input_ids.to(device) != pad_token_id
+    else:
+        return torch.tensor(length - 1, device=device)
+    return (real * torch.arange(1, length + 1, device=device)).argmax(dim=-1)
+
+
+class ForSequenceClassification:
+    """One label, several labels or numbers for a whole row (`problem_type`)."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = self.base_class(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+    def pool(self, hidden_states, input_ids, attention_mask):
+        """(B, T, D) -> (B, D): the last token, the only one that has seen the whole row of a causal model."""
+        length, device = hidden_states.shape[1], hidden_states.device
+        last = last_token_index(input_ids, attention_mask, self.config.pad_token_id, length, device)
+        return hidden_states[torch.arange(hidden_states.shape[0], device=device), last]
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values=None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> SequenceClassifierOutputWithPast:
+        """labels: (B,) class numbers, (B, num_labels) of 0 and 1, or numbers -> logits (B, num_labels) and loss."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits, loss = self.score(self.pool(outputs.last_hidden_state, input_ids, attention_mask)), None
+        if labels is not None:
+            if self.config.problem_type is None:  # kept: pipelines choose softmax or sigmoid by it
+                self.config.problem_type = problem_type_of(labels, self.num_labels)
+            loss = sequence_classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
+        return SequenceClassifierOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.get("past_key_values"),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class ForTokenClassification:
+    """One label for each token."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = self.base_class(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> TokenClassifierOutput:
+        """labels: (B, T) class numbers, -100 not counted -> logits (B, T, num_labels) and loss."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        logits = self.score(self.dropout(outputs.last_hidden_state))
+        loss = None if labels is None else token_classification_loss(logits, labels, num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class ForQuestionAnswering:
+    """First and last token of the answer in the row."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = self.base_class(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> QuestionAnsweringModelOutput:
+        """start_positions, end_positions: (B,) token indices -> start and end logits (B, T) and loss."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(dim=-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch)
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

@@ -1,0 +1,72 @@
+"""Losses of the task heads. Each is a sum divided by `num_items_in_batch`, or by its own count where that is None.
+
+Trainer passes the label count of all micro-batches of an optimizer step and then does not divide by their number: a
+head that took a mean instead would multiply its gradient by the accumulation steps, as transformers' own regression
+and multi-label losses do.
+"""
+
+import torch
+from torch.nn import functional
+
+from .losses import IGNORE_INDEX
+
+
+def _averaged(total, count, num_items_in_batch):
+    if num_items_in_batch is None:
+        return total / count
+    if torch.is_tensor(num_items_in_batch):
+        num_items_in_batch = num_items_in_batch.to(total.device)
+    return total / num_items_in_batch
+
+
+def token_classification_loss(logits, labels, num_items_in_batch=None):
+    """Cross-entropy of logits (..., C) against class numbers (...); -100 is not counted."""
+    labels = labels.to(logits.device).flatten()
+    total = functional.cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    return _averaged(total, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
+
+
+def problem_type_of(labels: torch.Tensor, num_labels: int) -> str:
+    """What labels of this kind ask for, by transformers' rule (`problem_type` of a config left at None)."""
+    if num_labels == 1:
+        return "regression"
+    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+
+
+def sequence_classification_loss(logits, labels, problem_type, num_items_in_batch=None):
+    """The loss of `problem_type` for logits (B, C).
+
+    single_label_classification: labels (B,) class numbers, cross-entropy. multi_label_classification: labels (B, C) of
+    0 and 1, binary cross-entropy. regression: labels (B,) or (B, C), squared error.
+
+    Raises:
+        ValueError: an unknown problem type.
+    """
+    if problem_type == "single_label_classification":
+        return token_classification_loss(logits, labels, num_items_in_batch)
+    labels = labels.to(device=logits.device, dtype=torch.float).view_as(logits)
+    if problem_type == "multi_label_classification":
+        total = functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="sum")
+    elif problem_type == "regression":
+        total = functional.mse_loss(logits.float(), labels, reduction="sum")
+    else:
+        raise ValueError(
+            f"problem_type={problem_type!r} is not known; known: single_label_classification, "
+            f"multi_label_classification, regression"
+        )
+    return _averaged(total, labels.numel(), num_items_in_batch)
+
+
+def span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch=None):
+    """Mean cross-entropy of an answer's first and last token; logits (B, T), positions (B,) or (B, 1).
+
+    Positions outside the row (the answer was cut off) are not counted, as in transformers.
+    """
+    losses = []
+    for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
+        positions = positions.to(logits.device).flatten()
+        inside = (positions >= 0) & (positions < logits.shape[-1])
+        losses.append(
+            token_classification_loss(logits, torch.where(inside, positions, IGNORE_INDEX), num_items_in_batch)
+        )
+    return (losses[0] + losses[1]) / 2
