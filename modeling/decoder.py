@@ -53,11 +53,6 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def embed(self, input_ids):
-        """(B, T) -> (B, T, D)."""
-        x_BTD = self.embed_tokens(input_ids)
-        return x_BTD if self.config.embedding_multiplier == 1 else x_BTD * self.config.embedding_multiplier
-
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -73,7 +68,9 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        x_BTD = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        x_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.config.embedding_multiplier != 1:
+            x_BTD = x_BTD * self.config.embedding_multiplier
         documents = None
         if position_ids is not None and past_key_values is None and x_BTD.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTD.shape[0], -1))

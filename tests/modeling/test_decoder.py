@@ -156,6 +156,33 @@ VARIANTS = {
     "mha-bias": {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
     "untied-layernorm-nobias": {"tie_word_embeddings": False, "norm_type": "layernorm", "norm_bias": False},
     "llama3-rope": {"rope_parameters": ROPES["llama3"]},
+    "sinusoidal": {"position_encoding": "sinusoidal", "embedding_multiplier": 5.5, "embedding_norm": True},
+    "alibi": {"position_encoding": "alibi", "num_attention_heads": 4},
+    "alibi-six-heads": {"position_encoding": "alibi", "num_attention_heads": 6, "head_dim": 8},
+    "relative": {"position_encoding": "relative", "relative_attention_num_buckets": 8},
+    "relative-sliding": {
+        "position_encoding": "relative",
+        "attention_pattern": ["full_attention", "sliding_attention"],
+        "sliding_window": 3,
+    },
+    "sliding": {"attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "sliding-and-full-own-theta": {
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 5,
+        "rope_parameters": {"sliding_attention": ROPES["default"], "full_attention": ROPES["yarn"]},
+    },
+    "strided": {"attention_pattern": ["strided_attention", "full_attention"], "attention_stride": 3},
+    "alibi-strided-sliding": {
+        "position_encoding": "alibi",
+        "attention_pattern": ["strided_attention", "sliding_attention"],
+        "attention_stride": 4,
+        "sliding_window": 4,
+    },
+    "qk-norm-partial-rotary": {
+        "qk_norm": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "scaled-and-capped": {"attention_multiplier": 1.0, "final_logit_softcapping": 3.0, "attention_out_bias": True},
 }
 
 

@@ -14,7 +14,9 @@ CASES = {
     },
     "num_key_value_heads=3 does not divide num_attention_heads=8": {"num_key_value_heads": 3},
     "head_dim=5 is odd": {"head_dim": 5},
-    "position_encoding='rotery' is not known; known: none, learned, rotary": {"position_encoding": "rotery"},
+    "position_encoding='rotery' is not known; known: none, learned, sinusoidal, rotary, alibi, relative": {
+        "position_encoding": "rotery"
+    },
     "norm_type='batchnorm' is not known": {"norm_type": "batchnorm"},
     "norm_position='middle' is not known": {"norm_position": "middle"},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
@@ -22,6 +24,36 @@ CASES = {
     "num_hidden_layers=0 is not a positive number": {"num_hidden_layers": 0},
     "attention_dropout=1.5 is not a probability": {"attention_dropout": 1.5},
     "layer_types names 1 layers, but num_hidden_layers=8": {"layer_types": ["full_attention"]},
+    "sliding_attention layers need sliding_window": {"attention_pattern": ["sliding_attention"]},
+    "strided_attention layers need attention_stride": {"attention_pattern": ["strided_attention"]},
+    "sliding_window=256 is used by no layer; name sliding_attention in attention_pattern": {"sliding_window": 256},
+    "attention_stride=4 is used by no layer": {"attention_stride": 4},
+    "sliding_window=0 is not a positive number": {"sliding_window": 0},
+    "say different things; leave layer_types null": {
+        "num_hidden_layers": 1,
+        "attention_pattern": ["full_attention"],
+        "layer_types": ["sliding_attention"],
+    },
+    "attention_pattern holds 'dense', which a decoder does not have; known: full_attention, sliding_attention, "
+    "strided_attention": {"attention_pattern": ["dense"]},
+    "rope_parameters has no entry for 'full_attention', which layers of this model use": {
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "rope_parameters": {"sliding_attention": {"rope_type": "default"}},
+    },
+    "rope_parameters.sliding_attention.rope_type='spiral' is not known": {
+        "attention_pattern": ["sliding_attention"],
+        "sliding_window": 4,
+        "rope_parameters": {"sliding_attention": {"rope_type": "spiral"}},
+    },
+    "rope_parameters.partial_rotary_factor=0.12 rotates 7 of 64 channels": {
+        "head_dim": 64,
+        "rope_parameters": {"partial_rotary_factor": 0.12},
+    },
+    "relative_attention_max_distance=16 must be above half of relative_attention_num_buckets=32": {
+        "position_encoding": "relative",
+        "relative_attention_max_distance": 16,
+    },
     "which a decoder does not have": {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]},
 }
 

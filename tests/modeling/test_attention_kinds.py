@@ -1,0 +1,137 @@
+"""Laws of which token sees which: windows, strides, flash sequences, and masks that are not built."""
+
+import pytest
+import torch
+from anyformer.modeling.masking import flash_sequences
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anyformer import AnyformerDecoderForCausalLM
+
+LENGTH = 24
+
+
+def seen(config, query: int) -> set[int]:
+    """The positions whose embeddings a one-layer model's output at `query` depends on."""
+    torch.manual_seed(0)
+    model = AnyformerDecoderForCausalLM(config).eval()
+    embeds = torch.randn(1, LENGTH, config.hidden_size, requires_grad=True)
+    out = model(inputs_embeds=embeds).logits[0, query].square().sum()
+    (gradient,) = torch.autograd.grad(out, embeds)
+    return set(gradient[0].abs().sum(-1).nonzero()[:, 0].tolist())
+
+
+@pytest.mark.parametrize("position_encoding", ["rotary", "alibi", "relative", "none"])
+def test_a_sliding_layer_sees_the_window_and_a_strided_one_the_band_and_every_stride(tiny_config, position_encoding):
+    common = {"num_hidden_layers": 1, "position_encoding": position_encoding}
+    sliding = tiny_config(attention_pattern=["sliding_attention"], sliding_window=5, **common)
+    strided = tiny_config(attention_pattern=["strided_attention"], attention_stride=4, **common)
+    for query in (0, 3, 11, 23):
+        assert seen(sliding, query) == set(range(max(0, query - 4), query + 1))
+        assert seen(strided, query) == {k for k in range(query + 1) if query - k < 4 or (query - k) % 4 == 0}
+
+
+class Watch(TorchDispatchMode):
+    """Records the largest square any operation makes and whether a value was read on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.squares, self.syncs = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
+            self.syncs.append(str(func))
+        for x in out if isinstance(out, tuple) else (out,):
+            if isinstance(x, torch.Tensor) and x.shape[-2:] == (LENGTH, LENGTH):
+                self.squares.append(str(func))
+        return out
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("position_encoding", ["rotary", "learned", "sinusoidal", "none"])
+def test_without_padding_and_packing_no_mask_is_built_and_nothing_is_read_on_the_host(
+    tiny_config, position_encoding, training
+):
+    model = AnyformerDecoderForCausalLM(tiny_config(position_encoding=position_encoding)).train(training)
+    ids = torch.randint(3, 97, (2, LENGTH))
+    with Watch() as watch:
+        model(ids, labels=ids)
+    assert watch.squares == [] and watch.syncs == []
+
+
+def test_packed_rows_read_nothing_on_the_host(tiny_config):
+    model = AnyformerDecoderForCausalLM(tiny_config()).train()
+    ids, positions = torch.randint(3, 97, (2, LENGTH)), torch.arange(LENGTH).remainder(9).expand(2, -1)
+    with Watch() as watch:
+        model(ids, labels=ids, position_ids=positions)
+    assert watch.squares and watch.syncs == []
+
+
+def test_the_compiled_graph_has_no_mask_either(tiny_config):
+    model = AnyformerDecoderForCausalLM(tiny_config()).train()
+    squares = []
+
+    def look(graph, inputs):
+        for node in graph.graph.nodes:
+            value = node.meta.get("example_value")
+            if isinstance(value, torch.Tensor) and tuple(value.shape[-2:]) == (LENGTH, LENGTH):
+                squares.append(node.name)
+        return graph.forward
+
+    ids = torch.randint(3, 97, (2, LENGTH))
+    torch.compile(model, fullgraph=True, backend=look)(ids, labels=ids)
+    assert squares == []
+
+
+def test_flash_sequences_are_the_documents_of_each_row_and_padding_stands_alone():
+    documents = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]])
+    assert flash_sequences(documents, None)["cu_seq_lens_q"].tolist() == [0, 3, 5, 6, 10]
+    padding = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+    facts = flash_sequences(documents, padding)
+    assert facts["cu_seq_lens_k"].tolist() == [0, 3, 4, 5, 6, 10] and facts["max_length_q"] >= 4
+    assert facts["cu_seq_lens_q"].dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    "fields, works, refused",
+    [
+        ({}, ["eager", "sdpa"], []),
+        ({"position_encoding": "alibi"}, ["eager", "sdpa"], ["flash_attention_2"]),
+        ({"position_encoding": "relative"}, ["eager", "sdpa"], ["flash_attention_2"]),
+        (
+            {"attention_pattern": ["strided_attention"], "attention_stride": 2},
+            ["eager", "sdpa"],
+            ["flash_attention_2"],
+        ),
+        ({"attn_logit_softcapping": 5.0}, ["eager"], ["sdpa"]),
+    ],
+)
+def test_a_backend_that_would_drop_a_part_is_refused(tiny_config, fields, works, refused):
+    for backend in works:
+        AnyformerDecoderForCausalLM._from_config(tiny_config(**fields), attn_implementation=backend)
+    for backend in refused:
+        with pytest.raises((ValueError, ImportError), match="support"):
+            AnyformerDecoderForCausalLM._from_config(tiny_config(**fields), attn_implementation=backend)
+
+
+def test_capped_scores_are_those_of_the_formula_and_the_default_backend_can_do_them(tiny_config):
+    model = AnyformerDecoderForCausalLM(tiny_config(attn_logit_softcapping=0.01, num_hidden_layers=1)).eval()
+    assert model.config._attn_implementation == "eager"
+    for p in model.model.layers[0].self_attn.parameters():
+        p.data.mul_(50)
+    weights = model(torch.randint(3, 97, (1, 8)), output_attentions=True).attentions[0]
+    # Scores within +-0.01 are almost equal: every query weighs its keys almost evenly, however large the projections.
+    for query in range(8):
+        even = torch.full((4, query + 1), 1 / (query + 1))
+        torch.testing.assert_close(weights[0, :, query, : query + 1], even, atol=0.01, rtol=0)
+
+
+def test_a_models_windows_and_strides_survive_saving(tiny_config, tmp_path):
+    config = tiny_config(
+        attention_pattern=["strided_attention", "sliding_attention"], attention_stride=4, sliding_window=3
+    )
+    model, ids = AnyformerDecoderForCausalLM(config).eval(), torch.randint(3, 97, (1, LENGTH))
+    model.save_pretrained(tmp_path)
+    again = AnyformerDecoderForCausalLM.from_pretrained(tmp_path)
+    assert again.config.layer_types == ["full_attention", "sliding_attention"]
+    assert torch.equal(again(ids).logits, model(ids).logits)

@@ -1,0 +1,72 @@
+"""Laws of the position schemes: each equals transformers' own maths, or the paper's."""
+
+import pytest
+import torch
+from anyformer.modeling.positions import AlibiBias, RelativePositionBias, SinusoidalPositions, build_positions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+
+TOLERANCE = 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(buckets=st.sampled_from([8, 16, 32]), factor=st.integers(1, 20), longest=st.integers(1, 400))
+def test_relative_buckets_are_t5s(buckets, factor, longest):
+    from anyformer import AnyformerDecoderConfig
+
+    config = AnyformerDecoderConfig(
+        position_encoding="relative",
+        relative_attention_num_buckets=buckets,
+        relative_attention_max_distance=buckets // 2 + factor,
+    )
+    distances = torch.arange(-5, longest)
+    expected = T5Attention._relative_position_bucket(
+        -distances, bidirectional=False, num_buckets=buckets, max_distance=buckets // 2 + factor
+    )
+    assert torch.equal(RelativePositionBias(config).buckets(distances), expected)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20, 112])
+def test_alibi_slopes_are_blooms_for_every_head_count(tiny_config, heads):
+    scheme = AlibiBias(tiny_config(num_attention_heads=heads, num_key_value_heads=heads, head_dim=8))
+    # (heads, 1, 2): slope times key position
+    native = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), heads, torch.float32)
+    torch.testing.assert_close(scheme.slopes, native[:, 0, 1])
+
+
+@pytest.mark.parametrize("bias_max", [4, 8, 8.0, 16])
+def test_alibi_bias_max_is_mpts(tiny_config, bias_max):
+    scheme = AlibiBias(tiny_config(num_attention_heads=8, alibi_bias_max=bias_max))
+    # (heads, 1, 2): minus slope times distance to the last key
+    native = build_mpt_alibi_tensor(8, 2, alibi_bias_max=bias_max)
+    torch.testing.assert_close(scheme.slopes, -native[:, 0, 0])
+
+
+@pytest.mark.parametrize("size", [32, 33])
+def test_sinusoids_are_marians_at_every_position_and_need_no_table(tiny_config, size):
+    scheme = SinusoidalPositions(tiny_config(hidden_size=size, head_dim=8, num_attention_heads=4))
+    native = MarianSinusoidalPositionalEmbedding(500, size)
+    native.weight.data = native.create_weight()
+    got = scheme(torch.zeros(1, 500, size), torch.arange(500)[None])
+    # Marian computes the angles in float64, we in float32: at position 500 that is 3e-5 of a radian.
+    torch.testing.assert_close(got, native(torch.Size([1, 500]))[None], atol=5e-5, rtol=0)
+
+
+def test_layers_of_each_type_turn_by_their_own_theta(tiny_config):
+    config = tiny_config(
+        attention_pattern=["sliding_attention", "full_attention"],
+        sliding_window=4,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    )
+    scheme, x, positions = build_positions(config), torch.zeros(1, 5, 32), torch.arange(5)[None]
+    exponents = torch.arange(0, 8, 2) / 8
+    for name, theta in (("sliding_attention", 100.0), ("full_attention", 1e6)):
+        cos, _ = scheme(x, positions, name)
+        torch.testing.assert_close(cos[0, 3], torch.cos(3 * theta**-exponents), atol=TOLERANCE, rtol=0)
