@@ -1,0 +1,59 @@
+"""A tokenizer of characters, a model that speaks it, and that model's native twin."""
+
+import string
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def tokenizer():
+    """One token for each printable character."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *string.printable])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    tokenizer.model_max_length = 128
+    return tokenizer
+
+
+@pytest.fixture
+def speaking_config(tiny_config, tokenizer):
+    """Factory of tiny configs with the tokenizer's vocabulary and room for a few sentences."""
+
+    def make(**overrides):
+        return tiny_config(**({"vocab_size": len(tokenizer), "max_position_embeddings": 256} | overrides))
+
+    return make
+
+
+@pytest.fixture
+def model(speaking_config):
+    from anyformer import AnyformerDecoderForCausalLM
+
+    torch.manual_seed(0)
+    return AnyformerDecoderForCausalLM(speaking_config()).eval()
+
+
+@pytest.fixture
+def native(model):
+    """transformers' own LLaMA with the same weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    shared += ("num_key_value_heads", "max_position_embeddings", "rope_parameters", "tie_word_embeddings")
+    shared += ("pad_token_id", "bos_token_id", "eos_token_id")
+    fields = {name: getattr(model.config, name) for name in shared}
+    twin = LlamaForCausalLM(LlamaConfig(**fields, rms_norm_eps=model.config.norm_eps)).eval()
+    twin.load_state_dict(model.state_dict())
+    return twin

@@ -1,0 +1,131 @@
+"""lm-eval on our models: in memory, and from a folder whose code travels with it."""
+
+import json
+
+import pytest
+import torch
+from local_hub import WITHOUT_ANYFORMER, client_env, run_script
+
+lm_eval = pytest.importorskip("lm_eval")
+
+TOLERANCE = 1e-4  # log-probabilities of a sentence are sums near -200, in fp32
+
+QUESTIONS = [
+    {"question": "The quick brown fox jumps over the lazy", "choices": [" dog", " cat", " quartz"], "answer": 0},
+    {"question": "Pack my box with five dozen", "choices": [" jugs", " liquor jugs", " dogs"], "answer": 1},
+    {"question": "Sphinx of black quartz, judge my", "choices": [" bow", " vow", " jig"], "answer": 1},
+]
+CHOICE_TASK = """
+task: local_choices
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: choices
+doc_to_target: answer
+target_delimiter: ""
+metric_list: [{{metric: acc}}]
+"""
+PERPLEXITY_TASK = """
+task: local_perplexity
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{question}}}}"
+metric_list: [{{metric: word_perplexity}}]
+"""
+GENERATION_TASK = """
+task: local_generation
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{choices[answer]}}}}"
+generation_kwargs: {{until: ["."], max_gen_toks: 6, do_sample: false}}
+metric_list: [{{metric: exact_match}}]
+"""
+TASKS = {
+    "local_choices": CHOICE_TASK,
+    "local_perplexity": PERPLEXITY_TASK,
+    "local_generation": GENERATION_TASK,
+}
+EVALUATE_REMOTE_CODE = """
+import lm_eval
+
+folder, tasks, names = args
+results = lm_eval.simple_evaluate(
+    model="hf",
+    model_args={"pretrained": folder, "trust_remote_code": True, "dtype": "float32"},
+    tasks=names, task_manager=lm_eval.tasks.TaskManager(include_path=tasks, include_defaults=False),
+    device="cpu", batch_size=2, bootstrap_iters=0)
+report({name: [sample["resps"] for sample in results["samples"][name]] for name in names})
+"""
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """A folder with the tasks and their data."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    data = folder / "questions.jsonl"
+    data.write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
+    for name, task in TASKS.items():
+        (folder / f"{name}.yaml").write_text(task.format(data=data))
+    return folder
+
+
+def evaluate_in_memory(model, tokenizer, tasks):
+    from lm_eval.models.huggingface import HFLM
+
+    return lm_eval.simple_evaluate(
+        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
+        tasks=list(TASKS),
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+    )
+
+
+@torch.no_grad()
+def log_probability(model, tokenizer, context: str, continuation: str) -> float:
+    """Sum of the log-probabilities of the continuation's tokens, one plain forward pass."""
+    ids = torch.tensor([tokenizer(context + continuation)["input_ids"]])
+    count = len(tokenizer(continuation)["input_ids"])
+    log_probs = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+    return log_probs[-count:].sum().item()
+
+
+def test_in_memory_scores_are_the_models_log_probabilities(model, tokenizer, tasks):
+    results = evaluate_in_memory(model, tokenizer, tasks)
+    correct = 0
+    for question, sample in zip(QUESTIONS, results["samples"]["local_choices"]):
+        expected = [log_probability(model, tokenizer, question["question"], c) for c in question["choices"]]
+        assert [float(r[0]) for r in sample["filtered_resps"]] == pytest.approx(expected, abs=TOLERANCE)
+        correct += expected.index(max(expected)) == question["answer"]
+    assert results["results"]["local_choices"]["acc,none"] == pytest.approx(correct / len(QUESTIONS))
+
+    for question, sample in zip(QUESTIONS, results["samples"]["local_perplexity"]):
+        expected = log_probability(model, tokenizer, tokenizer.bos_token, question["question"])
+        assert float(sample["filtered_resps"][0]) == pytest.approx(expected, abs=TOLERANCE)
+
+    for question, sample in zip(QUESTIONS, results["samples"]["local_generation"]):
+        ids = tokenizer(question["question"], return_tensors="pt")["input_ids"]
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+        text = tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True).split(".")[0]
+        assert sample["filtered_resps"][0] == text
+
+
+@pytest.mark.slow
+def test_remote_code_gives_the_scores_that_memory_gives(model, tokenizer, tasks, tmp_path):
+    results = evaluate_in_memory(model, tokenizer, tasks)
+    expected = {name: [sample["resps"] for sample in results["samples"][name]] for name in TASKS}
+    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    script = WITHOUT_ANYFORMER + EVALUATE_REMOTE_CODE
+    found = run_script(script, folder, tasks, list(TASKS), env=client_env(tmp_path), cwd=elsewhere)
+    assert found == json.loads(json.dumps(expected))  # same machine, same batches: the very same numbers
