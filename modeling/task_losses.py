@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from .losses import IGNORE_INDEX
 
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+
 
 def _averaged(total, count, num_items_in_batch):
     if num_items_in_batch is None:
@@ -42,18 +44,13 @@ def sequence_classification_loss(logits, labels, problem_type, num_items_in_batc
     Raises:
         ValueError: an unknown problem type.
     """
+    if problem_type not in PROBLEM_TYPES:
+        raise ValueError(f"problem_type={problem_type!r} is not known; known: {', '.join(PROBLEM_TYPES)}")
     if problem_type == "single_label_classification":
         return token_classification_loss(logits, labels, num_items_in_batch)
     labels = labels.to(device=logits.device, dtype=torch.float).view_as(logits)
-    if problem_type == "multi_label_classification":
-        total = functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="sum")
-    elif problem_type == "regression":
-        total = functional.mse_loss(logits.float(), labels, reduction="sum")
-    else:
-        raise ValueError(
-            f"problem_type={problem_type!r} is not known; known: single_label_classification, "
-            f"multi_label_classification, regression"
-        )
+    loss = functional.mse_loss if problem_type == "regression" else functional.binary_cross_entropy_with_logits
+    total = loss(logits.float(), labels, reduction="sum")
     return _averaged(total, labels.numel(), num_items_in_batch)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from anyformer.modeling.masking import flash_sequences
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from anyformer import AnyformerDecoderForCausalLM
 
@@ -135,3 +136,60 @@ def test_a_models_windows_and_strides_survive_saving(tiny_config, tmp_path):
     again = AnyformerDecoderForCausalLM.from_pretrained(tmp_path)
     assert again.config.layer_types == ["full_attention", "sliding_attention"]
     assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+# ---- flash kernels cannot run here: a stub with their signature, in plain torch, stands in for them
+
+
+def reference_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale=None, causal=False, window_size=(-1, -1), **_):
+    """What a flash varlen kernel computes: q, k, v (total, heads, size), each sequence on its own."""
+    out = torch.empty_like(q)
+    groups = q.shape[1] // k.shape[1]
+    for start, end in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist()):
+        query, key, value = q[start:end], *(x[start:end].repeat_interleave(groups, 1) for x in (k, v))
+        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None]
+        visible = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+        if window_size[0] >= 0:
+            visible &= distance <= window_size[0]
+        scores = torch.einsum("thk,shk->hts", query, key) * softmax_scale
+        out[start:end] = torch.einsum("hts,shk->thk", scores.masked_fill(~visible, -torch.inf).softmax(-1), value)
+    return out
+
+
+@pytest.mark.parametrize("with_padding", [False, True])
+@pytest.mark.parametrize(
+    "fields", [{}, {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 3}]
+)
+def test_flash_kernels_get_the_documents_of_packed_rows(tiny_config, monkeypatch, fields, with_padding):
+    """Up to the kernel's door: the same logits as sdpa when the kernel does what its signature says."""
+
+    def attend(module, query, key, value, attention_mask, scaling, sliding_window=None, **kwargs):
+        assert attention_mask is None
+        assert kwargs["max_length_q"] >= (kwargs["cu_seq_lens_q"][1:] - kwargs["cu_seq_lens_q"][:-1]).max()
+        batch, _, length, _ = query.shape
+        flat = [x.transpose(1, 2).reshape(batch * length, x.shape[1], -1) for x in (query, key, value)]
+        out = reference_varlen(
+            *flat,
+            kwargs["cu_seq_lens_q"],
+            kwargs["cu_seq_lens_k"],
+            scaling,
+            causal=True,
+            # transformers hands flash kernels the window without the query's own token
+            window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
+        )
+        return out.view(batch, length, query.shape[1], -1), None
+
+    model = AnyformerDecoderForCausalLM(tiny_config(**fields)).eval()
+    ids = torch.randint(3, 97, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    lengths = [[7, 1, 16], [20, 4]]
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    if with_padding:
+        mask[0, -3:] = 0
+    options = {"position_ids": positions, "attention_mask": mask, "use_cache": False}
+    expected = model(ids, **options).logits
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", attend)
+    # Past the check for the installed package, which is all that setting it would add.
+    model.config._attn_implementation_internal = "flash_attention_2"
+    got = model(ids, **options).logits
+    torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=1e-5)

@@ -393,10 +393,19 @@ def test_bf16_autocast_trains_close_to_fp32(tiny_config):
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_flex_attention_equals_sdpa_forward(tiny_config):
-    model, ids = build(tiny_config()), tokens(2, 24)
+@pytest.mark.parametrize(
+    "name", ["rotary", "alibi", "relative-sliding", "sliding-and-full-own-theta", "strided", "alibi-strided-sliding"]
+)
+def test_flex_attention_equals_sdpa_forward(tiny_config, name):
+    """Forward only: flex has no backward on CPU."""
+    model, ids = build(tiny_config(**VARIANTS[name])), tokens(2, 24)
     positions = torch.cat([torch.arange(10), torch.arange(14)])[None].expand(2, -1)
-    expected = [model(ids, use_cache=False).logits, model(ids, position_ids=positions, use_cache=False).logits]
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[1, :5] = 0
+    calls = [{}, {"position_ids": positions}, {"attention_mask": mask}]
+    expected = [model(ids, use_cache=False, **options).logits for options in calls]
     model.set_attn_implementation("flex_attention")
-    got = [model(ids, use_cache=False).logits, model(ids, position_ids=positions, use_cache=False).logits]
-    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
+    for options, logits in zip(calls, expected):
+        got = model(ids, use_cache=False, **options).logits
+        rows = mask.bool() if "attention_mask" in options else slice(None)
+        torch.testing.assert_close(got[rows], logits[rows], atol=TOLERANCE, rtol=0)

@@ -1,0 +1,138 @@
+"""Every cache and every way of decoding gives the tokens of the plain full forward."""
+
+import pytest
+import torch
+from transformers import CompileConfig, StaticCache, cache_utils
+
+from anyformer import AnyformerDecoderForCausalLM
+
+KINDS = {
+    "full": {},
+    "sliding": {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4},
+    "strided": {"attention_pattern": ["strided_attention"], "attention_stride": 3},
+    "alibi": {"position_encoding": "alibi"},
+    "relative-sliding": {
+        "position_encoding": "relative",
+        "attention_pattern": ["sliding_attention"],
+        "sliding_window": 4,
+    },
+    "learned": {"position_encoding": "learned"},
+}
+LENGTH = 10
+
+
+@pytest.fixture(params=KINDS)
+def model(request, tiny_config):
+    torch.manual_seed(0)
+    return AnyformerDecoderForCausalLM(tiny_config(initializer_range=0.3, **KINDS[request.param])).eval()
+
+
+def prompt(batch=2):
+    return torch.randint(3, 97, (batch, 7), generator=torch.Generator().manual_seed(1))
+
+
+def by_full_forwards(model, ids, new_tokens=LENGTH):
+    """Greedy decoding without any cache: the reference."""
+    for _ in range(new_tokens):
+        ids = torch.cat((ids, model(ids, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)), dim=1)
+    return ids
+
+
+def greedy(model, ids, **options):
+    return model.generate(
+        ids, max_new_tokens=LENGTH, min_new_tokens=LENGTH, do_sample=False, eos_token_id=None, **options
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_each_cache_decodes_as_full_forwards_do(model, cache):
+    assert torch.equal(greedy(model, prompt(), cache_implementation=cache), by_full_forwards(model, prompt()))
+
+
+@torch.no_grad()
+def test_left_padding_changes_no_token(model):
+    ids = prompt()
+    alone = greedy(model, ids)
+    padded = torch.cat((torch.zeros(2, 3, dtype=torch.long), ids), dim=1)
+    mask = (torch.arange(10) >= 3).long().expand(2, -1)
+    assert torch.equal(greedy(model, padded, attention_mask=mask)[:, 3:], alone)
+
+
+@torch.no_grad()
+def test_chunked_prefill_and_continued_caches_give_the_same_logits(model):
+    ids = torch.cat((prompt(), prompt().flip(0)), dim=1)
+    expected = model(ids, use_cache=False).logits
+    first = model(ids[:, :6], use_cache=True)
+    rest = model(ids[:, 6:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(torch.cat((first.logits, rest.logits), 1), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_assisted_and_prompt_lookup_decoding_give_the_greedy_tokens(model):
+    torch.manual_seed(1)
+    assistant = AnyformerDecoderForCausalLM(model.config).eval()
+    ids = prompt(1)
+    expected = greedy(model, ids)
+    assert torch.equal(greedy(model, ids, assistant_model=assistant), expected)
+    assert torch.equal(greedy(model, ids, prompt_lookup_num_tokens=3), expected)
+
+
+@torch.no_grad()
+def test_one_beam_is_greedy_and_beams_find_likelier_rows(model):
+    ids = prompt()
+
+    def log_likelihood(rows):
+        log_probs = model(rows, use_cache=False).logits.log_softmax(-1)[:, 6:-1]
+        return log_probs.gather(-1, rows[:, 7:, None]).sum((1, 2))
+
+    beams = greedy(model, ids, num_beams=8)
+    assert torch.equal(greedy(model, ids, num_beams=1), by_full_forwards(model, ids))
+    assert log_likelihood(beams).sum() >= log_likelihood(greedy(model, ids)).sum() - 1e-4
+
+
+@torch.no_grad()
+def test_sampling_repeats_under_a_seed_and_respects_top_k(model):
+    ids, rows = prompt(), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        rows.append(model.generate(ids, max_new_tokens=LENGTH, do_sample=True, top_k=5, eos_token_id=None))
+    assert torch.equal(*rows)
+    for t in range(7, 7 + LENGTH):
+        top = model(rows[0][:, :t], use_cache=False).logits[:, -1].topk(5).indices
+        assert (top == rows[0][:, t : t + 1]).any(-1).all()
+
+
+@torch.no_grad()
+def test_the_eight_bit_cache_stays_close_to_the_full_one(tiny_config):
+    if not any("fp8" in name.lower() for name in dir(cache_utils)):
+        pytest.skip("this transformers has no fp8 cache")
+    torch.manual_seed(0)
+    model = AnyformerDecoderForCausalLM(tiny_config(initializer_range=0.3)).eval()
+    ids = prompt()
+    cache = cache_utils.QuantizedCache(backend="fp8", config=model.config)
+    expected = model(ids, use_cache=False).logits
+    first = model(ids[:, :4], past_key_values=cache)
+    rest = model(ids[:, 4:], past_key_values=cache)
+    got = torch.cat((first.logits, rest.logits), 1)
+    assert (got - expected).abs().mean() < 0.1 * expected.std()
+    options = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    assert greedy(model, ids, **options).shape == (2, 7 + LENGTH)
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_a_compiled_step_with_a_static_cache_decodes_the_same_tokens(model):
+    compile_config = CompileConfig(fullgraph=True, dynamic=False)
+    compile_config._compile_all_devices = True
+    rows = greedy(model, prompt(), cache_implementation="static", compile_config=compile_config)
+    assert torch.equal(rows, by_full_forwards(model, prompt()))
+
+
+@torch.no_grad()
+def test_a_sliding_cache_holds_the_window_and_no_more(tiny_config):
+    config = tiny_config(attention_pattern=["sliding_attention", "full_attention"], sliding_window=4)
+    model = AnyformerDecoderForCausalLM(config).eval()
+    cache = model(prompt(), use_cache=True).past_key_values
+    assert cache.layers[0].keys.shape[-2] == 3 and cache.layers[1].keys.shape[-2] == 7
+    assert StaticCache(config=config, max_cache_len=32).layers[0].max_cache_len == 4

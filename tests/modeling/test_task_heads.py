@@ -1,0 +1,172 @@
+"""Laws of the task heads: native logits and losses, whatever the padding, and exact accumulation in Trainer."""
+
+import pytest
+import torch
+from anyformer.modeling.task_heads import last_token_index
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    LlamaConfig,
+    LlamaForQuestionAnswering,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    Trainer,
+    TrainingArguments,
+)
+
+import anyformer
+
+TOLERANCE = 1e-6
+HEADS = {
+    "SequenceClassification": (LlamaForSequenceClassification, AutoModelForSequenceClassification),
+    "TokenClassification": (LlamaForTokenClassification, AutoModelForTokenClassification),
+    "QuestionAnswering": (LlamaForQuestionAnswering, AutoModelForQuestionAnswering),
+}
+
+SHARED_FIELDS = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "pad_token_id",
+    "num_labels",
+    "problem_type",
+]
+
+
+def build(head, config):
+    torch.manual_seed(0)
+    return getattr(anyformer, f"AnyformerDecoderFor{head}")(config).eval()
+
+
+def native_twin(head, model):
+    config = model.config
+    shared = {name: getattr(config, name) for name in SHARED_FIELDS}
+    native = HEADS[head][0](LlamaConfig(**shared, rms_norm_eps=config.norm_eps)).eval()
+    # Llama's question answering alone calls its base model `transformer`.
+    prefix = native.base_model_prefix if head != "QuestionAnswering" else "transformer"
+    native.load_state_dict({k.replace("model.", f"{prefix}.", 1): v for k, v in model.state_dict().items()})
+    return native
+
+
+def padded_batch(side):
+    ids = torch.randint(3, 97, (3, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    pads = slice(6, None) if side == "right" else slice(None, 3)
+    ids[1, pads], mask[1, pads] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def labels_for(head, problem_type=None):
+    g = torch.Generator().manual_seed(1)
+    if head == "QuestionAnswering":
+        # the last answer lies outside the row and does not count
+        return {"start_positions": torch.tensor([1, 2, 9]), "end_positions": torch.tensor([3, 2, 12])}
+    if head == "TokenClassification":
+        labels = torch.randint(0, 4, (3, 9), generator=g)
+        labels[:, 6:] = -100
+        return {"labels": labels}
+    if problem_type == "multi_label_classification":
+        return {"labels": torch.randint(0, 2, (3, 4), generator=g).float()}
+    if problem_type == "regression":
+        return {"labels": torch.randn(3, 4, generator=g)}
+    return {"labels": torch.tensor([0, 3, 1])}
+
+
+CASES = [
+    ("SequenceClassification", "single_label_classification"),
+    ("SequenceClassification", "multi_label_classification"),
+    ("SequenceClassification", "regression"),
+    ("TokenClassification", None),
+    ("QuestionAnswering", None),
+]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("head, problem_type", CASES)
+def test_logits_and_loss_are_native(tiny_config, head, problem_type, side):
+    num_labels = 2 if head == "QuestionAnswering" else 4
+    model = build(head, tiny_config(num_labels=num_labels, problem_type=problem_type))
+    inputs = padded_batch(side) | labels_for(head, problem_type)
+    got, expected = model(**inputs), native_twin(head, model)(**inputs)
+    for name in expected.keys() & got.keys() - {"past_key_values"}:
+        torch.testing.assert_close(got[name], expected[name], atol=TOLERANCE, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("head, problem_type", CASES)
+def test_accumulated_micro_batches_have_the_gradient_of_the_whole_batch(tiny_config, head, problem_type, tmp_path):
+    """Through the real Trainer: four micro-batches of different label counts against one batch."""
+    g = torch.Generator().manual_seed(2)
+    rows = []
+    for i in range(4):
+        row = {"input_ids": torch.randint(3, 97, (8,), generator=g)}
+        if head == "QuestionAnswering":
+            row |= {"start_positions": torch.tensor(i), "end_positions": torch.tensor(i + 2)}
+        elif head == "TokenClassification":
+            labels = torch.randint(0, 4, (8,), generator=g)
+            labels[: 2 * i] = -100
+            row["labels"] = labels
+        else:
+            row["labels"] = labels_for(head, problem_type)["labels"][i % 3]
+        rows.append(row)
+
+    def weights_after_a_step(batch_size):
+        model = build(head, tiny_config(num_labels=4 if head != "QuestionAnswering" else 2, problem_type=problem_type))
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=4 // batch_size,
+            max_steps=1,
+            learning_rate=0.5,
+            optim="sgd",
+            max_grad_norm=0.0,
+            lr_scheduler_type="constant",
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        Trainer(model=model, args=arguments, train_dataset=rows).train()
+        return dict(model.named_parameters())
+
+    whole, accumulated = weights_after_a_step(4), weights_after_a_step(1)
+    for name, p in whole.items():
+        torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=0, msg=name)
+
+
+def test_the_last_token_is_found_by_mask_then_padding_token_then_length():
+    ids = torch.tensor([[5, 0, 7, 0, 0], [0, 0, 5, 6, 0]])
+    mask = torch.tensor([[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]])
+    at = {"length": 5, "device": ids.device}
+    assert last_token_index(ids, mask, 0, **at).tolist() == [3, 4]  # the end token may be the padding token
+    assert last_token_index(ids, None, 0, **at).tolist() == [2, 3]
+    assert last_token_index(ids, None, None, **at).tolist() == 4
+    assert last_token_index(None, None, 0, **at).tolist() == 4
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_saved_heads_come_back_through_their_auto_class_and_from_a_bare_decoder(tiny_config, tmp_path, head):
+    config = tiny_config(num_labels=4 if head != "QuestionAnswering" else 2)
+    model, auto = build(head, config), HEADS[head][1]
+    model.save_pretrained(tmp_path / "head")
+    again = auto.from_pretrained(tmp_path / "head")
+    assert type(again) is type(model)
+    assert all(torch.equal(p, q) for p, q in zip(model.state_dict().values(), again.state_dict().values()))
+    # A pretrained language model: its body is kept, the head is new.
+    language_model = anyformer.AnyformerDecoderForCausalLM(config)
+    language_model.save_pretrained(tmp_path / "lm")
+    fresh, facts = auto.from_pretrained(tmp_path / "lm", output_loading_info=True)
+    assert torch.equal(fresh.model.embed_tokens.weight, language_model.model.embed_tokens.weight)
+    assert {name.split(".")[0] for name in facts["missing_keys"]} <= {"score", "qa_outputs"}
+    assert all(torch.isfinite(p).all() for p in fresh.parameters())
+
+
+def test_an_unknown_problem_type_is_one_sentence(tiny_config):
+    model = build("SequenceClassification", tiny_config(num_labels=3))
+    model.config.problem_type = "ranking"
+    with pytest.raises(ValueError, match="problem_type='ranking' is not known; known: single_label"):
+        model(**padded_batch("right"), labels=torch.tensor([0, 1, 2]))
