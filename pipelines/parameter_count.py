@@ -16,13 +16,19 @@ def decoder_parameters(config: SimpleNamespace) -> int:
     # The width that configuration.py derives where none is given.
     F = config.intermediate_size or (-(-8 * D // (3 * 64)) * 64 if gated else 4 * D)
 
-    attention = 2 * D * H * K + 2 * D * G * K + (H * K + 2 * G * K + D if config.attention_bias else 0)
+    out_bias = config.attention_bias if config.attention_out_bias is None else config.attention_out_bias
+    attention = 2 * D * H * K + 2 * D * G * K + (H * K + 2 * G * K if config.attention_bias else 0)
+    attention += D if out_bias else 0
     feed_forward = (3 if gated else 2) * D * F + ((2 * F if gated else F) + D if config.mlp_bias else 0)
-    norm = 2 * D if config.norm_type == "layernorm" and config.norm_bias else D
-    positions = config.max_position_embeddings * D if config.position_encoding == "learned" else 0
+    norm = 2 if config.norm_type == "layernorm" and config.norm_bias else 1  # parameters per channel
+    layer_norms = 2 * D * norm + (2 * K * norm if config.qk_norm else 0)
+    positions = {
+        "learned": config.max_position_embeddings * D,
+        "relative": config.relative_attention_num_buckets * H,
+    }.get(config.position_encoding, 0)
     tokens = config.vocab_size * D * (1 if config.tie_word_embeddings else 2)
-    last_norm = norm if config.norm_position == "pre" else 0
-    return tokens + positions + layers * (attention + feed_forward + 2 * norm) + last_norm
+    outer_norms = D * norm * ((config.norm_position == "pre") + config.embedding_norm)
+    return tokens + positions + layers * (attention + feed_forward + layer_norms) + outer_norms
 
 
 def short_number(count: float) -> str:

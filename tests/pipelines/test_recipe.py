@@ -388,14 +388,20 @@ def test_every_preset_builds_and_its_parameter_count_is_the_models(name):
     groups=st.sampled_from([None, 1, 2]),
     head_dim=st.sampled_from([None, 6]),
     booleans=st.fixed_dictionaries(
-        {k: st.booleans() for k in ("attention_bias", "mlp_bias", "norm_bias", "tie_word_embeddings")}
+        {
+            name: st.booleans()
+            for name in (
+                *("attention_bias", "mlp_bias", "norm_bias", "tie_word_embeddings", "qk_norm", "embedding_norm"),
+            )
+        }
     ),
     choices=st.fixed_dictionaries(
         {
             "mlp_type": st.sampled_from(["mlp", "glu"]),
             "norm_type": st.sampled_from(["layernorm", "rmsnorm"]),
             "norm_position": st.sampled_from(["pre", "post"]),
-            "position_encoding": st.sampled_from(["none", "learned", "rotary"]),
+            "position_encoding": st.sampled_from(["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]),
+            "attention_out_bias": st.sampled_from([None, False, True]),
             "intermediate_size": st.sampled_from([None, 24]),
         }
     ),
@@ -414,18 +420,6 @@ def test_parameters_are_counted_as_built(heads, groups, head_dim, booleans, choi
     with torch.device("meta"):
         model = AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**recipe.model.fields))
     assert decoder_parameters(config_namespace(recipe)) == sum(p.numel() for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    "name, parameters", [("gpt2", 124_439_808), ("llama", 6_738_415_616), ("llama_1b", 1_235_814_400)]
-)
-def test_presets_have_the_published_parameter_counts(name, parameters):
-    from types import SimpleNamespace
-
-    from anyformer.pipelines.parameter_count import decoder_parameters
-
-    defaults = {key: field.default for key, field in source_fields.family_fields("decoder").items()}
-    assert decoder_parameters(SimpleNamespace(**(defaults | load_preset(name)[1]))) == parameters
 
 
 def test_every_setting_has_help():
