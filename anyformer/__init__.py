@@ -20,6 +20,9 @@ _EXPORTS = {
     "AnyformerTrainer": "anyformer.pipelines.trainer",
     "load_recipe": "anyformer.pipelines.recipe",
     "train": "anyformer.pipelines.training",
+    "from_native": "anyformer.pipelines.interop.conversion",
+    "to_native": "anyformer.pipelines.interop.conversion",
+    "convert": "anyformer.pipelines.interop.checkpoint",
     "publish": "anyformer.pipelines.publishing",
 }
 __all__ = ["__version__", "register", *_EXPORTS]

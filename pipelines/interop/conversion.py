@@ -1,0 +1,185 @@
+"""Models from transformers' own classes to ours and back, in memory."""
+
+import copy
+import os
+from contextlib import contextmanager
+
+import torch
+import transformers
+from anyformer.modeling import decoder
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from ..errors import UserError
+from .twins import lineage_of, native_config, our_config
+
+OURS = "anyformer_"
+# Arguments of from_pretrained that say where a checkpoint is, and so also where its config is.
+WHERE = ("revision", "token", "cache_dir", "subfolder", "local_files_only", "trust_remote_code", "code_revision")
+# What a model can end in, by Auto class: transformers' table of class names by model_type.
+HEADS = {
+    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModel": modeling_auto.MODEL_MAPPING_NAMES,
+    "AutoModelForSequenceClassification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForTokenClassification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForQuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+}
+
+
+def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedModel:
+    """Return the anyformer twin of one of transformers' own models; the original is left as it is.
+
+    A causal language model becomes an AnyformerDecoderForCausalLM, a base model or another head its counterpart.
+    Weights keep their dtype and device, the config its token ids and labels, the model its generation config.
+
+    Args:
+        model_or_path: a model, or a folder or Hub repository with one.
+        from_pretrained_kwargs: for loading it (`dtype`, `revision`, ...).
+
+    Raises:
+        UserError: an architecture, a head, or the value of a field that anyformer cannot express.
+    """
+    native = model_or_path
+    if not isinstance(native, PreTrainedModel):
+        native = load_model(native, **from_pretrained_kwargs)
+    elif from_pretrained_kwargs:
+        raise UserError(f"{next(iter(from_pretrained_kwargs))} has no effect on a model that is loaded already")
+    if is_ours(native.config):
+        raise UserError(f"{type(native).__name__} is an anyformer model already; to_native goes the other way")
+    lineage = lineage_of(native.config)
+    auto_class = auto_class_of(native)
+    cls = our_class(auto_class)
+    _check_plain(native)
+    config = our_config(native.config)
+    with torch.device("meta"):
+        names = set(cls(copy.deepcopy(config)).state_dict())
+    weights, source = {}, native.state_dict()
+    for name, row, ours in lineage.pairs(source, *_prefixes(auto_class, type(native), cls)):
+        weights |= zip(ours, row.split(source[name], config), strict=True)
+    return _build(cls, config, weights, names, like=native)
+
+
+def to_native(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the twin of an anyformer model in transformers' own classes; the original is left as it is.
+
+    Raises:
+        UserError: no native architecture computes the same (the sentence names the nearest and what differs), or it
+            has no such head.
+    """
+    if not is_ours(model.config):
+        raise UserError(f"{type(model).__name__} is no anyformer model; from_native goes the other way")
+    auto_class = auto_class_of(model)
+    _check_plain(model)
+    lineage, config = native_config(model.config)
+    name = HEADS[auto_class].get(lineage.native)
+    if name is None:
+        raise UserError(f"{lineage.native} has no counterpart of {type(model).__name__} in transformers")
+    cls = getattr(transformers, name)
+    with torch.device("meta"):
+        names = set(cls(copy.deepcopy(config)).state_dict())
+    source = model.state_dict()
+    weights = {}
+    for name, row, ours in lineage.pairs(names, *_prefixes(auto_class, cls, type(model))):
+        weights[name] = row.join([source[part] for part in ours], model.config)
+    return _build(cls, config, weights, names, like=model)
+
+
+def load_config(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedConfig:
+    """Return the config of a checkpoint, ours or native; raise UserError for one without a twin."""
+    with _loading(name_or_path):
+        config = AutoConfig.from_pretrained(
+            name_or_path, **{name: value for name, value in from_pretrained_kwargs.items() if name in WHERE}
+        )
+    if not is_ours(config):
+        lineage_of(config)
+    return config
+
+
+def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedModel:
+    """Load a checkpoint, ours or native, with the head it was saved with.
+
+    Raises UserError where it cannot be loaded, has no twin, or lacks weights.
+    """
+    config = load_config(name_or_path, **from_pretrained_kwargs)
+    auto_class = getattr(transformers, _auto_class_of_config(config))
+    with _loading(name_or_path):
+        model, report = auto_class.from_pretrained(name_or_path, output_loading_info=True, **from_pretrained_kwargs)
+    if report["missing_keys"]:
+        raise UserError(f"MODEL={name_or_path} lacks the weight {min(report['missing_keys'])}")
+    return model
+
+
+@contextmanager
+def _loading(name_or_path: str | os.PathLike):
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"MODEL={name_or_path} cannot be loaded: {reason}") from error
+
+
+def is_ours(config) -> bool:
+    """Whether a config is of an anyformer family; by name, since a Hub model brings a class of its own."""
+    return config.model_type.startswith(OURS)
+
+
+def auto_class_of(model: PreTrainedModel) -> str:
+    """Return the Auto class that stands for a model's head; raise UserError for a head without counterpart."""
+    name = _auto_class_named(type(model).__name__, model.config)
+    if name is None:
+        raise UserError(
+            f"{type(model).__name__} has no counterpart; those of {', '.join(HEADS)} have one where both sides do"
+        )
+    return name
+
+
+def our_class(auto_class: str) -> type[PreTrainedModel]:
+    """Return our decoder with the head of an Auto class; raise UserError where there is none."""
+    names = decoder.AnyformerDecoderPreTrainedModel.auto_classes
+    if auto_class not in names:
+        raise UserError(f"anyformer's decoder has no {auto_class}; it has {', '.join(names)}")
+    return getattr(decoder, names[auto_class])
+
+
+def _auto_class_named(class_name: str, config) -> str | None:
+    names = {auto: table.get(config.model_type) for auto, table in HEADS.items()}
+    if is_ours(config):
+        names = decoder.AnyformerDecoderPreTrainedModel.auto_classes
+    return next((auto for auto, name in names.items() if name == class_name), None)
+
+
+def _auto_class_of_config(config) -> str:
+    """The Auto class of the architecture a checkpoint names: a causal language model where it names none."""
+    if not config.architectures:
+        return "AutoModelForCausalLM"
+    name = _auto_class_named(config.architectures[0], config)
+    if name is None:
+        raise UserError(f"a checkpoint of {config.architectures[0]} has no counterpart")
+    return name
+
+
+def _check_plain(model: PreTrainedModel) -> None:
+    if getattr(model, "hf_quantizer", None) is not None or getattr(model.config, "quantization_config", None):
+        raise UserError(f"{type(model).__name__} is quantised; convert the weights it was quantised from")
+    if getattr(model, "peft_config", None):
+        raise UserError(f"{type(model).__name__} carries an adapter; merge it first")
+
+
+def _prefixes(auto_class: str, *classes) -> list[str]:
+    """Where each class keeps its base model: the names of a base model's own parameters have no prefix."""
+    return ["" if auto_class == "AutoModel" else f"{cls.base_model_prefix}." for cls in classes]
+
+
+def _build(cls, config, weights: dict[str, torch.Tensor], names: set[str], like: PreTrainedModel) -> PreTrainedModel:
+    """A model of `cls` with copies of `weights`, and with the dtype, device, mode and generation config of `like`."""
+    if weights.keys() != names:
+        odd = sorted(weights.keys() ^ names)[0]
+        raise UserError(f"{type(like).__name__} and {cls.__name__} disagree about the parameter {odd}")
+    # Copies: the twin must not share memory with the original.
+    weights = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
+    model = cls.from_pretrained(None, config=config, state_dict=dict(weights), dtype=like.dtype)
+    for name, parameter in model.named_parameters():
+        parameter.data = weights[name]  # a checkpoint may mix dtypes, which from_pretrained makes one
+    if model.can_generate() and like.can_generate():
+        model.generation_config = copy.deepcopy(like.generation_config)
+    return model.to(like.device).train(like.training)

@@ -1,0 +1,45 @@
+"""Rotary parameters: ours may differ between layer types, those of the native lineages here may not."""
+
+from typing import Any
+
+from ..errors import UserError
+from .lineage import Computed
+
+
+def flat_rope(config) -> dict[str, Any] | None:
+    """The rotary parameters of our config as one dict; None where its layer types have different ones."""
+    parameters = config.rope_parameters
+    nested = [parameters[name] for name in dict.fromkeys(config.layer_types) if name in parameters]
+    first, *others = nested or [parameters]
+    if any(other != first for other in others):
+        return None
+    return {key: value for key, value in first.items() if (key, value) != ("partial_rotary_factor", 1.0)}
+
+
+def _read(native) -> dict[str, Any]:
+    parameters = dict(native.rope_parameters)
+    part = parameters.pop("partial_rotary_factor", 1.0)
+    if part != 1.0:
+        raise UserError(
+            f"{native.model_type} with rope_parameters.partial_rotary_factor={part} has no anyformer twin: "
+            f"transformers' class does not rotate a part; 1.0 has one"
+        )
+    return {"rope_parameters": parameters}
+
+
+def _write(ours) -> dict[str, Any]:
+    flat = flat_rope(ours) or {}
+    return {"rope_parameters": {key: value for key, value in flat.items() if key != "partial_rotary_factor"}}
+
+
+def _read_with_part(native) -> dict[str, Any]:
+    return {"rope_parameters": dict(native.rope_parameters)}
+
+
+def _write_with_part(ours) -> dict[str, Any]:
+    # Written even where it is whole: GPT-NeoX's default is a quarter.
+    return {"rope_parameters": {"partial_rotary_factor": 1.0, **(flat_rope(ours) or {})}}
+
+
+ROTARY = Computed(_read, _write)
+ROTARY_WITH_PART = Computed(_read_with_part, _write_with_part)

@@ -1,0 +1,231 @@
+"""Native twins: the same logits, the same text, and back without losing a bit."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from anyformer.modeling.configuration import AnyformerDecoderConfig
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.interop import twins
+from anyformer.pipelines.interop.lineage import HARMLESS, Choice, Computed, Only, fused, native_fields
+from anyformer.pipelines.interop.probing import logit_scale_and_difference, probe
+from anyformer.pipelines.source_fields import family_fields
+from native_models import LLAMA, NATIVE, TOKENS, native_config, native_model, randomise
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GemmaConfig, GenerationConfig, GPT2DoubleHeadsModel
+from transformers.models.mpt.configuration_mpt import MptAttentionConfig
+
+import anyformer
+from anyformer import from_native, to_native
+
+# Of the largest logit, in fp32. Summing in another order costs 1e-6; a wrong map costs 1e-1.
+TOLERANCE = 1e-5
+HEADS = ("AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+HEADS += ("AutoModelForQuestionAnswering",)
+
+
+def assert_same_logits(model, twin):
+    # The config of ours, whichever it is, knows the number of positions.
+    config = (twin if hasattr(twin.config, "position_encoding") else model).config
+    with torch.inference_mode():
+        scale, difference = logit_scale_and_difference(model, twin, probe(config, rows=3, tokens=40, seed=1))
+    assert scale > 0.1 and difference <= TOLERANCE * scale
+
+
+def assert_same_weights(model, other):
+    here, there = model.state_dict(), other.state_dict()
+    assert here.keys() == there.keys()
+    for name, tensor in here.items():
+        assert tensor.dtype == there[name].dtype and torch.equal(tensor, there[name]), name
+
+
+def left_padded_prompts() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    input_ids = torch.randint(3, TOKENS["vocab_size"], (3, 14), generator=generator)
+    attention_mask = torch.ones_like(input_ids)
+    for row, padding in ((1, 5), (2, 9)):
+        input_ids[row, :padding], attention_mask[row, :padding] = TOKENS["pad_token_id"], 0
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_twins_compute_the_same_and_go_back_bit_equal(name):
+    native = native_model(name)
+    ours = from_native(native)
+    assert type(ours) is anyformer.AnyformerDecoderForCausalLM and not ours.training
+    assert_same_logits(native, ours)
+    back = to_native(ours)
+    assert type(back) is type(native)
+    assert_same_weights(native, back)
+    assert_same_logits(ours, back)
+    assert_same_weights(ours, from_native(back))
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_twins_continue_left_padded_prompts_alike(name):
+    native = native_model(name)
+    ours = from_native(native)
+    written = [
+        model.generate(**left_padded_prompts(), max_new_tokens=16, min_new_tokens=16, do_sample=False)
+        for model in (native, ours)
+    ]
+    assert torch.equal(*written)
+    assert len(written[0][:, 14:].unique()) > 3  # not one token for ever
+
+
+@pytest.mark.parametrize("auto_class", HEADS)
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neo", "gpt_neox", "llama2", "mistral", "qwen3", "bloom", "mpt"])
+def test_base_models_and_task_heads_have_twins(name, auto_class):
+    labels = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
+    native = native_model(name, auto_class, **(labels if "Classification" in auto_class else {}))
+    ours = from_native(native)
+    assert ours.config.id2label == native.config.id2label and ours.config.num_labels == native.config.num_labels
+    assert_same_logits(native, ours)
+    back = to_native(ours)
+    assert type(back) is type(native)
+    assert_same_weights(native, back)
+
+
+def test_dtype_labels_mode_and_generation_config_survive_and_no_memory_is_shared():
+    native = native_model("llama3_tied").to(torch.bfloat16).train()
+    native.generation_config = GenerationConfig(eos_token_id=[2, 5], temperature=0.6, top_p=0.9, do_sample=True)
+    ours = from_native(native)
+    back = to_native(ours)
+    for model in (ours, back):
+        assert model.dtype == torch.bfloat16 and model.training
+        assert model.generation_config.to_diff_dict() == native.generation_config.to_diff_dict()
+        assert model.config.tie_word_embeddings and model.lm_head.weight is model.get_input_embeddings().weight
+    assert_same_weights(native, back)
+    pointers = [{p.data_ptr() for p in model.parameters()} for model in (native, ours, back)]
+    assert not (pointers[0] & pointers[1]) and not (pointers[1] & pointers[2])
+    assert native.dtype == torch.bfloat16 and native.training
+
+
+def test_weights_of_several_dtypes_keep_each_theirs():
+    native = native_model("llama2").to(torch.bfloat16)
+    native.model.norm.float()
+    assert from_native(native).model.norm.weight.dtype == torch.float32
+    assert_same_weights(native, to_native(from_native(native)))
+
+
+def test_a_trained_anyformer_model_goes_native(tiny_config):
+    ours = randomise(anyformer.AnyformerDecoderForCausalLM(tiny_config(hidden_dropout=0.1, scale_residual_init=False)))
+    native = to_native(ours)
+    assert type(native).__name__ == "LlamaForCausalLM"
+    assert_same_logits(ours, native)
+
+
+# ------------------------------------------------------------------------------------------------------ the tables
+
+
+@pytest.mark.parametrize("name", twins.LINEAGES)
+def test_every_field_of_a_native_config_is_accounted_for(name):
+    lineage = twins.LINEAGES[name]
+    assert native_fields(CONFIG_MAPPING[name]()) <= lineage.known_fields()
+    if name == "mpt":
+        assert {f"attn_config.{field}" for field in native_fields(MptAttentionConfig())} <= set(lineage.fields)
+
+
+@pytest.mark.parametrize("name", twins.LINEAGES)
+def test_every_field_of_ours_in_a_table_exists(name):
+    lineage, known = twins.LINEAGES[name], set(family_fields("decoder"))
+    ours = {*lineage.fixed}
+    for row in lineage.fields.values():
+        assert row is HARMLESS or isinstance(row, str | Only | Choice | Computed)
+        ours |= {row} if isinstance(row, str) else {row.ours} if isinstance(row, Choice) else set()
+    assert ours <= known
+
+
+@pytest.mark.parametrize(
+    "row", [fused("q", "k", "v", under="a", interleaved=i, transposed=t) for i in (False, True) for t in (False, True)]
+)
+def test_splitting_and_joining_are_inverse(row):
+    config = AnyformerDecoderConfig(hidden_size=24, num_attention_heads=4)
+    for shape in ((72, 24), (72,)):
+        native = torch.randn(shape[::-1] if row.transposed else shape)
+        parts = row.split(native, config)
+        assert [tuple(part.shape) for part in parts] == [(24, *shape[1:])] * 3
+        assert torch.equal(row.join(parts, config), native)
+
+
+# ------------------------------------------------------------------------------------------------ what has no twin
+
+
+@pytest.mark.parametrize(
+    "name, fields, words",
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
+        ("gpt_neox", {"use_parallel_residual": True}, "use_parallel_residual=True"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm=True"),
+        ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "attn_config.clip_qkv=6.0"),
+        ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln=True"),
+        ("mpt", {"logit_scale": 0.5}, "logit_scale=0.5"),
+        ("mpt", {"no_bias": False}, "no_bias=False"),
+        (
+            "llama2",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor=0.5",
+        ),
+    ],
+)
+def test_a_value_that_changes_the_maths_and_has_no_field_is_refused(name, fields, words):
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        from_native(native_model(name, **fields))
+    assert str(caught.value).startswith(NATIVE[name][0]) and str(caught.value).count(". ") == 0
+
+
+def test_a_field_that_a_newer_transformers_adds_is_refused_unless_at_its_default(monkeypatch):
+    lineage = twins.LINEAGES["llama"]
+    fewer = dataclasses.replace(lineage, fields={k: v for k, v in lineage.fields.items() if k != "mlp_bias"})
+    monkeypatch.setitem(twins.LINEAGES, "llama", fewer)
+    assert from_native(native_model("llama2")) is not None
+    with pytest.raises(UserError, match="mlp_bias=True is not known"):
+        from_native(native_model("llama_biases"))
+
+
+@pytest.mark.parametrize(
+    "fields, nearest, differing",
+    [
+        ({"norm_type": "layernorm"}, "llama", "norm_type ('layernorm' here, 'rmsnorm' there)"),
+        ({"norm_position": "post"}, "llama", "norm_position ('post' here, 'pre' there)"),
+        ({"final_logit_softcapping": 30.0}, "llama", "final_logit_softcapping (30.0 here, None there)"),
+        ({"qk_norm": True, "mlp_bias": True}, "llama", "qk_norm (True here, False there)"),
+        ({"position_encoding": "relative"}, "llama", "position_encoding ('relative' here, 'rotary' there)"),
+        ({"attention_pattern": ["strided_attention"], "attention_stride": 4}, "llama", "attention_stride (4 here,"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "llama", "'partial_rotary_factor'"),
+        ({"position_encoding": "alibi", "alibi_bias_max": 4.0}, "llama", "position_encoding"),
+    ],
+)
+def test_a_config_without_twin_is_refused_with_the_nearest_and_what_differs(fields, nearest, differing, tiny_config):
+    model = anyformer.AnyformerDecoderForCausalLM(tiny_config(**fields))
+    with pytest.raises(UserError, match="no native twin") as caught:
+        to_native(model)
+    assert f"the nearest, {nearest}, differs in " in str(caught.value) and differing in str(caught.value)
+
+
+def test_layer_types_with_one_rotation_are_a_twin_and_with_two_are_none(tiny_config):
+    sliding = {"attention_pattern": ["full_attention", "sliding_attention"], "sliding_window": 6}
+    sliding |= {"attention_bias": True, "attention_out_bias": False}  # Qwen2's
+    one, two = ({"rope_type": "default", "rope_theta": theta} for theta in (1e4, 1e6))
+    same = tiny_config(**sliding, rope_parameters={"full_attention": one, "sliding_attention": dict(one)})
+    ours = randomise(anyformer.AnyformerDecoderForCausalLM(same))
+    assert_same_logits(ours, to_native(ours))
+    other = tiny_config(**sliding, rope_parameters={"full_attention": one, "sliding_attention": two})
+    with pytest.raises(UserError, match="rope_parameters"):
+        to_native(anyformer.AnyformerDecoderForCausalLM(other))
+
+
+def test_an_unknown_architecture_a_foreign_head_and_the_wrong_direction_are_refused(tiny_config):
+    gemma = AutoModelForCausalLM.from_config(GemmaConfig(**(TOKENS | LLAMA | {"head_dim": 8})))
+    ours = anyformer.AnyformerDecoderForCausalLM(tiny_config())
+    for refused, words in (
+        (lambda: from_native(gemma), "model_type='gemma' has no anyformer twin"),
+        (lambda: from_native(GPT2DoubleHeadsModel(native_config("gpt2"))), "GPT2DoubleHeadsModel has no counterpart"),
+        (lambda: from_native(ours), "AnyformerDecoderForCausalLM is an anyformer model already"),
+        (lambda: to_native(gemma), "GemmaForCausalLM is no anyformer model"),
+        (lambda: from_native(native_model("gpt2"), dtype="auto"), "dtype has no effect on a model that is loaded"),
+    ):
+        with pytest.raises(UserError, match=re.escape(words)):
+            refused()
