@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .errors import UserError, did_you_mean
 
-VERBS = ("list", "train", "preview", "generate", "publish")
+VERBS = ("list", "train", "preview", "generate", "convert", "publish")
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
@@ -101,7 +101,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"anyformer {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(title="commands", metavar="VERB", required=True, parser_class=Parser)
-    for add in (_add_list, _add_train, _add_preview, _add_generate, _add_publish):
+    for add in (_add_list, _add_train, _add_preview, _add_generate, _add_convert, _add_publish):
         verb = add(verbs)
         # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
         verb.add_argument(
@@ -203,6 +203,23 @@ def _add_generate(verbs) -> Parser:
     return parser
 
 
+def _add_convert(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "convert",
+        help="turn a native transformers checkpoint into an anyformer one, or back",
+        description="Convert a saved model, with tokenizer and generation config, between transformers' own classes\n"
+        "and anyformer's. Nothing is written unless both compute the same logits.",
+        epilog="examples:\n"
+        "  anyformer convert gpt2 models/gpt2\n"
+        "  anyformer convert models/gpt2 models/gpt2-native --to native",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
+    parser.add_argument("--to", choices=("native", "anyformer"), help="what to make (default: the other kind)")
+    parser.set_defaults(run=_run_convert)
+    return parser
+
+
 def _add_publish(verbs) -> Parser:
     parser = verbs.add_parser(
         "publish",
@@ -284,6 +301,15 @@ def _run_generate(args) -> int:
         **sampling,
     )
     print(text)
+    return 0
+
+
+def _run_convert(args) -> int:
+    from .interop.checkpoint import check_destination, convert
+
+    check_destination(args.destination)
+    _say_loading()
+    print(convert(args.model, args.destination, to=args.to))
     return 0
 
 

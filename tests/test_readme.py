@@ -126,6 +126,7 @@ NOT_RUN = [
     NotRun("TRACKIO_DIR=runs/trackio ", "read once per process: the slow test below runs it", arguments_parse),
     NotRun("WANDB_MODE=offline ", "wandb is no part of the dev extra", arguments_parse),
     NotRun("anyformer train quickstart data.source=null data.dataset=", "the Hub", arguments_parse),
+    NotRun("anyformer convert gpt2 ", "the Hub", arguments_parse),
     NotRun("anyformer publish ", "an account; test_publishing.py has a Hub of its own", arguments_parse),
 ]
 

@@ -63,6 +63,7 @@ def fake_module(monkeypatch):
         (["train", "quickstart", "--print-recipe"], 0),
         (["preview", "quickstart", "data.files=x"], 2),
         (["generate", "no/such/model", "text"], 2),
+        (["convert", "gpt2", os.path.dirname(__file__)], 2),
     ],
     ids=words_id,
 )
@@ -212,7 +213,7 @@ def test_a_reader_that_leaves_early_is_no_error(repo_root):
     assert (done.returncode, done.stderr) == (cli.EXIT_BROKEN_PIPE, "")
 
 
-@pytest.mark.parametrize("verb", ["train", "preview", "generate", "publish"])
+@pytest.mark.parametrize("verb", ["train", "preview", "generate", "convert", "publish"])
 def test_scripts_are_doors_to_the_same_commands(verb, repo_root, tmp_path):
     door = [sys.executable, str(repo_root / "scripts" / f"{verb}.py"), "--no-such-option"]
     done = subprocess.run(door, capture_output=True, text=True, timeout=120, cwd=tmp_path)
