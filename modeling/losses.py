@@ -1,58 +1,110 @@
 """Linear layer + cross-entropy without the [tokens, vocabulary] logits.
 
-N tokens, D hidden size, V vocabulary. The logits are made for some rows at a time and turned into gradients of
-hidden states and weight at once, so memory grows with rows x V, not with N x V.
+N tokens, R rows of them at a time, D hidden size, V vocabulary. The logits of R rows are made, turned into gradients of
+hidden states and weight at once, and dropped, so memory grows with R x V, not with N x V.
 """
+
+import re
 
 import torch
 from torch.autograd.function import once_differentiable
 
 IGNORE_INDEX = -100
-# 2^24 fp32 logits (64 MB): small enough for any machine; below it, chunking only costs time (measured on CPU).
-LOGITS_PER_CHUNK = 1 << 24
+# Unless the caller sets a limit, a chunk takes an eighth of what all logits would take in fp32, or this many bytes if
+# that is more: below, chunking saves no memory that matters, and products of few rows are slow.
+CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
+
+
+def _slow_on_cpu() -> frozenset:
+    """Half types this CPU has no instructions for: torch's fallback is ten times slower than fp32 (measured)."""
+    if not torch.backends.mkldnn.is_available():
+        return frozenset((torch.bfloat16, torch.float16))
+    fast = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
+    }
+    return frozenset(dtype for dtype, is_fast in fast.items() if not is_fast)
+
+
+SLOW_ON_CPU = _slow_on_cpu()
+
+
+def _add_product(total_VD: torch.Tensor, a_RV: torch.Tensor, b_RD: torch.Tensor) -> None:
+    """total += a^T b, summed in fp32 and in place."""
+    if a_RV.dtype == total_VD.dtype:
+        total_VD.addmm_(a_RV.t(), b_RD)
+    else:
+        total_VD += a_RV.t() @ b_RD
+
+
+# torch.compile would turn the sum in place into one that copies [V, D] for every chunk (a quarter of the loss's time at
+# V=32k); an operator of its own is left as it is. Its name holds the module's: on the Hub this file is another module.
+_add_product_compiled = torch.library.custom_op(
+    f"{re.sub(r'[^A-Za-z0-9_]', '_', __name__)}::add_product", _add_product, mutates_args=("total_VD",)
+)
+_add_product_compiled.register_fake(lambda total_VD, a_RV, b_RD: None)
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
-    """sum over i of -log softmax(x_i W^T)[y_i], with both gradients made in the forward pass (same three products)."""
+    """sum over i of -log softmax(x_i W^T)[y_i], with both gradients made in the forward pass (same three products).
+
+    With e = exp(logits - max) and s = sum of e, the gradient of a row's loss is (e - s onehot(label)) / s. The division
+    and the zero of rows that do not count are applied to the (R, D) sides of the products, not to the (R, V) ones.
+    """
 
     @staticmethod
-    def forward(ctx, x_ND, weight_VD, labels_N, rows, softcap):
+    def forward(ctx, x_ND, weight_VD, labels_N, dtype, rows, softcap):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        grad_x = torch.empty_like(x_ND) if needs_x else None
-        # fp32 even for bf16 operands: it is summed over all chunks.
-        grad_weight = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
+        grads_x, grad_weight = [], None
+        weight = weight_VD.to(dtype)
         total = x_ND.new_zeros((), dtype=torch.float32)
-        for start in range(0, x_ND.shape[0], rows):
-            x, labels = x_ND[start : start + rows], labels_N[start : start + rows]
-            counted = labels != IGNORE_INDEX
-            target = torch.where(counted, labels, 0)[:, None]
-            logits = (x @ weight_VD.t()).float()
+        for x_RD, labels in zip(x_ND.split(rows), labels_N.split(rows)):
+            x = x_RD.to(dtype)
+            counted = (labels != IGNORE_INDEX)[:, None]
+            target = torch.where(counted, labels[:, None], 0)
+            logits = (x @ weight.t()).float()
             if softcap is not None:
-                squashed = logits.div_(softcap).tanh_()
-                slope = 1 - squashed.square() if needs_x or needs_weight else None
-                logits = squashed.mul_(softcap)
-            log_normaliser = logits.logsumexp(dim=-1)
-            total += ((log_normaliser - logits.gather(1, target)[:, 0]) * counted).sum()
-            if needs_x or needs_weight:
-                grad = logits.sub_(log_normaliser[:, None]).exp_()  # softmax - one-hot, in the logits' memory
-                grad.scatter_add_(1, target, torch.full_like(grad[:, :1], -1.0))
-                if softcap is not None:
-                    grad = grad.mul_(slope)
-                grad = grad.mul_(counted[:, None]).to(x.dtype)
-                if needs_x:
-                    torch.mm(grad, weight_VD, out=grad_x[start : start + rows])
-                if needs_weight:
-                    grad_weight += grad.t() @ x
-        ctx.save_for_backward(grad_x, grad_weight)
+                logits.div_(softcap).tanh_()
+                slope = torch.addcmul(logits.new_ones(()), logits, logits, value=-1)  # d tanh(z) / dz = 1 - tanh(z)^2
+                logits.mul_(softcap)
+            at_target, top = logits.gather(1, target), logits.amax(dim=-1, keepdim=True)
+            e = logits.sub_(top).exp_()
+            s = e.sum(dim=-1, keepdim=True)
+            total = total + torch.where(counted, s.log() + top - at_target, 0).sum()
+            if not (needs_x or needs_weight):
+                continue
+            if torch.compiler.is_compiling():  # compiled, the comparison is fused; a scatter would copy e
+                e = e - torch.where(torch.arange(e.shape[1], device=e.device) == target, s, 0)
+            else:
+                e.scatter_add_(1, target, -s)
+            if softcap is not None:
+                e = e.mul_(slope)
+            e, scale = e.to(dtype), counted / s
+            if needs_x:
+                grads_x.append(((e @ weight) * scale).to(x_ND.dtype))
+            if needs_weight:
+                scaled = (x * scale).to(dtype)
+                if grad_weight is None:
+                    grad_weight = (e.t() @ scaled).float()  # fp32 even for half operands: it is summed over chunks
+                elif torch.compiler.is_compiling():
+                    _add_product_compiled(grad_weight, e, scaled)
+                else:
+                    _add_product(grad_weight, e, scaled)
+        ctx.save_for_backward(torch.cat(grads_x) if needs_x else None, grad_weight)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_total):
         grad_x, grad_weight = ctx.saved_tensors
-        grad_x = None if grad_x is None else grad_x * grad_total.to(grad_x.dtype)
-        grad_weight = None if grad_weight is None else grad_weight * grad_total
-        return grad_x, grad_weight, None, None, None
+        if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
+            grad_x = None if grad_x is None else grad_x * grad_total.to(grad_x.dtype)
+            grad_weight = None if grad_weight is None else grad_weight * grad_total
+        else:  # nobody needs them again: scaling a copy would cost a second [V, D]
+            ctx.maybe_clear_saved_tensors()
+            grad_x = None if grad_x is None else grad_x.mul_(grad_total)
+            grad_weight = None if grad_weight is None else grad_weight.mul_(grad_total)
+        return grad_x, grad_weight, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -60,7 +112,7 @@ def linear_cross_entropy(
     weight: torch.Tensor,
     labels: torch.Tensor,
     num_items_in_batch: torch.Tensor | int | None = None,
-    logits_per_chunk: int = LOGITS_PER_CHUNK,
+    logits_per_chunk: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Cross-entropy of `hidden @ weight.T` against `labels`, in fp32, as a scalar.
@@ -68,23 +120,33 @@ def linear_cross_entropy(
     Args:
         hidden: (N, D). weight: (V, D). labels: (N,), already aligned with `hidden`; -100 is not counted.
         num_items_in_batch: the sum is divided by it; None: by the number of counted labels (mean).
-        logits_per_chunk: most logits held at a time.
-        softcap: the logits z become softcap * tanh(z / softcap) first.
+        logits_per_chunk: most logits held at a time; None: an eighth of them all, but at least 16 MB.
+        softcap: logits become softcap * tanh(logits / softcap) (Gemma 2, section 2); None: they stay as they are.
 
-    Under autocast the products run in the autocast dtype, as those of a Linear layer do.
+    Under autocast the products run in the autocast dtype, as those of a Linear layer do; on a CPU without instructions
+    for that dtype they run in fp32, which is both faster and more exact.
     """
-    device_type = hidden.device.type
+    device_type, dtype = hidden.device.type, hidden.dtype
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-    rows = max(1, logits_per_chunk // weight.shape[0])
+    if device_type == "cpu" and dtype in SLOW_ON_CPU:
+        dtype = torch.float32
+    rows = _rows_per_chunk(hidden.shape[0], weight.shape[0], dtype, logits_per_chunk, softcap)
     with torch.autocast(device_type, enabled=False):
-        total = _LinearCrossEntropySum.apply(hidden, weight, labels, rows, softcap)
+        total = _LinearCrossEntropySum.apply(hidden, weight, labels, dtype, rows, softcap)
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum()
     elif torch.is_tensor(num_items_in_batch):
         num_items_in_batch = num_items_in_batch.to(total.device)
     return total / num_items_in_batch
+
+
+def _rows_per_chunk(tokens: int, vocabulary: int, dtype, logits_per_chunk: int | None, softcap: float | None) -> int:
+    if logits_per_chunk is None:
+        # fp32 values, a half copy beside them for products in half, and a second fp32 buffer for the cap's slope.
+        bytes_per_logit = 4 + (dtype.itemsize if dtype.itemsize < 4 else 0) + (4 if softcap is not None else 0)
+        logits_per_chunk = max(CHUNK_BYTES, 4 * tokens * vocabulary // CHUNK_SHARE) // bytes_per_logit
+    return max(1, logits_per_chunk // vocabulary)
 
 
 def shift_left(labels: torch.Tensor) -> torch.Tensor:
