@@ -32,7 +32,6 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
         raise UserError(f"to={to!r} is no direction; known: {', '.join(DIRECTIONS)}")
     destination = check_destination(destination)
     source = locate_model(str(source))
-    import torch
     from transformers.utils import logging
 
     import anyformer
@@ -47,13 +46,13 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     if to not in (None, direction):
         kind = "an anyformer" if to == "anyformer" else "a native"
         raise UserError(f"MODEL={source} is {kind} model already ({config.model_type}); leave out --to {to}")
+    tokenizer = _tokenizer(source)
     model = load_model(source)
     twin = to_native(model) if direction == "native" else from_native(model)
     count = sum(parameter.numel() for parameter in twin.parameters())
     ours = model if direction == "native" else twin
     inputs = probe(ours.config, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
-    with torch.inference_mode():
-        scale, difference = logit_scale_and_difference(model, twin, inputs)
+    scale, difference = logit_scale_and_difference(model, twin, inputs)
     kinds = f"{model.config.model_type} -> {twin.config.model_type}"
     if not difference <= TOLERANCE * scale:
         raise UserError(
@@ -61,10 +60,10 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
             f"{TOLERANCE:g} of it; nothing was written"
         )
     del model
-    with_tokenizer = _save(source, twin, destination)
+    _save([twin] if tokenizer is None else [twin, tokenizer], destination)
     return (
         f"{kinds}: {count:,} parameters, largest difference of logits {difference:.2g} (largest logit {scale:.3g}); "
-        f"written to {destination}{'' if with_tokenizer else ', without a tokenizer, since the source has none'}"
+        f"written to {destination}{', without a tokenizer, since the source has none' if tokenizer is None else ''}"
     )
 
 
@@ -79,21 +78,18 @@ def check_destination(destination: str | os.PathLike) -> Path:
     return path
 
 
-def _save(source: str, model, destination: Path) -> bool:
-    """Write model and tokenizer aside, then rename; return whether there was a tokenizer."""
+def _save(parts: list, destination: Path) -> None:
+    """Write what has a `save_pretrained` aside, then rename."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", suffix=".tmp", dir=destination.parent))
     try:
-        model.save_pretrained(aside)
-        tokenizer = _tokenizer(source)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(aside)
+        for part in parts:
+            part.save_pretrained(aside)
         aside.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
         os.replace(aside, destination)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    return tokenizer is not None
 
 
 def _tokenizer(source: str):
@@ -103,7 +99,13 @@ def _tokenizer(source: str):
 
     names = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
     there = (cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names)
-    return AutoTokenizer.from_pretrained(source) if any(there) else None
+    if not any(there):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"MODEL={source}: its tokenizer cannot be loaded: {reason}") from error
 
 
 def _umask() -> int:

@@ -30,6 +30,7 @@ def logit_scale_and_difference(model, twin, inputs: dict[str, torch.Tensor]) -> 
     return ours.abs().max().item(), (ours - theirs).abs().max().item()
 
 
+@torch.no_grad()
 def _outputs(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     training = model.training

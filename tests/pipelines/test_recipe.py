@@ -388,12 +388,8 @@ def test_every_preset_builds_and_its_parameter_count_is_the_models(name):
     groups=st.sampled_from([None, 1, 2]),
     head_dim=st.sampled_from([None, 6]),
     booleans=st.fixed_dictionaries(
-        {
-            name: st.booleans()
-            for name in (
-                *("attention_bias", "mlp_bias", "norm_bias", "tie_word_embeddings", "qk_norm", "embedding_norm"),
-            )
-        }
+        {k: st.booleans() for k in ("attention_bias", "mlp_bias", "norm_bias", "tie_word_embeddings")}
+        | {k: st.booleans() for k in ("qk_norm", "embedding_norm")}
     ),
     choices=st.fixed_dictionaries(
         {
