@@ -113,7 +113,7 @@ class TransformerConfig(PreTrainedConfig):
 
         Later stages receive the hidden states as `inputs_embeds`, so nothing may act on embeddings before the layers.
         """
-        if self.position_encoding in ("learned", "sinusoidal") or self.embedding_norm:
+        if self.position_encoding in ("learned", "sinusoidal") or self.embedding_norm or self.embedding_multiplier != 1:
             return None
         return {
             "embed_tokens": (["input_ids"], ["inputs_embeds"]),

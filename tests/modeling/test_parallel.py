@@ -118,7 +118,7 @@ def test_the_automatic_tensor_parallel_plan_is_the_declared_one(tiny_config, tmp
 def test_two_pipeline_stages_have_the_logits_and_tokens_of_one_process(tiny_config, tmp_path):
     """Where a pipeline plan is declared; transformers' own pipeline computes no loss."""
     declared = [name for name, f in VARIANTS.items() if tiny_config(**f).base_model_pp_plan is not None]
-    assert set(VARIANTS) - set(declared) == {"learned-mlp-post-norm"}
+    assert set(VARIANTS) - set(declared) == {"learned-mlp-post-norm", "softcapped-scaled"}
     check_split_equals_whole(tiny_config, tmp_path, "pp", declared)
 
 
