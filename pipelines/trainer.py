@@ -5,6 +5,7 @@ loss is exact per token; tokens per second and MFU are logged; nothing but the l
 """
 
 import errno
+import importlib.util
 import inspect
 import os
 import resource
@@ -73,6 +74,7 @@ class AnyformerTrainer(Trainer):
     def __init__(self, *, run_identity: str = "{}", muon_learning_rate: float | None = None, **kwargs):
         self.run_identity, self.muon_learning_rate, self._staging = run_identity, muon_learning_rate, False
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
+        remember_absent("lomo_optim")
         super().__init__(**kwargs)
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
@@ -266,6 +268,15 @@ class AnyformerTrainer(Trainer):
     def _push_from_checkpoint(self, checkpoint_folder):
         # The upload runs in the background: it must start from the final folder, not from the staged one.
         self._push_later = True
+
+
+def remember_absent(package: str) -> None:
+    """Spare accelerate the search of the whole import path for `package`, which it repeats in every training step.
+
+    An entry of None is Python's own note that a module cannot be imported. A package that is installed is left alone.
+    """
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        sys.modules[package] = None
 
 
 def is_disk_full(error: BaseException | None, folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import sys
 
 import pytest
 import torch
@@ -221,3 +222,19 @@ def test_bf16_autocast_and_gradient_checkpointing_train(make_trainer):
     losses = [h["loss"] for h in trainer.state.log_history if "loss" in h]
     assert losses[-1] < losses[0]
     assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
+
+
+def test_a_step_does_not_search_the_import_path(make_trainer, monkeypatch):
+    trainer, searched = make_trainer(max_steps=3, save_strategy="no"), []
+
+    class Finder(type(trainer.stop_signal).__mro__[1]):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                monkeypatch.setattr(sys, "meta_path", [self, *sys.meta_path])
+
+        def find_spec(self, name, path=None, target=None):
+            searched.append(name)
+
+    trainer.add_callback(Finder())
+    trainer.train()
+    assert "lomo_optim" not in searched
