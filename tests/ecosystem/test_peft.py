@@ -50,9 +50,8 @@ def test_lora_on_all_linear_trains_saves_loads_and_merges(speaking_config, token
     with torch.no_grad():
         expected = model(**rows).logits
         model.save_pretrained(tmp_path / "adapter")
-        again = peft.PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
-        )
+        fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        again = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter")
         assert torch.equal(again.eval()(**rows).logits, expected)
         native_way = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
         native_way.load_adapter(str(tmp_path / "adapter"))

@@ -1,0 +1,153 @@
+"""torch.compile and torch.export take the whole model as one graph that computes what the model computes."""
+
+import logging
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from anyformer import AnyformerDecoderForCausalLM
+
+TOLERANCE = 1e-5  # inductor reorders sums
+
+VARIANTS = {
+    "rotary-glu": {},
+    "rotary-qk-norm-softcap": {"qk_norm": True, "final_logit_softcapping": 5.0, "tie_word_embeddings": False},
+    "learned-mlp-layernorm": {
+        "position_encoding": "learned",
+        "norm_type": "layernorm",
+        "norm_position": "post",
+        "mlp_type": "mlp",
+        "hidden_act": "gelu",
+    },
+    "alibi": {"position_encoding": "alibi"},
+    "relative": {"position_encoding": "relative"},
+    "sliding-strided": {
+        "attention_pattern": ["sliding_attention", "strided_attention"],
+        "sliding_window": 5,
+        "attention_stride": 4,
+    },
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "rope_theta": 10000.0,
+        }
+    },
+}
+# Each compilation takes some seconds: by default one variant stands for all.
+EVERY_VARIANT = [pytest.param(n, marks=() if n == "rotary-glu" else pytest.mark.slow) for n in VARIANTS]
+BACKENDS = [
+    # `aot_eager` traces forward and backward as inductor does and runs the graphs as they are
+    pytest.param("aot_eager", id="traced"),
+    pytest.param("inductor", id="inductor", marks=pytest.mark.slow),
+]
+
+
+def tokens(batch, length, seed=0):
+    return torch.randint(3, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def packed_positions(*lengths):
+    return torch.cat([torch.arange(n) for n in lengths])[None]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    logging.getLogger("torch.__trace").handlers.clear()  # pytest would collect a record of every traced tensor
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rows", ["plain", "packed"])
+@pytest.mark.parametrize("name", EVERY_VARIANT)
+def test_a_compiled_training_step_has_the_loss_and_gradients_of_the_eager_one(tiny_config, name, rows, backend):
+    model = AnyformerDecoderForCausalLM(tiny_config(**VARIANTS[name])).train()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    ids = tokens(2, 24)
+    extra = {"position_ids": packed_positions(7, 1, 16).expand(2, -1)} if rows == "packed" else {}
+
+    def step(run):
+        model.zero_grad()
+        loss = run(ids, labels=ids, num_items_in_batch=torch.tensor(40), **extra).loss
+        loss.backward()
+        return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+    expected, gradients = step(model)
+    loss, compiled_gradients = step(compiled)
+    torch.testing.assert_close(loss, expected, atol=TOLERANCE, rtol=0)
+    for n, gradient in gradients.items():
+        torch.testing.assert_close(compiled_gradients[n], gradient, atol=TOLERANCE, rtol=0, msg=n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ["rotary-glu", "alibi", "sliding-strided"])
+@torch.no_grad()
+def test_compiled_logits_follow_changing_shapes(tiny_config, name, backend):
+    model = AnyformerDecoderForCausalLM(tiny_config(**VARIANTS[name])).eval()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for batch, length in ((2, 24), (3, 17), (1, 40)):
+        ids = tokens(batch, length)
+        expected, got = model(ids, use_cache=False).logits, compiled(ids, use_cache=False).logits
+        torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_new_lengths_do_not_compile_again_and_again(tiny_config):
+    """The first new length compiles once more, for all lengths to come."""
+    model = AnyformerDecoderForCausalLM(tiny_config()).train()
+    counter = CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for length in (24, 17, 33, 40, 12, 50):
+        ids = tokens(2, length)
+        compiled(ids, labels=ids, position_ids=packed_positions(5, length - 5).expand(2, -1))
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize(
+    "strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["traced-by-running", "traced-by-dynamo"]
+)
+@pytest.mark.parametrize("name", EVERY_VARIANT)
+@torch.no_grad()
+def test_an_exported_program_serves_every_batch_and_length(tiny_config, tmp_path, name, strict):
+    model = AnyformerDecoderForCausalLM(tiny_config(**VARIANTS[name])).eval()
+    sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=64)}
+    program = torch.export.export(
+        model,
+        args=(),
+        kwargs={"input_ids": tokens(2, 24), "use_cache": False},
+        dynamic_shapes={"input_ids": sizes, "use_cache": None},
+        strict=strict,
+    )
+    if not strict:
+        torch.export.save(program, tmp_path / "model.pt2")
+        program = torch.export.load(tmp_path / "model.pt2")
+    for batch, length in ((2, 24), (3, 17), (1, 64)):
+        ids = tokens(batch, length)
+        expected = model(ids, use_cache=False).logits
+        got = program.module()(input_ids=ids, use_cache=False).logits
+        torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
+
+
+@torch.no_grad()
+def test_a_padded_batch_exports_too(tiny_config):
+    model = AnyformerDecoderForCausalLM(tiny_config()).eval()
+    ids = tokens(2, 24)
+    mask = torch.ones_like(ids)
+    mask[1, :9] = 0
+    sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=64)}
+    program = torch.export.export(
+        model,
+        args=(),
+        kwargs={"input_ids": ids, "attention_mask": mask, "use_cache": False},
+        dynamic_shapes={"input_ids": sizes, "attention_mask": sizes, "use_cache": None},
+        strict=False,
+    )
+    ids, mask = tokens(3, 17), torch.ones(3, 17, dtype=torch.long)
+    mask[2, :4] = 0
+    expected = model(ids, attention_mask=mask, use_cache=False).logits[mask == 1]
+    got = program.module()(input_ids=ids, attention_mask=mask, use_cache=False).logits[mask == 1]
+    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
