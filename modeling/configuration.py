@@ -6,6 +6,36 @@ from transformers import PreTrainedConfig
 from .legality import ATTENTION_KINDS, attention_kinds, check_legal
 
 
+def tensor_parallel_plan(config) -> dict[str, str]:
+    """transformers' style for each module that is split over ranks: attention by heads, MLPs by channels."""
+    gate = {"layers.*.mlp.gate_proj": "colwise"} if config.mlp_type == "glu" else {}
+    plan = {**gate, "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+    if config.position_encoding in ("alibi", "relative"):
+        return plan  # one score bias holds all heads, so every rank keeps them all
+    plan |= {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
+    if config.qk_norm:  # a rank's gradient covers its own heads only
+        plan |= {f"layers.*.self_attn.{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
+    return plan | {"layers.*.self_attn.o_proj": "rowwise"}
+
+
+def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | None:
+    """(Inputs, outputs) of each part of a pipeline, or None.
+
+    Later stages receive the hidden states as `inputs_embeds`, so nothing may act on embeddings before the layers.
+    """
+    if (
+        config.position_encoding in ("learned", "sinusoidal")
+        or config.embedding_norm
+        or config.embedding_multiplier != 1
+    ):
+        return None
+    return {
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
+
+
 @strict
 class TransformerConfig(PreTrainedConfig):
     """Fields shared by all families, named as transformers names them.
@@ -83,7 +113,20 @@ class TransformerConfig(PreTrainedConfig):
             self.attention_out_bias = self.attention_bias
         if self.layer_types is None:
             self.layer_types = [ATTENTION_KINDS[kind] for kind in self.attention_kinds]
+        # A native class has one architecture and one plan; ours lists the modules that this config builds.
+        self.base_model_tp_plan, self.base_model_pp_plan = tensor_parallel_plan(self), pipeline_parallel_plan(self)
         super().__post_init__(**kwargs)
+
+    def convert_rope_params_to_dict(self, **kwargs):
+        """As transformers 5.23: with one dict per layer type, theta's default belongs into each, not beside them."""
+        nested = [self.rope_parameters[name] for name in set(self.layer_types) & set(self.rope_parameters or ())]
+        if not nested or kwargs.get("rope_scaling"):
+            return super().convert_rope_params_to_dict(**kwargs)
+        theta = kwargs.pop("rope_theta", self.default_theta)
+        for parameters in nested:
+            parameters.setdefault("rope_theta", theta)
+        self.standardize_rope_params()
+        return kwargs
 
     def validate_architecture(self):
         check_legal(self)
@@ -92,34 +135,6 @@ class TransformerConfig(PreTrainedConfig):
     def attention_kinds(self) -> list[str]:
         """The kind of attention of each layer."""
         return attention_kinds(self)
-
-    # Plans are properties because one config class spans many architectures: what a native model's plan lists for its
-    # one architecture, these list for the modules that this config builds.
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """Tensor-parallel styles by module: heads and MLP channels are split over the ranks."""
-        gate = {"layers.*.mlp.gate_proj": "colwise"} if self.mlp_type == "glu" else {}
-        plan = {**gate, "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
-        if self.position_encoding in ("alibi", "relative"):
-            return plan  # one score bias holds all heads, so every rank keeps them all
-        plan |= {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
-        if self.qk_norm:  # a rank's gradient covers its own heads only
-            plan |= {f"layers.*.self_attn.{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
-        return plan | {"layers.*.self_attn.o_proj": "rowwise"}
-
-    @property
-    def base_model_pp_plan(self) -> dict[str, tuple[list[str], list[str]]] | None:
-        """Pipeline stages: (inputs, outputs) by module, or None.
-
-        Later stages receive the hidden states as `inputs_embeds`, so nothing may act on embeddings before the layers.
-        """
-        if self.position_encoding in ("learned", "sinusoidal") or self.embedding_norm or self.embedding_multiplier != 1:
-            return None
-        return {
-            "embed_tokens": (["input_ids"], ["inputs_embeds"]),
-            "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
-            "norm": (["hidden_states"], ["hidden_states"]),
-        }
 
 
 @strict
