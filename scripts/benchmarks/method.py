@@ -99,10 +99,10 @@ def compare(arms: dict[str, Callable], reference: str, rounds: int, warm: int = 
             taken = {}
             for name in names[turn:] + names[:turn]:
                 taken[name] = sum(clock(arms[name]) for _ in range(calls[name])) / calls[name]
+                gc.collect()  # or what an arm leaves behind slows the one that always comes after it
             for name in names:
                 timings[name].seconds.append(taken[name])
                 timings[name].ratios.append(taken[reference] / taken[name])
-            gc.collect()
     finally:
         gc.enable()
     return timings
