@@ -43,7 +43,14 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
         return attention_mask
     packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
     masks = {}
+    # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
+    # but 5.17 not under torch.compile.
+    plain = attention_mask is None and past_key_values is None and not packed and config._attn_implementation == "sdpa"
     for kind in dict.fromkeys(config.attention_kinds):
+        fits_window = kind == "sliding_attention" and inputs_embeds.shape[1] <= config.sliding_window
+        if plain and (kind == "full_attention" or fits_window):
+            masks[kind] = None
+            continue
         overlays = [*packed, strided_mask_function(config.attention_stride)] if kind == "strided_attention" else packed
         create = create_sliding_window_causal_mask if kind == "sliding_attention" else create_causal_mask
         masks[kind] = create(

@@ -68,8 +68,9 @@ def test_packed_rows_read_nothing_on_the_host(tiny_config):
     assert watch.squares and watch.syncs == []
 
 
-def test_the_compiled_graph_has_no_mask_either(tiny_config):
-    model = AnyformerDecoderForCausalLM(tiny_config()).train()
+@pytest.mark.parametrize("fields", [{}, {"attention_pattern": ["sliding_attention"], "sliding_window": LENGTH}])
+def test_the_compiled_graph_has_no_mask_either(tiny_config, fields):
+    model = AnyformerDecoderForCausalLM(tiny_config(**fields)).train()
     squares = []
 
     def look(graph, inputs):

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import CompileConfig, StaticCache, cache_utils
 
 from anyformer import AnyformerDecoderForCausalLM
@@ -70,6 +72,8 @@ def test_chunked_prefill_and_continued_caches_give_the_same_logits(model):
 
 @torch.no_grad()
 def test_assisted_and_prompt_lookup_decoding_give_the_greedy_tokens(model):
+    if set(model.config.layer_types) == {"sliding_attention"} and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("the cache of old transformers cannot roll back where all layers slide; its own Mistral fails, too")
     torch.manual_seed(1)
     assistant = AnyformerDecoderForCausalLM(model.config).eval()
     ids = prompt(1)
@@ -123,6 +127,7 @@ def test_the_eight_bit_cache_stays_close_to_the_full_one(tiny_config):
 @torch.no_grad()
 @pytest.mark.slow
 def test_a_compiled_step_with_a_static_cache_decodes_the_same_tokens(model):
+    torch.compiler.reset()
     compile_config = CompileConfig(fullgraph=True, dynamic=False)
     compile_config._compile_all_devices = True
     rows = greedy(model, prompt(), cache_implementation="static", compile_config=compile_config)

@@ -397,10 +397,15 @@ def test_bf16_autocast_trains_close_to_fp32(tiny_config):
     "name", ["rotary", "alibi", "relative-sliding", "sliding-and-full-own-theta", "strided", "alibi-strided-sliding"]
 )
 def test_flex_attention_equals_sdpa_forward(tiny_config, name):
-    """Forward only: flex has no backward on CPU."""
-    model, ids = build(tiny_config(**VARIANTS[name])), tokens(2, 24)
-    positions = torch.cat([torch.arange(10), torch.arange(14)])[None].expand(2, -1)
-    mask = torch.ones(2, 24, dtype=torch.long)
+    """Forward only: flex has no backward on CPU.
+
+    128 tokens, a whole block: below one, torch 2.15's CPU kernel gives wrong rows for heads as small as these (plain
+    `torch.compile(flex_attention)` does, too).
+    """
+    torch.compiler.reset()
+    model, ids = build(tiny_config(**VARIANTS[name], max_position_embeddings=128)), tokens(2, 128)
+    positions = torch.cat([torch.arange(50), torch.arange(78)])[None].expand(2, -1)
+    mask = torch.ones(2, 128, dtype=torch.long)
     mask[1, :5] = 0
     calls = [{}, {"position_ids": positions}, {"attention_mask": mask}]
     expected = [model(ids, use_cache=False, **options).logits for options in calls]
