@@ -34,6 +34,8 @@ def twins(vocab: int, hidden: int, layers: int, heads: int, positions: int, inte
             max_position_embeddings=positions,
             norm_eps=1e-5,
             tie_word_embeddings=False,
+            bos_token_id=native.config.bos_token_id,  # generation with an end-of-text token does more for each token
+            eos_token_id=native.config.eos_token_id,
         )
     )
     ours.load_state_dict(native.state_dict())
