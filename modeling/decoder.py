@@ -11,11 +11,11 @@ from transformers.utils.output_capturing import capture_outputs
 from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
 from .configuration import AnyformerDecoderConfig
-from .heads import LanguageModelHead
+from .heads import LanguageModelHead, language_model_loss
 from .losses import shift_left
 from .masking import causal_masks, document_ids_from_positions, flash_sequences
 from .normalization import build_norm
-from .positions import apply_positions, build_positions
+from .positions import LearnedPositions, apply_positions, build_positions
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
 
 
@@ -74,6 +74,8 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
         documents = None
         if position_ids is not None and past_key_values is None and x_BTD.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTD.shape[0], -1))
+        if documents is None and isinstance(self.position_encoding, LearnedPositions):
+            self.position_encoding.check_length(x_BTD.shape[1])
         if use_cache and past_key_values is None and not self.training:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
@@ -90,14 +92,14 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = self.dropout(x_BTD)
-        for layer in self.layers:
+        for layer, kind in zip(self.layers, self.config.attention_kinds):
             x_BTD = layer(
                 x_BTD,
-                attention_mask=masks[layer.attention_kind],
+                attention_mask=masks[kind],
                 position_ids=position_ids,
                 past_key_values=past_key_values,
                 use_cache=use_cache,
-                **position_kwargs[layer.attention_kind],
+                **position_kwargs[kind],
                 **kwargs,
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTD), past_key_values=past_key_values)
@@ -156,7 +158,7 @@ class AnyformerDecoderForCausalLM(AnyformerDecoderPreTrainedModel, GenerationMix
         if shift_labels is None and labels is not None:
             shift_labels = shift_left(labels)
         if shift_labels is not None:
-            loss = self.lm_head(hidden_states, labels=shift_labels, num_items_in_batch=num_items_in_batch)
+            loss = language_model_loss(self.lm_head, hidden_states, shift_labels, num_items_in_batch)
         if return_logits if return_logits is not None else (shift_labels is None or not self.training):
             keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden_states[:, keep, :])

@@ -47,7 +47,9 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
     # but 5.17 not under torch.compile.
     plain = attention_mask is None and past_key_values is None and not packed and config._attn_implementation == "sdpa"
     for kind in dict.fromkeys(config.attention_kinds):
-        fits_window = kind == "sliding_attention" and inputs_embeds.shape[1] <= config.sliding_window
+        # An exported program has no branches: asked here, it would serve lengths on one side of the window only.
+        fits_window = kind == "sliding_attention" and not torch.compiler.is_exporting()
+        fits_window = fits_window and inputs_embeds.shape[1] <= config.sliding_window
         if plain and (kind == "full_attention" or fits_window):
             masks[kind] = None
             continue

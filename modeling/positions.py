@@ -26,12 +26,15 @@ class LearnedPositions(nn.Embedding):
     def __init__(self, config):
         super().__init__(config.max_position_embeddings, config.hidden_size)
 
-    def forward(self, x_BTD, position_ids):
-        if position_ids.shape[-1] > self.num_embeddings:
+    def check_length(self, length: int) -> None:
+        """Refuse a row of one document that is too long; rows of several count from 0 in each, and may be longer."""
+        if length > self.num_embeddings:
             raise ValueError(
-                f"the input has {position_ids.shape[-1]} tokens, but max_position_embeddings={self.num_embeddings} "
-                f"learned positions; shorten the input or train with more positions"
+                f"the input has {length} tokens, but max_position_embeddings={self.num_embeddings} learned positions; "
+                f"shorten the input or train with more positions"
             )
+
+    def forward(self, x_BTD, position_ids):
         return super().forward(position_ids)
 
 

@@ -32,7 +32,7 @@ VARIANTS = {
     "no_positions": {"position_encoding": "none", "attention_bias": True, "mlp_bias": True},
 }
 NEEDED = {"attention", "base", "block", "configuration", "decoder", "feed_forward", "heads", "legality", "losses"}
-NEEDED |= {"masking", "normalization", "positions"}
+NEEDED |= {"masking", "normalization", "positions", "task_heads", "task_losses"}
 
 LOAD_EVERYTHING = """
 import os
@@ -131,7 +131,7 @@ def test_only_the_needed_code_travels_and_it_imports_only_torch_transformers_and
     AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path)
     code = code_in(tmp_path)
     assert "decoder" in code and not {"registration", "__init__"} & code.keys()
-    allowed = {"torch", "transformers", "huggingface_hub", "math", "copy"}
+    allowed = {"torch", "transformers", "huggingface_hub", "math", "copy", "re"}
     reached, wanted = set(), {"decoder", "configuration"}
     while wanted:
         name = wanted.pop()
@@ -153,7 +153,8 @@ def test_whatever_is_saved_names_the_whole_family_in_its_auto_map(tiny_config, t
     model = AnyformerDecoderForCausalLM(tiny_config())
     (model if part == "whole" else model.model).save_pretrained(tmp_path)
     auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
-    assert auto_map.keys() == {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
+    assert auto_map.keys() == {"AutoConfig", *AnyformerDecoderForCausalLM.auto_classes}
+    assert {"AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification"} < auto_map.keys()
     code = code_in(tmp_path)
     assert code.keys() == NEEDED
     for reference in auto_map.values():
