@@ -27,7 +27,7 @@ class Encoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
         self._backend = plain_backend(tokenizer)
-        self.fingerprint = tokenizer_fingerprint(tokenizer)
+        self.fingerprint = tokenizer_fingerprint(tokenizer, self._backend)
 
     def encode_documents(self, documents: Iterable[Document]) -> Iterator[tuple[Document, np.ndarray]]:
         """Each document with its ids (uint32), in the given order. Holds a few million characters at a time."""

@@ -12,7 +12,6 @@ from .cache import cached_folder
 from .documents import Corpus, SkipCounts, sha
 from .encoding import Encoder
 from .errors import UserError
-from .tokenization import tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -79,12 +78,13 @@ def tokenize_corpus(
     no such framing token, a file of the corpus cannot be read, or the cache cannot be written.
     """
     bos, eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
-    key = sha([_FORMAT, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), bos, eos])
+    encoder = Encoder(tokenizer)
+    key = sha([_FORMAT, corpus.fingerprint(), encoder.fingerprint, bos, eos])
     folder = cached_folder(
         Path(cache_dir),
         "tokens",
         key,
-        lambda work: _write(work, corpus, tokenizer, bos, eos, key, progress),
+        lambda work: _write(work, corpus, tokenizer, encoder, bos, eos, key, progress),
         _is_complete,
     )
     return TokenStore(folder)
@@ -121,6 +121,7 @@ def _write(
     folder: Path,
     corpus: Corpus,
     tokenizer: "PreTrainedTokenizerFast",
+    encoder: Encoder,
     bos: int | None,
     eos: int | None,
     fingerprint: str,
@@ -131,7 +132,7 @@ def _write(
     offsets = array("q", [0])
     num_bytes = num_characters = num_words = 0
     with (folder / "tokens.bin").open("wb") as stream, _Progress(corpus, progress) as bar:
-        for document, ids in Encoder(tokenizer).encode_documents(corpus.documents()):
+        for document, ids in encoder.encode_documents(corpus.documents()):
             tokens = framed(ids, bos, eos, dtype)
             stream.write(tokens.data)
             offsets.append(offsets[-1] + len(tokens))

@@ -43,10 +43,13 @@ def train_or_load_tokenizer(
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Equal for tokenizers that give every text the same tokens and frame it with the same ones."""
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast", backend=None) -> str:
+    """Equal for tokenizers that give every text the same tokens and frame it with the same ones.
+
+    `backend` is the tokenizer's `plain_backend`, where the caller has it: making one takes a while.
+    """
     ids = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id]
-    return sha([plain_backend(tokenizer).to_str(), ids])
+    return sha([(backend or plain_backend(tokenizer)).to_str(), ids])
 
 
 def plain_backend(tokenizer: "PreTrainedTokenizerFast"):
