@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._device import _device_constructors
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -309,6 +310,9 @@ def test_outputs_hold_every_layer(tiny_config):
 
 def poison_empty_memory(monkeypatch):
     """Fill whatever transformers allocates without writing to it, so that a forgotten buffer shows."""
+    # torch caches which functions `with torch.device("meta")` catches. Were the first call to fall into this test, the
+    # cache would hold the functions below instead of the real ones, and later tests would allocate for real.
+    _device_constructors()
     for name in ("empty", "empty_like"):
         original = getattr(torch, name)
 
