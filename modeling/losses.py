@@ -45,6 +45,30 @@ _add_product_compiled = torch.library.custom_op(
 _add_product_compiled.register_fake(lambda total_VD, a_RV, b_RD: None)
 
 
+def _loss_of_rows(x_RD, weight_VD, labels_R, softcap, needs_gradient: bool) -> tuple:
+    """Returns the summed loss and, for the gradient, (e - s onehot) (R, V) and the factor counted / s (R, 1)."""
+    counted_R1 = (labels_R != IGNORE_INDEX)[:, None]
+    target_R1 = torch.where(counted_R1, labels_R[:, None], 0)
+    logits_RV = (x_RD @ weight_VD.t()).float()
+    if softcap is not None:
+        logits_RV.div_(softcap).tanh_()
+        slope_RV = torch.addcmul(logits_RV.new_ones(()), logits_RV, logits_RV, value=-1)  # tanh'(z) = 1 - tanh(z)^2
+        logits_RV.mul_(softcap)
+    at_target_R1, top_R1 = logits_RV.gather(1, target_R1), logits_RV.amax(dim=-1, keepdim=True)
+    e_RV = logits_RV.sub_(top_R1).exp_()
+    s_R1 = e_RV.sum(dim=-1, keepdim=True)
+    loss = torch.where(counted_R1, s_R1.log() + top_R1 - at_target_R1, 0).sum()
+    if not needs_gradient:
+        return loss, None, None
+    if torch.compiler.is_compiling():  # compiled, the comparison is fused; a scatter would copy e
+        e_RV = e_RV - torch.where(torch.arange(e_RV.shape[1], device=e_RV.device) == target_R1, s_R1, 0)
+    else:
+        e_RV.scatter_add_(1, target_R1, -s_R1)
+    if softcap is not None:
+        e_RV = e_RV.mul_(slope_RV)
+    return loss, e_RV.to(x_RD.dtype), counted_R1 / s_R1
+
+
 class _LinearCrossEntropySum(torch.autograd.Function):
     """sum over i of -log softmax(x_i W^T)[y_i], with both gradients made in the forward pass (same three products).
 
@@ -58,38 +82,21 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         grads_x, grad_weight = [], None
         weight = weight_VD.to(dtype)
         total = x_ND.new_zeros((), dtype=torch.float32)
-        for x_RD, labels in zip(x_ND.split(rows), labels_N.split(rows)):
-            x = x_RD.to(dtype)
-            counted = (labels != IGNORE_INDEX)[:, None]
-            target = torch.where(counted, labels[:, None], 0)
-            logits = (x @ weight.t()).float()
-            if softcap is not None:
-                logits.div_(softcap).tanh_()
-                slope = torch.addcmul(logits.new_ones(()), logits, logits, value=-1)  # d tanh(z) / dz = 1 - tanh(z)^2
-                logits.mul_(softcap)
-            at_target, top = logits.gather(1, target), logits.amax(dim=-1, keepdim=True)
-            e = logits.sub_(top).exp_()
-            s = e.sum(dim=-1, keepdim=True)
-            total = total + torch.where(counted, s.log() + top - at_target, 0).sum()
-            if not (needs_x or needs_weight):
-                continue
-            if torch.compiler.is_compiling():  # compiled, the comparison is fused; a scatter would copy e
-                e = e - torch.where(torch.arange(e.shape[1], device=e.device) == target, s, 0)
-            else:
-                e.scatter_add_(1, target, -s)
-            if softcap is not None:
-                e = e.mul_(slope)
-            e, scale = e.to(dtype), counted / s
+        for x_RD, labels_R in zip(x_ND.split(rows), labels_N.split(rows)):
+            x_RD = x_RD.to(dtype)
+            loss, e_RV, scale_R1 = _loss_of_rows(x_RD, weight, labels_R, softcap, needs_x or needs_weight)
+            total = total + loss
             if needs_x:
-                grads_x.append(((e @ weight) * scale).to(x_ND.dtype))
+                grads_x.append(((e_RV @ weight) * scale_R1).to(x_ND.dtype))
             if needs_weight:
-                scaled = (x * scale).to(dtype)
+                scaled_RD = (x_RD * scale_R1).to(dtype)
                 if grad_weight is None:
-                    grad_weight = (e.t() @ scaled).float()  # fp32 even for half operands: it is summed over chunks
+                    grad_weight = (e_RV.t() @ scaled_RD).float()  # fp32 even for half operands: it sums up all chunks
                 elif torch.compiler.is_compiling():
-                    _add_product_compiled(grad_weight, e, scaled)
+                    _add_product_compiled(grad_weight, e_RV, scaled_RD)
                 else:
-                    _add_product(grad_weight, e, scaled)
+                    _add_product(grad_weight, e_RV, scaled_RD)
+            del e_RV  # or the next chunk would be made while this one is still held
         ctx.save_for_backward(torch.cat(grads_x) if needs_x else None, grad_weight)
         return total
 
