@@ -42,7 +42,7 @@ class Texts(Corpus):
 def stdlib_texts(size: int) -> list[str]:
     """Source files of Python's standard library, in name order, until `size` bytes."""
     texts, total = [], 0
-    for path in sorted(Path(tempfile.__file__).parent.glob("*.py")):
+    for path in sorted(Path(tempfile.__file__).parent.rglob("*.py")):
         text = path.read_text(encoding="utf-8", errors="ignore")
         if text.strip():
             texts.append(text)
