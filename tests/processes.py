@@ -4,11 +4,14 @@ A forked child is a process of its own: it can be killed with any signal, and wh
 leaves. One thread per process (conftest.py): OpenMP's pool does not survive a fork.
 """
 
+import functools
+import inspect
 import json
 import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -132,3 +135,38 @@ def logged_losses(run: Path) -> list[float]:
     """Training losses of a run folder, by step, from its metrics.jsonl."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
+
+
+def in_fresh_process(test):
+    """Decorate a test that forks ranks which run a backward pass: pytest runs it again, in a process of its own.
+
+    After some compiled programs torch refuses backward passes in forks of the process that ran them.
+    """
+
+    @functools.wraps(test)
+    def wrapper(*args, request, **kwargs):
+        if os.environ.get("ANYFORMER_FRESH_PROCESS") == request.node.nodeid:
+            return test(*args, **kwargs)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-m",
+                "slow or not slow",
+                "-p",
+                "no:cacheprovider",
+                request.node.nodeid,
+            ],
+            env=os.environ | {"ANYFORMER_FRESH_PROCESS": request.node.nodeid},
+            cwd=request.config.rootpath,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-4000:] + done.stderr[-1000:]
+
+    signature = inspect.signature(test)
+    request = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY)
+    wrapper.__signature__ = signature.replace(parameters=[*signature.parameters.values(), request])
+    return wrapper

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from packaging.version import Version
-from processes import run_ranks
+from processes import in_fresh_process, run_ranks
 from transformers import AutoModelForCausalLM, __version__
 from transformers.distributed import DistributedConfig
 
@@ -129,6 +129,7 @@ def test_two_pipeline_stages_have_the_logits_and_tokens_of_one_process(tiny_conf
 
 @pytest.mark.slow
 @pytest.mark.skipif(not RECENT, reason="transformers 5.17 cannot load its own LLaMA so (IndexError while sharding)")
+@in_fresh_process
 def test_tensor_parallelism_inside_fsdp_equals_one_process(tiny_config, tmp_path):
     check_split_equals_whole(tiny_config, tmp_path, "tp-and-fsdp", VARIANTS, ranks=4)
 
