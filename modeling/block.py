@@ -18,15 +18,18 @@ class TransformerBlock(GradientCheckpointingLayer):
         self.mlp = FEED_FORWARDS[config.mlp_type](config)
         self.input_layernorm = build_norm(config)
         self.post_attention_layernorm = build_norm(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        # None instead of a Dropout that does nothing: a generated token is mostly the cost of calling modules.
+        self.dropout = nn.Dropout(config.hidden_dropout) if config.hidden_dropout > 0 else None
         for projection in (self.self_attn.o_proj, self.mlp.down_proj):
             projection.writes_residual = True  # read by `_init_weights`
 
     def attend(self, x_BTD, **context):
-        return self.dropout(self.self_attn(x_BTD, **context)[0])
+        out_BTD = self.self_attn(x_BTD, **context)[0]
+        return out_BTD if self.dropout is None else self.dropout(out_BTD)
 
     def transform(self, x_BTD):
-        return self.dropout(self.mlp(x_BTD))
+        out_BTD = self.mlp(x_BTD)
+        return out_BTD if self.dropout is None else self.dropout(out_BTD)
 
     def forward(self, hidden_states, **context):
         x_BTD = hidden_states

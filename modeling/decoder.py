@@ -1,5 +1,7 @@
 """The decoder family: causal language models from GPT-2 to LLaMA."""
 
+import inspect
+
 import torch
 from torch import nn
 from transformers import DynamicCache, GenerationMixin
@@ -46,9 +48,10 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
         self.layers = nn.ModuleList([TransformerBlock(config, i) for i in range(config.num_hidden_layers)])
         # Post-norm blocks end in a norm of their own.
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.attention_kinds = config.attention_kinds
         self.layers_by_kind = {
-            kind: (config.attention_kinds.index(kind), config.layer_types[config.attention_kinds.index(kind)])
-            for kind in config.attention_kinds
+            kind: (self.attention_kinds.index(kind), config.layer_types[self.attention_kinds.index(kind)])
+            for kind in self.attention_kinds
         }
         self.gradient_checkpointing = False
         self.post_init()
@@ -85,14 +88,14 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
         if documents is not None and self.config._attn_implementation.startswith("flash"):
             kwargs |= flash_sequences(documents, attention_mask)
             attention_mask = None
-        masks = causal_masks(self.config, x_BTD, attention_mask, past_key_values, documents)
+        masks = causal_masks(self.config, x_BTD, attention_mask, past_key_values, documents, self.layers_by_kind)
         x_BTD, position_kwargs = apply_positions(
             self.position_encoding, x_BTD, position_ids, past_key_values, self.layers_by_kind
         )
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = self.dropout(x_BTD)
-        for layer, kind in zip(self.layers, self.config.attention_kinds):
+        for layer, kind in zip(self.layers, self.attention_kinds):
             x_BTD = layer(
                 x_BTD,
                 attention_mask=masks[kind],
@@ -182,6 +185,10 @@ class AnyformerDecoderForTokenClassification(ForTokenClassification, AnyformerDe
 class AnyformerDecoderForQuestionAnswering(ForQuestionAnswering, AnyformerDecoderPreTrainedModel):
     base_class = AnyformerDecoderModel
 
+
+# `generate` asks models that can be loaded from the Hub for this at every token; computed anew, it would cost a tenth
+# of a small model's time.
+AnyformerDecoderForCausalLM.forward.__signature__ = inspect.signature(AnyformerDecoderForCausalLM.forward)
 
 for _auto_class, _name in AnyformerDecoderPreTrainedModel.auto_classes.items():
     globals()[_name].register_for_auto_class(_auto_class)

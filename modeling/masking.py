@@ -29,10 +29,11 @@ def strided_mask_function(stride: int):
     return strided
 
 
-def causal_masks(config, inputs_embeds, attention_mask, past_key_values, document_ids=None) -> dict:
+def causal_masks(config, inputs_embeds, attention_mask, past_key_values, document_ids=None, kinds=None) -> dict:
     """Return {kind of attention: mask} for the kinds the config names.
 
     Args:
+        kinds: the config's kinds of attention, for callers that have them at hand.
         inputs_embeds: (B, T, D); only its shape, dtype and device are read.
         attention_mask: None, a (B, S) padding mask, a ready mask of four axes, or (as `generate` prepares for static
             caches) a dict of ready masks.
@@ -46,7 +47,7 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
     # but 5.17 not under torch.compile.
     plain = attention_mask is None and past_key_values is None and not packed and config._attn_implementation == "sdpa"
-    for kind in dict.fromkeys(config.attention_kinds):
+    for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
         # An exported program has no branches: asked here, it would serve lengths on one side of the window only.
         fits_window = kind == "sliding_attention" and not torch.compiler.is_exporting()
         fits_window = fits_window and inputs_embeds.shape[1] <= config.sliding_window

@@ -2,8 +2,8 @@
 
 A scheme acts in one of three places, named by its class attribute `place`:
     "embedding"  forward(x, position_ids) -> (B or 1, T, D), added to the token embeddings
-    "rotation"   forward(x, position_ids) -> (cos, sin), each (B or 1, T, R) for the R channel pairs of a head, rotating
-                 queries and keys of every layer
+    "rotation"   forward(x, position_ids) -> (cos, sin), each (B or 1, T, 2R) for the R channel pairs of a head (cos
+                 twice; sin negated, then sin), rotating queries and keys of every layer
     "bias"       forward(x, distances (T, S)) -> (H, T, S), added to the attention scores of every layer; a distance is
                  the query's index minus the key's, which packing and padding leave as it is
 All are computed once per forward pass. Buffers are refilled in `_init_weights` (base.py): transformers builds models on
@@ -93,7 +93,9 @@ class RotaryEmbedding(nn.Module):
     @torch.no_grad()
     @dynamic_rope_update
     def forward(self, x, position_ids):
-        angles = position_ids[..., None].float() * self.inv_freq.to(device=x.device, dtype=torch.float)
+        inv_freq = self.inv_freq.to(device=x.device, dtype=torch.float)
+        # cos(-a) = cos(a) and sin(-a) = -sin(a): the layout `rotate` reads, in one step
+        angles = position_ids[..., None].float() * torch.cat((-inv_freq, inv_freq))
         return (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
 
 
@@ -169,12 +171,16 @@ class RelativePositionBias(nn.Module):
         return self.relative_attention_bias(self.buckets(distances_TS)).permute(2, 0, 1).to(x_BTD.dtype)
 
 
-def rotate(x_BHTK: torch.Tensor, cos_BTR: torch.Tensor, sin_BTR: torch.Tensor) -> torch.Tensor:
-    """Rotate the first 2R channels of each head, channel i together with channel i + R; the rest pass through."""
-    cos, sin = cos_BTR.unsqueeze(1), sin_BTR.unsqueeze(1)
-    pairs = cos.shape[-1]
-    first, second, passed = x_BHTK.split((pairs, pairs, x_BHTK.shape[-1] - 2 * pairs), dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, passed), dim=-1)
+def rotate(x_BHTK: torch.Tensor, cos_B1TR: torch.Tensor, sin_B1TR: torch.Tensor) -> torch.Tensor:
+    """Rotate the first 2R channels of each head, channel i together with channel i + R; the rest pass through.
+
+    cos and sin are RotaryEmbedding's, with an axis for the heads. Laid out so, a rotation is three operations.
+    """
+    rotated = cos_B1TR.shape[-1]
+    turned = x_BHTK if rotated == x_BHTK.shape[-1] else x_BHTK[..., :rotated]
+    first, second = turned.chunk(2, dim=-1)
+    out = torch.addcmul(turned * cos_B1TR, torch.cat((second, first), dim=-1), sin_B1TR)
+    return out if turned is x_BHTK else torch.cat((out, x_BHTK[..., rotated:]), dim=-1)
 
 
 POSITION_SCHEMES = {
@@ -207,10 +213,15 @@ def apply_positions(scheme, x_BTD, position_ids, past_key_values, layers_by_kind
     if scheme is None or scheme.place == "embedding":
         return x_BTD, {kind: {} for kind in layers_by_kind}
     if isinstance(scheme, RotaryEmbeddingPerLayerType):
-        rotations = {name: scheme(x_BTD, position_ids, name) for name in scheme.by_type}
+        rotations = {name: for_heads(scheme(x_BTD, position_ids, name)) for name in scheme.by_type}
         return x_BTD, {kind: {"position_embeddings": rotations[name]} for kind, (_, name) in layers_by_kind.items()}
-    rotation = scheme(x_BTD, position_ids)
+    rotation = for_heads(scheme(x_BTD, position_ids))
     return x_BTD, {kind: {"position_embeddings": rotation} for kind in layers_by_kind}
+
+
+def for_heads(rotation):
+    """(B, T, 2R) cosines and sines with an axis for the heads, once for all layers: (B, 1, T, 2R)."""
+    return tuple(x.unsqueeze(1) for x in rotation)
 
 
 def score_biases(scheme, x_BTD, past_key_values, layers_by_kind) -> dict:

@@ -68,5 +68,7 @@ def test_layers_of_each_type_turn_by_their_own_theta(tiny_config):
     scheme, x, positions = build_positions(config), torch.zeros(1, 5, 32), torch.arange(5)[None]
     exponents = torch.arange(0, 8, 2) / 8
     for name, theta in (("sliding_attention", 100.0), ("full_attention", 1e6)):
-        cos, _ = scheme(x, positions, name)
-        torch.testing.assert_close(cos[0, 3], torch.cos(3 * theta**-exponents), atol=TOLERANCE, rtol=0)
+        cos, sin = scheme(x, positions, name)
+        angles = 3 * theta**-exponents
+        torch.testing.assert_close(cos[0, 3], torch.cat((angles.cos(), angles.cos())), atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(sin[0, 3], torch.cat((-angles.sin(), angles.sin())), atol=TOLERANCE, rtol=0)
