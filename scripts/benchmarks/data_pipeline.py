@@ -6,11 +6,8 @@ the very tokens that run_clm's rows hold.
 """
 
 import copy
-import os
 import shutil
 import tempfile
-import time
-import traceback
 import zlib
 from itertools import chain
 from pathlib import Path
@@ -90,33 +87,6 @@ def ours(texts, tokenizer, length, folder: Path):
     return PackedDataset(store, length)
 
 
-def seconds_in_fork(function) -> float:
-    """CPU seconds of `function` in a forked child.
-
-    In one process a tokenizer gets slower from run to run (by half after twenty), as its tables lie scattered between
-    what earlier runs left of the heap; a data set is tokenised once per process.
-    """
-    receiver, sender = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            start = time.process_time()
-            function()
-            os.write(sender, repr(time.process_time() - start).encode())
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(sender)
-    with os.fdopen(receiver) as stream:
-        text = stream.read()
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        raise SystemExit("a forked run failed")
-    return float(text)
-
-
 def main(argv=None):
     p = method.parser(__doc__)
     p.add_argument("--bytes", type=int, default=2_000_000, help="of text")
@@ -135,7 +105,7 @@ def main(argv=None):
         def arm():
             folder = Path(tempfile.mkdtemp())
             try:
-                return seconds_in_fork(lambda: function(texts, tokenizer, args.length, folder))
+                return method.seconds_in_fork(lambda: function(texts, tokenizer, args.length, folder))
             finally:
                 shutil.rmtree(folder)
 

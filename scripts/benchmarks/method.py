@@ -16,6 +16,7 @@ import platform
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,31 @@ def cpu_seconds(arm: Callable) -> float:
     start = time.process_time()
     own = arm()
     return own if isinstance(own, float) else time.process_time() - start
+
+
+def seconds_in_fork(function: Callable) -> float:
+    """CPU seconds of `function` in a forked child; where it returns seconds itself, those.
+
+    For work that happens once per process: in one process it gets slower from run to run, as it works between what
+    earlier runs left of the heap (a tokenizer by half after twenty runs), and the arm after a trainer suffers most.
+    """
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.write(sender, repr(cpu_seconds(function)).encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(sender)
+    with os.fdopen(receiver) as stream:
+        text = stream.read()
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise SystemExit("a forked run failed")
+    return float(text)
 
 
 def compare(arms: dict[str, Callable], reference: str, rounds: int, warm: int = 2, clock=cpu_seconds) -> dict:
