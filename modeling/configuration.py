@@ -1,21 +1,36 @@
 """Configs: the fields every family shares, and the families' own."""
 
+import copy
+
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .legality import ATTENTION_KINDS, attention_kinds, check_legal
 
 
-def tensor_parallel_plan(config) -> dict[str, str]:
-    """transformers' style for each module that is split over ranks: attention by heads, MLPs by channels."""
-    gate = {"layers.*.mlp.gate_proj": "colwise"} if config.mlp_type == "glu" else {}
-    plan = {**gate, "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
-    if config.position_encoding in ("alibi", "relative"):
-        return plan  # one score bias holds all heads, so every rank keeps them all
-    plan |= {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
+def tensor_parallel_plan(config, stacks=("",), attentions=("self_attn",)) -> dict[str, str]:
+    """transformers' style for each module that is split over ranks: attention by heads, MLPs by channels.
+
+    stacks: prefixes of the stacks of layers; attentions: names that attention modules have in them.
+    """
+    mlp = {"up_proj": "colwise", "down_proj": "rowwise"} | (
+        {"gate_proj": "colwise"} if config.mlp_type == "glu" else {}
+    )
+    plan = {f"{stack}layers.*.mlp.{name}": style for stack in stacks for name, style in mlp.items()}
+    # One score bias holds all heads, and global tokens gather whole rows: there every rank keeps all heads.
+    if config.position_encoding in ("alibi", "relative", "disentangled") or "local_global_attention" in (
+        config.attention_kinds
+    ):
+        return plan
+    heads = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
     if config.qk_norm:  # a rank's gradient covers its own heads only
-        plan |= {f"layers.*.self_attn.{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
-    return plan | {"layers.*.self_attn.o_proj": "rowwise"}
+        heads |= {f"{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
+    return plan | {
+        f"{stack}layers.*.{attention}.{name}": style
+        for stack in stacks
+        for attention in attentions
+        for name, style in heads.items()
+    }
 
 
 def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | None:
@@ -43,20 +58,26 @@ class TransformerConfig(PreTrainedConfig):
     A block is: norm placement x attention x feed-forward. Fields left at None are derived: `num_key_value_heads` from
     `num_attention_heads` (fewer: grouped-query attention; 1: multi-query), `head_dim` from `hidden_size`,
     `intermediate_size` as 4 x `hidden_size` for an MLP and 8/3 x, rounded up to a multiple of 64, for a GLU (equal
-    parameters; Shazeer 2020, section 2), `attention_out_bias` from `attention_bias`, `attention_multiplier` (the scale
-    of the scores) as 1 / sqrt(head_dim).
+    parameters; Shazeer 2020, section 2), `attention_out_bias` and `attention_key_bias` from `attention_bias`,
+    `attention_multiplier` (the scale of the scores) as 1 / sqrt(head_dim).
 
     `attention_pattern` names kinds of attention and is repeated over the layers: ["full_attention"] (default),
-    "sliding_attention" (the last `sliding_window` tokens), "strided_attention" (the last `attention_stride` tokens and
-    every `attention_stride`-th before them; Child et al. 2019, section 4.2). `layer_types`, which transformers' caches
-    read, follows from it; it may be given instead, one name per layer.
+    "sliding_attention" (the last `sliding_window` tokens; in an encoder so many to each side), "strided_attention"
+    (the last `attention_stride` tokens and every `attention_stride`-th before them; Child et al. 2019, section 4.2),
+    "local_global_attention" (`sliding_window` tokens to each side, and everywhere for tokens of the forward's
+    `global_attention_mask`; Beltagy et al. 2020). `layer_types`, which transformers' caches read, follows from it; it
+    may be given instead, one name per layer.
 
-    `position_encoding` is "none", "learned", "sinusoidal", "rotary" (`rope_parameters`, flat or one dict per layer
-    type), "alibi" (`alibi_bias_max`) or "relative" (T5's: `relative_attention_num_buckets`, `..._max_distance`).
+    `position_encoding` is "none", "learned" (`position_offset`: rows of the table before position 0, 2 in RoBERTa and
+    BART), "sinusoidal", "rotary" (`rope_parameters`, flat or one dict per layer type), "alibi" (`alibi_bias_max`),
+    "relative" (T5's: `relative_attention_num_buckets`, `..._max_distance`, one table for all layers or, with
+    `relative_attention_shared=False`, one each) or, in an encoder, "disentangled" (DeBERTa's).
 
     Raises:
         ValueError: an illegal value or combination, with one sentence that says what is legal (see legality.py).
     """
+
+    is_causal = True  # no field: what a family is, not what a user sets
 
     vocab_size: int = 32000
     hidden_size: int = 512
@@ -71,6 +92,8 @@ class TransformerConfig(PreTrainedConfig):
     alibi_bias_max: int | float = 8.0
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
+    relative_attention_shared: bool = True
+    position_offset: int = 0
     attention_pattern: list[str] | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
@@ -83,6 +106,7 @@ class TransformerConfig(PreTrainedConfig):
     hidden_act: str = "silu"
     attention_bias: bool = False
     attention_out_bias: bool | None = None
+    attention_key_bias: bool | None = None
     mlp_bias: bool = False
     qk_norm: bool = False
     attention_multiplier: int | float | None = None
@@ -90,6 +114,8 @@ class TransformerConfig(PreTrainedConfig):
     embedding_norm: bool = False
     attn_logit_softcapping: int | float | None = None
     final_logit_softcapping: int | float | None = None
+    lm_head_bias: bool = False
+    logit_multiplier: int | float = 1.0
     hidden_dropout: int | float = 0.0
     attention_dropout: int | float = 0.0
     initializer_range: float = 0.02
@@ -111,11 +137,16 @@ class TransformerConfig(PreTrainedConfig):
             self.intermediate_size = gated if self.mlp_type == "glu" else 4 * self.hidden_size
         if self.attention_out_bias is None:
             self.attention_out_bias = self.attention_bias
+        if self.attention_key_bias is None:
+            self.attention_key_bias = self.attention_bias
         if self.layer_types is None:
             self.layer_types = [ATTENTION_KINDS[kind] for kind in self.attention_kinds]
-        # A native class has one architecture and one plan; ours lists the modules that this config builds.
-        self.base_model_tp_plan, self.base_model_pp_plan = tensor_parallel_plan(self), pipeline_parallel_plan(self)
+        self.set_parallel_plans()
         super().__post_init__(**kwargs)
+
+    def set_parallel_plans(self):
+        """A native class has one architecture and one plan; ours lists the modules that this config builds."""
+        self.base_model_tp_plan, self.base_model_pp_plan = tensor_parallel_plan(self), pipeline_parallel_plan(self)
 
     def convert_rope_params_to_dict(self, **kwargs):
         """As transformers 5.23: with one dict per layer type, theta's default belongs into each, not beside them."""
@@ -145,4 +176,112 @@ class AnyformerDecoderConfig(TransformerConfig):
     keys_to_ignore_at_inference = ["past_key_values"]
 
 
-AnyformerDecoderConfig.register_for_auto_class()
+@strict
+class AnyformerEncoderConfig(TransformerConfig):
+    """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and what lies between them.
+
+    Embeddings: `type_vocab_size` segments (Devlin et al. 2019, section 3; 0: none); `embedding_size` below
+    `hidden_size` factorises them and `num_hidden_groups` below `num_hidden_layers` shares layers (Lan et al. 2020,
+    section 3.1); `skip_first_norm` leaves out the first layer's attention norm, as the embedding norm is just before
+    it (Warner et al. 2024, section 2.1).
+
+    Disentangled attention (He et al. 2021, eq. 4): `pos_att_type` (None: both) names "c2p" and "p2c" terms;
+    `position_buckets` and
+    `max_relative_positions` (None: `max_position_embeddings`) size the table, `relative_embedding_norm` normalises it,
+    `share_att_key` projects it by the layers' own query and key weights. `position_biased_input` adds learned absolute
+    positions to the input, `mask_decoder_layers` applies the last layer again, with absolute positions in its queries,
+    before masked tokens are predicted (the same, section 3.2), `conv_kernel_size` adds a convolution beside layer 0.
+
+    Heads: the masked-LM head is dense + `head_act` (None: `hidden_act`) + norm before the vocabulary; sequence heads
+    read the first token or the mean of all (`pooler_type`) through a dense layer with `pooler_act` (None: no layer),
+    and the bare model has it, too, with `add_pooling_layer`; with `task_head_transform` every task head has the
+    masked-LM head's dense + act + norm instead (ModernBERT). `classifier_dropout`: None is `hidden_dropout`.
+    """
+
+    model_type = "anyformer_encoder"
+    is_causal = False
+
+    type_vocab_size: int = 0
+    embedding_size: int | None = None
+    num_hidden_groups: int | None = None
+    skip_first_norm: bool = False
+    pos_att_type: list[str] | None = None
+    share_att_key: bool = False
+    position_buckets: int | None = None
+    max_relative_positions: int | None = None
+    relative_embedding_norm: bool = False
+    position_biased_input: bool = False
+    mask_decoder_layers: int = 0
+    conv_kernel_size: int = 0
+    conv_groups: int = 1
+    conv_act: str = "tanh"
+    head_act: str | None = None
+    head_bias: bool = True
+    lm_head_bias: bool = True
+    pooler_type: str = "cls"
+    pooler_act: str | None = "tanh"
+    add_pooling_layer: bool = True
+    task_head_transform: bool = False
+    classifier_dropout: int | float | None = None
+    use_cache: bool = False
+
+    def __post_init__(self, **kwargs):
+        check_legal(self)
+        if self.embedding_size is None:
+            self.embedding_size = self.hidden_size
+        if self.num_hidden_groups is None:
+            self.num_hidden_groups = self.num_hidden_layers
+        if self.pos_att_type is None:
+            self.pos_att_type = ["c2p", "p2c"]
+        super().__post_init__(**kwargs)
+
+
+@strict
+class AnyformerSeq2SeqConfig(TransformerConfig):
+    """An encoder and a decoder that attends to it: the original Transformer, T5, BART.
+
+    `num_hidden_layers` counts the encoder's layers, `num_decoder_layers` (None: as many) the decoder's. Both stacks
+    share all other fields and the token embeddings. `logit_multiplier` scales the hidden states before the vocabulary
+    (T5 v1.0 with tied embeddings: hidden_size^-0.5). `decoder_start_token_id` begins every target.
+    """
+
+    model_type = "anyformer_seq2seq"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    num_decoder_layers: int | None = None
+    decoder_start_token_id: int | None = None
+    classifier_dropout: int | float | None = None
+    pooler_act: str = "tanh"
+    is_encoder_decoder: bool = True
+
+    def __post_init__(self, **kwargs):
+        if self.num_decoder_layers is None:
+            self.num_decoder_layers = self.num_hidden_layers
+        super().__post_init__(**kwargs)
+
+    def set_parallel_plans(self):
+        self.base_model_tp_plan = {
+            **tensor_parallel_plan(self, stacks=("encoder.", "decoder.")),
+            **tensor_parallel_plan(self, stacks=("decoder.",), attentions=("cross_attn",)),
+        }
+
+    def stack_config(self, is_causal: bool) -> "AnyformerSeq2SeqConfig":
+        """The config of one stack: the decoder's, or the encoder's."""
+        stack = copy.deepcopy(self)
+        stack.is_causal, stack.is_encoder_decoder = is_causal, False
+        if is_causal:
+            kind = self.attention_kinds[0]
+            stack.num_hidden_layers = self.num_decoder_layers
+            stack.layer_types = [ATTENTION_KINDS[kind]] * self.num_decoder_layers
+            stack.attention_pattern = [kind]
+        return stack
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """What `generate` builds caches by: the decoder's stack. Without a side named, the whole config."""
+        if decoder == encoder or not self.is_encoder_decoder:
+            return self
+        return self.stack_config(is_causal=bool(decoder))
+
+
+for _config in (AnyformerDecoderConfig, AnyformerEncoderConfig, AnyformerSeq2SeqConfig):
+    _config.register_for_auto_class()

@@ -7,7 +7,7 @@ can be checked before torch is imported.
 import math
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-POSITION_ENCODINGS = ("none", "learned", "sinusoidal", "rotary", "alibi", "relative")
+POSITION_ENCODINGS = ("none", "learned", "sinusoidal", "rotary", "alibi", "relative", "disentangled")
 NORM_TYPES = ("layernorm", "rmsnorm")
 NORM_POSITIONS = ("pre", "post")
 MLP_TYPES = ("mlp", "glu")
@@ -16,7 +16,21 @@ ATTENTION_KINDS = {
     "full_attention": "full_attention",
     "sliding_attention": "sliding_attention",
     "strided_attention": "full_attention",  # any past token may be needed again: nothing can leave the cache
+    "local_global_attention": "full_attention",
 }
+# What a family has of them: a sequence-to-sequence model's stacks share one pattern, and nobody asked for another.
+FAMILY_KINDS = {
+    "anyformer_decoder": ("full_attention", "sliding_attention", "strided_attention"),
+    "anyformer_encoder": ("full_attention", "sliding_attention", "local_global_attention"),
+    "anyformer_seq2seq": ("full_attention",),
+}
+FAMILY_WORDS = {
+    "anyformer_decoder": "a decoder",
+    "anyformer_encoder": "an encoder",
+    "anyformer_seq2seq": "a sequence-to-sequence model",
+}
+POOLER_TYPES = ("cls", "mean")
+POSITION_TERMS = ("c2p", "p2c")
 
 POSITIVE = (
     "vocab_size",
@@ -26,6 +40,7 @@ POSITIVE = (
     "max_position_embeddings",
     "alibi_bias_max",
     "embedding_multiplier",
+    "logit_multiplier",
 )
 POSITIVE_OR_NONE = (
     "intermediate_size",
@@ -45,6 +60,15 @@ def attention_kinds(c) -> list[str]:
     if c.attention_pattern:
         return [c.attention_pattern[i % len(c.attention_pattern)] for i in range(c.num_hidden_layers)]
     return list(c.layer_types or ["full_attention"] * c.num_hidden_layers)
+
+
+def family_of(c) -> str:
+    """The `model_type` of a config, or of a recipe's fields; a decoder where nothing says it."""
+    return getattr(c, "model_type", None) or "anyformer_decoder"
+
+
+def kinds_of_family(c) -> tuple[str, ...]:
+    return FAMILY_KINDS.get(family_of(c), tuple(ATTENTION_KINDS))
 
 
 def _head_dim(c):
@@ -92,22 +116,31 @@ def _pattern_and_layer_types_differ(c):
 
 
 def _unknown_kind(c):
-    known = ATTENTION_KINDS if c.attention_pattern else set(ATTENTION_KINDS.values())
-    return next((kind for kind in attention_kinds(c) if kind not in known), None)
+    return next((kind for kind in attention_kinds(c) if kind not in _known_kinds(c)), None)
 
 
-def _needs(kind, setting, meaning):
-    """Rows: layers of `kind` need `setting`, and `setting` needs layers of `kind` (or it would be silently unused)."""
+def _known_kinds(c):
+    kinds = kinds_of_family(c)
+    return kinds if c.attention_pattern else tuple(dict.fromkeys(ATTENTION_KINDS[kind] for kind in kinds))
+
+
+def _needs(kinds, setting, meaning):
+    """Rows: layers of `kinds` need `setting`, and `setting` needs such layers (or it would be silently unused)."""
+
+    def using(c):
+        return next((kind for kind in attention_kinds(c) if kind in kinds), None)
+
     return (
         (
-            lambda c: kind in attention_kinds(c) and getattr(c, setting) is None,
-            lambda c: f"{kind} layers need {setting}, {meaning}",
+            lambda c: using(c) is not None and getattr(c, setting) is None,
+            lambda c: f"{using(c)} layers need {setting}, {meaning}",
         ),
         (
-            lambda c: kind not in attention_kinds(c) and getattr(c, setting) is not None,
+            lambda c: using(c) is None and getattr(c, setting) is not None,
             lambda c: (
-                f"{setting}={getattr(c, setting)} is used by no layer; name {kind} in attention_pattern or leave "
-                f"{setting} null"
+                f"{setting}={getattr(c, setting)} is used by no layer; name "
+                f"{' or '.join(kind for kind in kinds if kind in kinds_of_family(c)) or 'no such setting here'} in "
+                f"attention_pattern or leave {setting} null"
             ),
         ),
     )
@@ -147,6 +180,10 @@ ILLEGAL = [
     *(_positive(name) for name in POSITIVE),
     *(_positive(name, optional=True) for name in POSITIVE_OR_NONE),
     *(_probability(name) for name in PROBABILITIES),
+    (
+        lambda c: c.position_offset < 0,
+        lambda c: f"position_offset={c.position_offset} is not a number of rows; 0 means none",
+    ),
     _one_of("position_encoding", POSITION_ENCODINGS),
     _one_of("norm_type", NORM_TYPES),
     _one_of("norm_position", NORM_POSITIONS),
@@ -172,9 +209,8 @@ ILLEGAL = [
     (
         lambda c: _unknown_kind(c) is not None,
         lambda c: (
-            f"{'attention_pattern' if c.attention_pattern else 'layer_types'} holds {_unknown_kind(c)!r}, which a "
-            f"decoder does not have; known: "
-            f"{', '.join(ATTENTION_KINDS if c.attention_pattern else dict.fromkeys(ATTENTION_KINDS.values()))}"
+            f"{'attention_pattern' if c.attention_pattern else 'layer_types'} holds {_unknown_kind(c)!r}, which "
+            f"{FAMILY_WORDS[family_of(c)]} does not have; known: {', '.join(_known_kinds(c))}"
         ),
     ),
     (
@@ -184,8 +220,19 @@ ILLEGAL = [
             f"leave layer_types null"
         ),
     ),
-    *_needs("sliding_attention", "sliding_window", "the number of tokens a query sees, itself included"),
-    *_needs("strided_attention", "attention_stride", "the width of the local band and the distance of far keys"),
+    (
+        lambda c: c.position_encoding == "disentangled" and family_of(c) != "anyformer_encoder",
+        lambda c: (
+            f"position_encoding='disentangled' needs bidirectional attention; {FAMILY_WORDS[family_of(c)]} can use "
+            f"{', '.join(POSITION_ENCODINGS[:-1])}"
+        ),
+    ),
+    *_needs(
+        ("sliding_attention", "local_global_attention"),
+        "sliding_window",
+        "the number of tokens a query sees (in an encoder, to each side)",
+    ),
+    *_needs(("strided_attention",), "attention_stride", "the width of the local band and the distance of far keys"),
     (
         lambda c: next(_rotary_faults(c), None) is not None,
         lambda c: next(_rotary_faults(c)),
@@ -207,8 +254,105 @@ ILLEGAL = [
 ]
 
 
+def _layers_per_group(c):
+    return c.num_hidden_layers // c.num_hidden_groups
+
+
+# Rows of one family, after the shared ones.
+FAMILY_ILLEGAL = {
+    "anyformer_encoder": [
+        _positive("embedding_size", optional=True),
+        _positive("num_hidden_groups", optional=True),
+        _positive("position_buckets", optional=True),
+        _positive("max_relative_positions", optional=True),
+        _one_of("pooler_type", POOLER_TYPES),
+        (
+            lambda c: c.num_hidden_groups is not None and c.num_hidden_layers % c.num_hidden_groups != 0,
+            lambda c: (
+                f"num_hidden_groups={c.num_hidden_groups} does not divide num_hidden_layers={c.num_hidden_layers}; "
+                f"{_divisors(c.num_hidden_layers, c.num_hidden_groups)}"
+            ),
+        ),
+        (
+            lambda c: (
+                c.num_hidden_groups is not None
+                and _layers_per_group(c) > 1
+                and (len(set(attention_kinds(c))) > 1 or c.skip_first_norm)
+            ),
+            lambda c: (
+                f"num_hidden_groups={c.num_hidden_groups} shares weights between layers, which must then be alike: "
+                f"one kind of attention in attention_pattern, and skip_first_norm=False"
+            ),
+        ),
+        (
+            lambda c: c.skip_first_norm and not (c.norm_position == "pre" and c.embedding_norm),
+            lambda c: "skip_first_norm=True needs norm_position='pre' and embedding_norm=True, whose norm it relies on",
+        ),
+        (
+            lambda c: any(term not in POSITION_TERMS for term in c.pos_att_type or ()),
+            lambda c: f"pos_att_type={c.pos_att_type} is not known; known: {', '.join(POSITION_TERMS)}",
+        ),
+        (
+            lambda c: c.position_encoding == "disentangled" and set(attention_kinds(c)) != {"full_attention"},
+            lambda c: "position_encoding='disentangled' needs full_attention in every layer of attention_pattern",
+        ),
+        (
+            lambda c: (
+                c.position_encoding == "disentangled" and c.num_key_value_heads not in (None, c.num_attention_heads)
+            ),
+            lambda c: (
+                f"num_key_value_heads={c.num_key_value_heads} must be num_attention_heads={c.num_attention_heads} or "
+                f"null with position_encoding='disentangled': positions are scored against each head's own keys"
+            ),
+        ),
+        (
+            lambda c: (
+                "local_global_attention" in attention_kinds(c)
+                and c.position_encoding not in ("none", "learned", "sinusoidal")
+            ),
+            lambda c: (
+                f"position_encoding={c.position_encoding!r} does not go with local_global_attention, whose global "
+                f"tokens are gathered out of order; none, learned and sinusoidal do"
+            ),
+        ),
+        (
+            lambda c: c.mask_decoder_layers < 0,
+            lambda c: f"mask_decoder_layers={c.mask_decoder_layers} is not a number of layers; 0 means none",
+        ),
+        (
+            lambda c: (
+                c.mask_decoder_layers > 0 and (c.position_encoding != "disentangled" or c.norm_position != "post")
+            ),
+            lambda c: (
+                f"mask_decoder_layers={c.mask_decoder_layers} needs position_encoding='disentangled' and "
+                f"norm_position='post': it brings absolute positions in after the layers"
+            ),
+        ),
+        (
+            lambda c: c.position_biased_input and c.position_encoding != "disentangled",
+            lambda c: (
+                f"position_biased_input=True is for position_encoding='disentangled'; with "
+                f"{c.position_encoding!r} leave it false"
+            ),
+        ),
+        (
+            lambda c: c.conv_kernel_size < 0 or (c.conv_kernel_size > 0 and c.conv_kernel_size % 2 == 0),
+            lambda c: f"conv_kernel_size={c.conv_kernel_size} must be odd, or 0 for no convolution",
+        ),
+        (
+            lambda c: c.conv_groups < 1 or c.hidden_size % c.conv_groups != 0,
+            lambda c: (
+                f"conv_groups={c.conv_groups} does not divide hidden_size={c.hidden_size}; "
+                f"{_divisors(c.hidden_size, max(1, c.conv_groups))}"
+            ),
+        ),
+    ],
+    "anyformer_seq2seq": [_positive("num_decoder_layers", optional=True)],
+}
+
+
 def check_legal(config) -> None:
     """Raise ValueError, with the one sentence that says what is legal, if `config` cannot be built."""
-    for is_illegal, sentence in ILLEGAL:
+    for is_illegal, sentence in (*ILLEGAL, *FAMILY_ILLEGAL.get(family_of(config), ())):
         if is_illegal(config):
             raise ValueError(sentence(config))

@@ -201,7 +201,7 @@ def config_namespace(recipe: Recipe) -> SimpleNamespace | None:
     if recipe.model.family is None:
         return None
     defaults = {name: field.default for name, field in source_fields.family_fields(recipe.model.family).items()}
-    return SimpleNamespace(**(defaults | recipe.model.fields))
+    return SimpleNamespace(model_type=f"anyformer_{recipe.model.family}", **(defaults | recipe.model.fields))
 
 
 def check_model(recipe: Recipe) -> None:
