@@ -45,46 +45,60 @@ _add_product_compiled = torch.library.custom_op(
 _add_product_compiled.register_fake(lambda total_VD, a_RV, b_RD: None)
 
 
-def _loss_of_rows(x_RD, weight_VD, labels_R, softcap, needs_gradient: bool) -> tuple:
-    """Returns the summed loss and, for the gradient, (e - s onehot) (R, V) and the factor counted / s (R, 1)."""
+def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_gradient, needs_bias) -> tuple:
+    """Returns the summed loss, (e - s target) (R, V), counted / s (R, 1) and the bias's gradient (V); None: not needed.
+
+    target is what the row's softmax should be: onehot(label), or with smoothing eps (1 - eps) onehot(label) + eps / V.
+    """
     counted_R1 = (labels_R != IGNORE_INDEX)[:, None]
     target_R1 = torch.where(counted_R1, labels_R[:, None], 0)
-    logits_RV = (x_RD @ weight_VD.t()).float()
+    logits_RV = (x_RD @ weight_VD.t() if bias_V is None else torch.addmm(bias_V, x_RD, weight_VD.t())).float()
     if softcap is not None:
         logits_RV.div_(softcap).tanh_()
         slope_RV = torch.addcmul(logits_RV.new_ones(()), logits_RV, logits_RV, value=-1)  # tanh'(z) = 1 - tanh(z)^2
         logits_RV.mul_(softcap)
     at_target_R1, top_R1 = logits_RV.gather(1, target_R1), logits_RV.amax(dim=-1, keepdim=True)
+    if smoothing:
+        at_target_R1 = torch.lerp(at_target_R1, logits_RV.mean(dim=-1, keepdim=True), smoothing)
     e_RV = logits_RV.sub_(top_R1).exp_()
     s_R1 = e_RV.sum(dim=-1, keepdim=True)
     loss = torch.where(counted_R1, s_R1.log() + top_R1 - at_target_R1, 0).sum()
     if not needs_gradient:
-        return loss, None, None
+        return loss, None, None, None
+    s_at_label_R1 = s_R1 if not smoothing else (1 - smoothing) * s_R1
     if torch.compiler.is_compiling():  # compiled, the comparison is fused; a scatter would copy e
-        e_RV = e_RV - torch.where(torch.arange(e_RV.shape[1], device=e_RV.device) == target_R1, s_R1, 0)
+        columns = torch.arange(e_RV.shape[1], device=e_RV.device)
+        e_RV = e_RV - torch.where(columns == target_R1, s_at_label_R1, 0)
     else:
-        e_RV.scatter_add_(1, target_R1, -s_R1)
+        e_RV.scatter_add_(1, target_R1, -s_at_label_R1)
+    if smoothing:
+        e_RV = e_RV.sub_(s_R1 * (smoothing / e_RV.shape[1]))
     if softcap is not None:
         e_RV = e_RV.mul_(slope_RV)
-    return loss, e_RV.to(x_RD.dtype), counted_R1 / s_R1
+    scale_R1 = counted_R1 / s_R1
+    # Before e is rounded to half: a sum over tokens has no other chance to be exact, and costs one reading of e.
+    grad_bias_V = (e_RV.t() @ scale_R1)[:, 0] if needs_bias else None
+    return loss, e_RV.to(x_RD.dtype), scale_R1, grad_bias_V
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
-    """sum over i of -log softmax(x_i W^T)[y_i], with both gradients made in the forward pass (same three products).
+    """sum over i of the cross-entropy of softmax(x_i W^T + b) against y_i, with all gradients made in the forward pass
+    (same three products).
 
-    With e = exp(logits - max) and s = sum of e, the gradient of a row's loss is (e - s onehot(label)) / s. The division
-    and the zero of rows that do not count are applied to the (R, D) sides of the products, not to the (R, V) ones.
+    With e = exp(logits - max) and s = sum of e, the gradient of a row's loss is (e - s target) / s. The division and
+    the zero of rows that do not count are applied to the (R, D) sides of the products, not to the (R, V) ones.
     """
 
     @staticmethod
-    def forward(ctx, x_ND, weight_VD, labels_N, dtype, rows, softcap):
-        needs_x, needs_weight = ctx.needs_input_grad[:2]
-        grads_x, grad_weight = [], None
-        weight = weight_VD.to(dtype)
+    def forward(ctx, x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing):
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grads_x, grad_weight, grad_bias = [], None, None
+        weight, bias = weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype)
         total = x_ND.new_zeros((), dtype=torch.float32)
         for x_RD, labels_R in zip(x_ND.split(rows), labels_N.split(rows)):
             x_RD = x_RD.to(dtype)
-            loss, e_RV, scale_R1 = _loss_of_rows(x_RD, weight, labels_R, softcap, needs_x or needs_weight)
+            needs = needs_x or needs_weight or needs_bias, needs_bias
+            loss, e_RV, scale_R1, bias_part = _loss_of_rows(x_RD, weight, bias, labels_R, softcap, smoothing, *needs)
             total = total + loss
             if needs_x:
                 grads_x.append(((e_RV @ weight) * scale_R1).to(x_ND.dtype))
@@ -96,22 +110,22 @@ class _LinearCrossEntropySum(torch.autograd.Function):
                     _add_product_compiled(grad_weight, e_RV, scaled_RD)
                 else:
                     _add_product(grad_weight, e_RV, scaled_RD)
+            if needs_bias:
+                grad_bias = bias_part if grad_bias is None else grad_bias + bias_part
             del e_RV  # or the next chunk would be made while this one is still held
-        ctx.save_for_backward(torch.cat(grads_x) if needs_x else None, grad_weight)
+        ctx.save_for_backward(torch.cat(grads_x) if needs_x else None, grad_weight, grad_bias)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_total):
-        grad_x, grad_weight = ctx.saved_tensors
+        gradients = ctx.saved_tensors
         if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
-            grad_x = None if grad_x is None else grad_x * grad_total.to(grad_x.dtype)
-            grad_weight = None if grad_weight is None else grad_weight * grad_total
+            scaled = (None if g is None else g * grad_total.to(g.dtype) for g in gradients)
         else:  # nobody needs them again: scaling a copy would cost a second [V, D]
             ctx.maybe_clear_saved_tensors()
-            grad_x = None if grad_x is None else grad_x.mul_(grad_total)
-            grad_weight = None if grad_weight is None else grad_weight.mul_(grad_total)
-        return grad_x, grad_weight, None, None, None, None
+            scaled = (None if g is None else g.mul_(grad_total) for g in gradients)
+        return *scaled, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -121,14 +135,19 @@ def linear_cross_entropy(
     num_items_in_batch: torch.Tensor | int | None = None,
     logits_per_chunk: int | None = None,
     softcap: float | None = None,
+    bias: torch.Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Cross-entropy of `hidden @ weight.T` against `labels`, in fp32, as a scalar.
+    """Cross-entropy of `hidden @ weight.T + bias` against `labels`, in fp32, as a scalar.
 
     Args:
         hidden: (N, D). weight: (V, D). labels: (N,), already aligned with `hidden`; -100 is not counted.
         num_items_in_batch: the sum is divided by it; None: by the number of counted labels (mean).
         logits_per_chunk: most logits held at a time; None: an eighth of them all, but at least 16 MB.
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2, section 2); None: they stay as they are.
+        bias: (V,), or None for none.
+        label_smoothing: this share of each label's probability is spread evenly over all V entries (Szegedy et al.
+            2016, section 7; Vaswani et al. 2017, section 5.4), as in torch's `cross_entropy`.
 
     Under autocast the products run in the autocast dtype, as those of a Linear layer do; on a CPU without instructions
     for that dtype they run in fp32, which is both faster and more exact.
@@ -140,7 +159,7 @@ def linear_cross_entropy(
         dtype = torch.float32
     rows = _rows_per_chunk(hidden.shape[0], weight.shape[0], dtype, logits_per_chunk, softcap)
     with torch.autocast(device_type, enabled=False):
-        total = _LinearCrossEntropySum.apply(hidden, weight, labels, dtype, rows, softcap)
+        total = _LinearCrossEntropySum.apply(hidden, weight, bias, labels, dtype, rows, softcap, label_smoothing)
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum()
     elif torch.is_tensor(num_items_in_batch):

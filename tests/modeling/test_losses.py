@@ -1,15 +1,23 @@
 """The loss without logits equals the loss with logits."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from anyformer.modeling import losses
+from anyformer.modeling.heads import (
+    HeadTransform,
+    LanguageModelHead,
+    language_model_loss,
+    masked_language_model_loss,
+)
 from anyformer.modeling.losses import linear_cross_entropy, shift_left
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
-def plain(x, w, labels, softcap=None, **kwargs):
-    logits = x @ w.T
+def plain(x, w, labels, softcap=None, bias=None, **kwargs):
+    logits = x @ w.T if bias is None else x @ w.T + bias
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     return torch.nn.functional.cross_entropy(logits, labels, **kwargs)
@@ -24,45 +32,77 @@ def example(n, d, v, seed=0, ignored=0.3):
     return x, w, labels
 
 
-def loss_and_gradients(loss, x, w, dtype=torch.float32):
-    a, b = x.to(dtype, copy=True).requires_grad_(), w.to(dtype, copy=True).requires_grad_()
-    value = loss(a, b)
+def loss_and_gradients(loss, *inputs, dtype=torch.float32):
+    """The loss of the inputs and its gradient for each of them; None stays None."""
+    leaves = [x if x is None else x.to(dtype, copy=True).requires_grad_() for x in inputs]
+    value = loss(*leaves)
     value.backward()
-    return value.detach(), a.grad, b.grad
+    return value.detach(), *(x.grad for x in leaves if x is not None)
 
 
-@settings(max_examples=60, deadline=None)
+def bias_of(v, seed=0):
+    return torch.randn(v, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=120, deadline=None)
 @given(
     n=st.integers(1, 40),
     d=st.integers(1, 9),
     v=st.integers(2, 60),
     chunk=st.integers(1, 400),
     softcap=st.none() | st.floats(0.5, 30),
+    biased=st.booleans(),
+    smoothing=st.just(0.0) | st.floats(0, 1),
+    num_items=st.none() | st.integers(1, 50),
     seed=st.integers(0, 99),
 )
-def test_loss_and_gradients_equal_plain_cross_entropy_for_every_chunk_size_and_cap(n, d, v, chunk, softcap, seed):
+def test_loss_and_gradients_equal_plain_cross_entropy_for_every_chunk_size_cap_bias_and_smoothing(
+    n, d, v, chunk, softcap, biased, smoothing, num_items, seed
+):
     x, w, labels = example(n, d, v, seed)
-    expected = loss_and_gradients(lambda a, b: plain(a, b, labels, softcap), x, w, torch.float64)
-    got = loss_and_gradients(
-        lambda a, b: linear_cross_entropy(a, b, labels, logits_per_chunk=chunk, softcap=softcap), x, w
-    )
+    bias = bias_of(v, seed) if biased else None
+
+    def expected_loss(a, b, c=None):
+        total = plain(a, b, labels, softcap, c, label_smoothing=smoothing, reduction="sum")
+        return total / ((labels != -100).sum() if num_items is None else num_items)
+
+    def loss(a, b, c=None):
+        return linear_cross_entropy(a, b, labels, num_items, chunk, softcap, c, smoothing)
+
+    expected = loss_and_gradients(expected_loss, x, w, bias, dtype=torch.float64)
+    got = loss_and_gradients(loss, x, w, bias)
+    assert len(got) == len(expected) == 3 + biased
     for value, exact in zip(got, expected):
         torch.testing.assert_close(value.double(), exact, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("backend, softcap", [("inductor", None), ("aot_eager", 5.0)])
-def test_compiled_whole_with_several_chunks_it_is_equal(backend, softcap):
+@pytest.mark.parametrize(
+    "backend, softcap, smoothing", [("inductor", None, 0.0), ("inductor", 5.0, 0.1), ("aot_eager", 5.0, 0.1)]
+)
+def test_compiled_whole_with_several_chunks_it_is_equal(backend, softcap, smoothing):
     x, w, labels = example(24, 8, 50)
-    expected = loss_and_gradients(lambda a, b: plain(a, b, labels, softcap), x, w)
+    bias = bias_of(50) if smoothing else None
+
+    def expected_loss(a, b, c=None):
+        return plain(a, b, labels, softcap, c, label_smoothing=smoothing)
+
+    expected = loss_and_gradients(expected_loss, x, w, bias)
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, dynamic=False, backend=backend)
-    got = loss_and_gradients(lambda a, b: compiled(a, b, labels, logits_per_chunk=500, softcap=softcap), x, w)
+    got = loss_and_gradients(
+        lambda a, b, c=None: compiled(
+            a, b, labels, logits_per_chunk=500, softcap=softcap, bias=c, label_smoothing=smoothing
+        ),
+        x,
+        w,
+        bias,
+    )
     for value, exact in zip(got, expected):
         torch.testing.assert_close(value, exact, atol=1e-6, rtol=1e-5)
 
 
 def test_large_logits_neither_overflow_nor_lose_the_loss():
     x, w, labels = example(6, 4, 9, ignored=0)
-    expected = loss_and_gradients(lambda a, b: plain(a, b, labels), 100 * x, 10 * w, torch.float64)
+    expected = loss_and_gradients(lambda a, b: plain(a, b, labels), 100 * x, 10 * w, dtype=torch.float64)
     got = loss_and_gradients(lambda a, b: linear_cross_entropy(a, b, labels), 100 * x, 10 * w)
     for value, exact in zip(got, expected):
         torch.testing.assert_close(value.double(), exact, atol=1e-3, rtol=1e-5)  # atol: logits are in the thousands
@@ -80,16 +120,22 @@ def test_only_what_requires_gradients_gets_one_and_a_second_backward_gives_the_s
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["products in bf16", "cpu without bf16"])
-def test_under_autocast_gradients_reach_the_fp32_weight_in_fp32(fast, monkeypatch):
+@pytest.mark.parametrize("biased, smoothing", [(False, 0.0), (True, 0.1)])
+def test_under_autocast_gradients_reach_the_fp32_weight_in_fp32(fast, biased, smoothing, monkeypatch):
     monkeypatch.setattr(losses, "SLOW_ON_CPU", frozenset() if fast else frozenset([torch.bfloat16]))
     x, w, labels = example(33, 16, 70)
-    expected = loss_and_gradients(lambda a, b: plain(a, b, labels), x, w)
+    bias = bias_of(70) if biased else None
 
-    def autocast(a, b):
+    def exact_loss(a, b, c=None):
+        return plain(a, b, labels, bias=c, label_smoothing=smoothing)
+
+    expected = loss_and_gradients(exact_loss, x, w, bias)
+
+    def autocast(a, b, c=None):
         with torch.autocast("cpu", torch.bfloat16):
-            return linear_cross_entropy(a, b, labels, logits_per_chunk=700)
+            return linear_cross_entropy(a, b, labels, logits_per_chunk=700, bias=c, label_smoothing=smoothing)
 
-    got = loss_and_gradients(autocast, x, w)
+    got = loss_and_gradients(autocast, x, w, bias)
     for value, exact in zip(got, expected):
         assert value.dtype == torch.float32
         # bf16 has 8 bits: operands, logits and their gradients are rounded to 2^-8 each
@@ -150,3 +196,114 @@ def test_num_items_divides_the_sum_as_int_and_as_tensor():
 
 def test_shifted_labels_line_up_with_predictions():
     assert shift_left(torch.tensor([[5, 6, 7]])).tolist() == [[6, 7, -100]]
+
+
+def head_config(**fields):
+    facts = {"hidden_size": 8, "embedding_size": 6, "vocab_size": 30, "lm_head_bias": True, "logit_multiplier": 0.5}
+    facts |= {"final_logit_softcapping": 3.0, "norm_type": "layernorm", "norm_eps": 1e-5, "norm_bias": True}
+    facts |= {"hidden_act": "gelu", "head_act": None, "head_bias": True}
+    return SimpleNamespace(**facts | fields)
+
+
+def head_and_transform(**fields):
+    torch.manual_seed(0)
+    config = head_config(**fields)
+    return LanguageModelHead(config), HeadTransform(config)
+
+
+def masked_batch(share=0.3):
+    g = torch.Generator().manual_seed(1)
+    hidden, labels = torch.randn(3, 11, 8, generator=g), torch.randint(0, 30, (3, 11), generator=g)
+    return hidden, labels.masked_fill(torch.rand(3, 11, generator=g) >= share, -100)
+
+
+def gradients_of(loss, *modules):
+    parameters = [p for module in modules for p in module.parameters()]
+    return torch.autograd.grad(loss, parameters)
+
+
+def test_the_head_multiplies_hidden_states_adds_its_bias_and_caps_the_logits():
+    head, _ = head_and_transform()
+    hidden = torch.randn(2, 5, 6)
+    exact = 3 * torch.tanh((hidden * 0.5 @ head.weight.T + head.bias) / 3)
+    torch.testing.assert_close(head(hidden), exact, atol=1e-6, rtol=1e-5)
+
+
+def test_a_head_that_asks_for_neither_bias_nor_width_nor_multiplier_is_a_plain_product():
+    config = head_config()
+    for name in ("embedding_size", "lm_head_bias", "logit_multiplier"):
+        delattr(config, name)
+    config.final_logit_softcapping = None
+    head, hidden = LanguageModelHead(config), torch.randn(2, 5, 8)
+    assert [name for name, _ in head.named_parameters()] == ["weight"]
+    torch.testing.assert_close(head(hidden), hidden @ head.weight.T)
+
+
+@pytest.mark.parametrize("num_items", [None, 7])
+@pytest.mark.parametrize("hooked", [False, True], ids=["own head", "head that gives logits only"])
+def test_the_loss_of_a_head_is_that_of_its_logits_with_smoothing_too(hooked, num_items):
+    head, _ = head_and_transform()
+    head._is_hooked = hooked
+    hidden, labels = torch.randn(3, 11, 6), masked_batch()[1]
+    logits = head(hidden).flatten(0, 1)
+    exact = plain(logits, torch.eye(30), labels.flatten(), label_smoothing=0.1, reduction="sum")
+    exact = exact / ((labels != -100).sum() if num_items is None else num_items)
+    got = language_model_loss(head, hidden, labels, num_items, label_smoothing=0.1)
+    torch.testing.assert_close(got, exact, atol=1e-6, rtol=1e-5)
+    for ours, theirs in zip(gradients_of(got, head), gradients_of(exact, head)):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_items", [None, 50, torch.tensor(50)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_masked_loss_equals_that_of_all_positions(compiled, num_items):
+    head, transform = head_and_transform()
+    hidden, labels = masked_batch()
+    hidden.requires_grad_()
+    logits = head(transform(hidden)).flatten(0, 1)
+    exact = torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+    exact = exact / ((labels != -100).sum() if num_items is None else num_items)
+    loss = masked_language_model_loss
+    if compiled:
+        torch.compiler.reset()
+        loss = torch.compile(loss, fullgraph=True, dynamic=False, backend="aot_eager")
+    got = loss(head, transform, hidden, labels, num_items)
+    torch.testing.assert_close(got, exact, atol=1e-6, rtol=1e-5)
+    leaves = [hidden, *head.parameters(), *transform.parameters()]
+    for ours, theirs in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(exact, leaves)):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_head_and_transform_run_on_labelled_positions_only():
+    head, transform = head_and_transform()
+    hidden, labels = masked_batch()
+    rows = []
+    for module in (head, transform):
+        module.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    masked_language_model_loss(head, transform, hidden, labels)
+    assert rows == [(labels != -100).sum()] * 2
+
+
+@pytest.mark.parametrize("num_items", [None, 9])
+@pytest.mark.parametrize("hooked", [False, True], ids=["own head", "head that gives logits only"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_without_labelled_positions_the_masked_loss_and_every_gradient_are_zero(compiled, hooked, num_items):
+    head, transform = head_and_transform()
+    head._is_hooked = hooked
+    hidden, labels = masked_batch(share=0)
+    hidden.requires_grad_()
+    loss = masked_language_model_loss
+    if compiled:
+        torch.compiler.reset()
+        loss = torch.compile(loss, fullgraph=True, dynamic=False, backend="eager")
+    got = loss(head, transform, hidden, labels, num_items)
+    assert got == 0
+    for gradient in torch.autograd.grad(got, [hidden, *head.parameters(), *transform.parameters()]):
+        assert not gradient.any()
+
+
+def test_without_a_transform_the_head_reads_the_hidden_states_themselves():
+    head, _ = head_and_transform(embedding_size=8)
+    hidden, labels = masked_batch()
+    got = masked_language_model_loss(head, None, hidden, labels)
+    torch.testing.assert_close(got, language_model_loss(head, hidden, labels), atol=1e-6, rtol=1e-5)
