@@ -8,7 +8,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .normalization import build_norm
-from .positions import rotate
+from .rotary import rotate
 
 
 def eager_attention(
@@ -33,57 +33,97 @@ def eager_attention(
 
 
 class Attention(nn.Module):
-    """Self-attention with `num_key_value_heads` key/value heads: as many as heads (MHA), fewer (GQA), one (MQA).
+    """Attention with `num_key_value_heads` key/value heads: as many as heads (MHA), fewer (GQA), one (MQA).
 
+    Keys and values come from the same tokens as the queries, or, given `key_value_states`, from others: those of an
+    encoder in a `cross_attention` (Vaswani et al. 2017, section 3.2.3), or what queries of an own making attend to.
     `qk_norm` normalises each query and key head before the rotation (Henry et al. 2020; per head as in Qwen3).
     """
 
-    def __init__(self, config, layer_idx: int):
+    def __init__(self, config, layer_idx: int, cross_attention: bool = False):
         super().__init__()
-        self.config, self.layer_idx, self.is_causal = config, layer_idx, True
+        self.config, self.layer_idx = config, layer_idx
+        self.cross_attention, self.is_causal = cross_attention, config.is_causal and not cross_attention
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
-        sliding = config.layer_types[layer_idx] == "sliding_attention"
         # What backends need beside the mask, passed only where set: flash kernels window by themselves, sdpa refuses
         # a softcap.
-        self.backend_kwargs = {"sliding_window": config.sliding_window} if sliding else {}
+        self.backend_kwargs = {}
+        if config.attention_kinds[layer_idx] == "sliding_attention":
+            # Kernels count the query itself, as causal windows do; an encoder's counts the tokens on each side.
+            self.backend_kwargs["sliding_window"] = config.sliding_window + (not config.is_causal)
         if config.attn_logit_softcapping is not None:
             self.backend_kwargs["softcap"] = config.attn_logit_softcapping
         queries, keys = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
         self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_key_bias)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_out_bias)
         self.q_norm = build_norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else None
 
+    def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
+        """Return (what is added to the scores beside `position_bias`, or None; kwargs left for the backend)."""
+        return None, kwargs
+
+    def queries(self, hidden_states):
+        """(B, T, D) -> (B, H, T, K)."""
+        q_BTHK = self.q_proj(hidden_states).view(*hidden_states.shape[:-1], -1, self.head_dim)
+        return (q_BTHK if self.q_norm is None else self.q_norm(q_BTHK)).transpose(1, 2)
+
+    def keys_and_values(self, hidden_states) -> tuple:
+        """(B, S, D) -> keys and values, each (B, G, S, K)."""
+        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
+        k_BSGK, v_BSGK = self.k_proj(hidden_states).view(heads), self.v_proj(hidden_states).view(heads)
+        return (k_BSGK if self.k_norm is None else self.k_norm(k_BSGK)).transpose(1, 2), v_BSGK.transpose(1, 2)
+
     def forward(
-        self, hidden_states, attention_mask=None, position_embeddings=None, past_key_values=None, **kwargs
+        self,
+        hidden_states,
+        attention_mask=None,
+        position_embeddings=None,
+        past_key_values=None,
+        key_value_states=None,
+        **kwargs,
     ) -> tuple:
         """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none."""
-        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
-        q_BTHK = self.q_proj(hidden_states).view(heads)
-        k_BTGK = self.k_proj(hidden_states).view(heads)
-        v_BGTK = self.v_proj(hidden_states).view(heads).transpose(1, 2)
-        if self.q_norm is not None:
-            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-        q_BHTK, k_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)
-        if position_embeddings is not None:
-            q_BHTK, k_BGTK = rotate(q_BHTK, *position_embeddings), rotate(k_BGTK, *position_embeddings)
-        if past_key_values is not None:
-            k_BGTK, v_BGTK = past_key_values.update(k_BGTK, v_BGTK, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        q_BHTK = self.queries(hidden_states)
+        if self.cross_attention and past_key_values is not None:
+            k_BGSK, v_BGSK = self.remembered(key_value_states, past_key_values)
+        else:
+            k_BGSK, v_BGSK = self.keys_and_values(hidden_states if key_value_states is None else key_value_states)
+            if position_embeddings is not None:
+                q_BHTK, k_BGSK = rotate(q_BHTK, *position_embeddings), rotate(k_BGSK, *position_embeddings)
+            if past_key_values is not None:
+                k_BGSK, v_BGSK = past_key_values.update(k_BGSK, v_BGSK, self.layer_idx)
+        bias, kwargs = self.score_bias(q_BHTK, k_BGSK, **kwargs)
+        if bias is not None:
+            kwargs["position_bias"] = bias if kwargs.get("position_bias") is None else bias + kwargs["position_bias"]
+        out_BTHK, weights = self.attend(q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs)
+        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
+
+    def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:
+        """Run the backend: (B, T, H, K) and the weights it keeps."""
+        run = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         dropout = self.config.attention_dropout if self.training else 0.0
-        out_BTHK, weights = attend(
+        return run(
             self,
             q_BHTK,
-            k_BGTK,
-            v_BGTK,
+            k_BGSK,
+            v_BGSK,
             attention_mask,
             scaling=self.scaling,
             dropout=dropout,
             **self.backend_kwargs,
             **kwargs,
         )
-        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
+
+    def remembered(self, key_value_states, past_key_values) -> tuple:
+        """Keys and values of the encoder's tokens: projected at the first step, read from the cache at all others."""
+        cache = past_key_values.cross_attention_cache
+        if past_key_values.is_updated.get(self.layer_idx):
+            return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+        keys_and_values = cache.update(*self.keys_and_values(key_value_states), self.layer_idx)
+        past_key_values.is_updated[self.layer_idx] = True
+        return keys_and_values

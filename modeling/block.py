@@ -4,24 +4,40 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention
+from .disentangled import DisentangledAttention
 from .feed_forward import FEED_FORWARDS
 from .normalization import build_norm
 
 
-class TransformerBlock(GradientCheckpointingLayer):
-    """(B, T, D) -> (B, T, D). Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1)."""
+def build_attention(config, layer_idx: int) -> Attention:
+    """The self-attention of a layer: what computes scores in its own way has a class of its own."""
+    if config.attention_kinds[layer_idx] == "local_global_attention":
+        raise NotImplementedError("local_global_attention lands in a minute")
+    return (DisentangledAttention if config.position_encoding == "disentangled" else Attention)(config, layer_idx)
 
-    def __init__(self, config, layer_idx: int):
+
+class TransformerBlock(GradientCheckpointingLayer):
+    """(B, T, D) -> (B, T, D). Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1).
+
+    With `cross_attention` the tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward.
+    """
+
+    def __init__(self, config, layer_idx: int, cross_attention: bool = False):
         super().__init__()
-        self.norm_position, self.attention_kind = config.norm_position, config.attention_kinds[layer_idx]
-        self.self_attn = Attention(config, layer_idx)
+        self.norm_position = config.norm_position
+        self.self_attn = build_attention(config, layer_idx)
+        self.cross_attn = Attention(config, layer_idx, cross_attention=True) if cross_attention else None
         self.mlp = FEED_FORWARDS[config.mlp_type](config)
-        self.input_layernorm = build_norm(config)
+        skips_norm = layer_idx == 0 and getattr(config, "skip_first_norm", False)
+        self.input_layernorm = nn.Identity() if skips_norm else build_norm(config)
+        self.cross_attention_layernorm = build_norm(config) if cross_attention else None
         self.post_attention_layernorm = build_norm(config)
         # None instead of a Dropout that does nothing: a generated token is mostly the cost of calling modules.
         self.dropout = nn.Dropout(config.hidden_dropout) if config.hidden_dropout > 0 else None
-        for projection in (self.self_attn.o_proj, self.mlp.down_proj):
-            projection.writes_residual = True  # read by `_init_weights`
+        for module in (self.self_attn, self.cross_attn):
+            if module is not None:
+                module.o_proj.writes_residual = True  # read by `_init_weights`
+        self.mlp.down_proj.writes_residual = True
 
     def attend(self, x_BTD, **context):
         out_BTD = self.self_attn(x_BTD, **context)[0]
@@ -33,8 +49,31 @@ class TransformerBlock(GradientCheckpointingLayer):
 
     def forward(self, hidden_states, **context):
         x_BTD = hidden_states
+        if self.cross_attn is not None:
+            return self.forward_with_encoder(x_BTD, **context)
         if self.norm_position == "pre":
             x_BTD = x_BTD + self.attend(self.input_layernorm(x_BTD), **context)
             return x_BTD + self.transform(self.post_attention_layernorm(x_BTD))
         x_BTD = self.input_layernorm(x_BTD + self.attend(x_BTD, **context))
         return self.post_attention_layernorm(x_BTD + self.transform(x_BTD))
+
+    def forward_with_encoder(
+        self, x_BTD, encoder_hidden_states=None, encoder_attention_mask=None, past_key_values=None, **context
+    ):
+        context["past_key_values"] = None if past_key_values is None else past_key_values.self_attention_cache
+        encoder = {
+            "key_value_states": encoder_hidden_states,
+            "attention_mask": encoder_attention_mask,
+            "past_key_values": past_key_values,
+        }
+        if self.norm_position == "pre":
+            x_BTD = x_BTD + self.attend(self.input_layernorm(x_BTD), **context)
+            x_BTD = x_BTD + self.look_up(self.cross_attention_layernorm(x_BTD), **encoder)
+            return x_BTD + self.transform(self.post_attention_layernorm(x_BTD))
+        x_BTD = self.input_layernorm(x_BTD + self.attend(x_BTD, **context))
+        x_BTD = self.cross_attention_layernorm(x_BTD + self.look_up(x_BTD, **encoder))
+        return self.post_attention_layernorm(x_BTD + self.transform(x_BTD))
+
+    def look_up(self, x_BTD, **encoder):
+        out_BTD = self.cross_attn(x_BTD, **encoder)[0]
+        return out_BTD if self.dropout is None else self.dropout(out_BTD)

@@ -11,13 +11,10 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .base import AnyformerPreTrainedModel
-from .block import TransformerBlock
 from .configuration import AnyformerDecoderConfig
 from .heads import LanguageModelHead, language_model_loss
 from .losses import shift_left
-from .masking import causal_masks, document_ids_from_positions, flash_sequences
-from .normalization import build_norm
-from .positions import LearnedPositions, apply_positions, build_positions
+from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
 
 
@@ -32,28 +29,13 @@ class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
     }
 
 
-class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
-    """Token embeddings, positions and a stack of causal blocks; no head.
-
-    Packed rows: give `position_ids` that restart at 0 for each document. Tokens then attend within their document
-    only, whatever `use_cache` and `attention_mask` say. With a cache passed in, `position_ids` are positions only.
-    """
+class AnyformerDecoderModel(TransformerStack, AnyformerDecoderPreTrainedModel):
+    """Token embeddings, positions and a stack of causal blocks; no head. Packed rows: see TransformerStack."""
 
     def __init__(self, config: AnyformerDecoderConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.position_encoding = build_positions(config)
-        self.embedding_norm = build_norm(config) if config.embedding_norm else None
-        self.dropout = nn.Dropout(config.hidden_dropout)
-        self.layers = nn.ModuleList([TransformerBlock(config, i) for i in range(config.num_hidden_layers)])
-        # Post-norm blocks end in a norm of their own.
-        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
-        self.attention_kinds = config.attention_kinds
-        self.layers_by_kind = {
-            kind: (self.attention_kinds.index(kind), config.layer_types[self.attention_kinds.index(kind)])
-            for kind in self.attention_kinds
-        }
-        self.gradient_checkpointing = False
+        self.build_stack(config)
         self.post_init()
 
     @merge_with_config_defaults
@@ -69,43 +51,20 @@ class AnyformerDecoderModel(AnyformerDecoderPreTrainedModel):
         **kwargs,
     ) -> BaseModelOutputWithPast:
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        x_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if self.config.embedding_multiplier != 1:
-            x_BTD = x_BTD * self.config.embedding_multiplier
-        documents = None
-        if position_ids is not None and past_key_values is None and x_BTD.shape[1] > 1:
-            documents = document_ids_from_positions(position_ids.expand(x_BTD.shape[0], -1))
-        if documents is None and isinstance(self.position_encoding, LearnedPositions):
-            self.position_encoding.check_length(x_BTD.shape[1])
-        if use_cache and past_key_values is None and not self.training:
+        x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
+        packs = past_key_values is None  # a cache made here does not keep rows from being packed
+        if use_cache and packs and not self.training:
             past_key_values = DynamicCache(config=self.config)
-        if position_ids is None:
-            past = past_key_values.get_seq_length() if past_key_values is not None else 0
-            position_ids = (torch.arange(x_BTD.shape[1], device=x_BTD.device) + past).unsqueeze(0)
-
-        if documents is not None and self.config._attn_implementation.startswith("flash"):
-            kwargs |= flash_sequences(documents, attention_mask)
-            attention_mask = None
-        masks = causal_masks(self.config, x_BTD, attention_mask, past_key_values, documents, self.layers_by_kind)
-        x_BTD, position_kwargs = apply_positions(
-            self.position_encoding, x_BTD, position_ids, past_key_values, self.layers_by_kind
+        x_BTD = self.run_stack(
+            x_BTD,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            packs=packs,
+            use_cache=use_cache,
+            **kwargs,
         )
-        if self.embedding_norm is not None:
-            x_BTD = self.embedding_norm(x_BTD)
-        x_BTD = self.dropout(x_BTD)
-        for layer, kind in zip(self.layers, self.attention_kinds):
-            x_BTD = layer(
-                x_BTD,
-                attention_mask=masks[kind],
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                **position_kwargs[kind],
-                **kwargs,
-            )
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTD), past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=x_BTD, past_key_values=past_key_values)
 
 
 class AnyformerDecoderForCausalLM(AnyformerDecoderPreTrainedModel, GenerationMixin):

@@ -7,6 +7,8 @@ can do causality by itself).
 import torch
 from transformers.masking_utils import (
     and_masks,
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
     create_causal_mask,
     create_sliding_window_causal_mask,
     packed_sequence_mask_function,
@@ -64,6 +66,72 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
             and_mask_function=and_masks(*overlays) if overlays else None,
         )
     return masks
+
+
+def bidirectional_masks(
+    config, inputs_embeds, attention_mask, document_ids=None, kinds=None, global_attention_mask=None
+) -> dict:
+    """As `causal_masks`, for layers whose queries also see the tokens after them; there is no cache.
+
+    Args:
+        global_attention_mask: None, or (B, T), nonzero where every token sees this one in local_global_attention.
+    """
+    if isinstance(attention_mask, dict):
+        return attention_mask
+    packed = None if document_ids is None else packed_sequence_mask_function(document_ids)
+    plain = attention_mask is None and packed is None and config._attn_implementation == "sdpa"
+    masks = {}
+    for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
+        local = kind != "full_attention"
+        # As above: an exported program could not choose by the length.
+        fits_window = local and not torch.compiler.is_exporting()
+        fits_window = fits_window and inputs_embeds.shape[1] <= config.sliding_window + 1
+        if plain and (not local or fits_window):
+            masks[kind] = None
+            continue
+        create, kwargs = (create_bidirectional_sliding_window_mask if local else create_bidirectional_mask), {}
+        if kind == "local_global_attention" and global_attention_mask is not None:
+            kwargs["or_mask_function"] = global_keys_mask_function(global_attention_mask != 0)
+        masks[kind] = create(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            and_mask_function=packed,
+            **kwargs,
+        )
+    return masks
+
+
+def global_keys_mask_function(is_global: torch.Tensor):
+    """Keys that every query sees; is_global (B, T)."""
+
+    def global_key(batch_idx, head_idx, q_idx, kv_idx):
+        return is_global[batch_idx, kv_idx]
+
+    return global_key
+
+
+def cross_mask(config, inputs_embeds, encoder_hidden_states, encoder_attention_mask, documents=None):
+    """The mask by which a decoder's tokens (B, T, D) see an encoder's (B, S, D), or None where they see all.
+
+    documents: None, or the document ids of both sides, (B, T) and (B, S): tokens see only those of the same document.
+    """
+    together = None
+    if documents is not None:
+        decoder_ids, encoder_ids = documents
+
+        def together(batch_idx, head_idx, q_idx, kv_idx):
+            return decoder_ids[batch_idx, q_idx] == encoder_ids[batch_idx, kv_idx]
+
+    if encoder_attention_mask is None and together is None and config._attn_implementation == "sdpa":
+        return None
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=encoder_attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+        and_mask_function=together,
+    )
 
 
 def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:

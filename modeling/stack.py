@@ -1,0 +1,114 @@
+"""Embeddings, positions and layers: what the models of all families run, whatever their tokens may see.
+
+Shapes as in attention.py, and E the width of the embeddings.
+"""
+
+import torch
+from torch import nn
+
+from .block import TransformerBlock
+from .masking import bidirectional_masks, causal_masks, document_ids_from_positions, flash_sequences
+from .normalization import build_norm
+from .positions import LearnedPositions, apply_positions, build_positions
+
+
+class TransformerStack:
+    """A mixin for a PreTrainedModel: `build_stack` in its `__init__`, `run_stack` in its `forward`.
+
+    `config.is_causal` says whether tokens see those after them. Packed rows: `position_ids` that restart at 0 for each
+    document. Tokens then see their document only, whatever `use_cache` and `attention_mask` say. With a cache passed
+    in, `position_ids` are positions only.
+    """
+
+    def build_stack(self, config, cross_attention: bool = False) -> None:
+        groups = getattr(config, "num_hidden_groups", None) or config.num_hidden_layers
+        width = getattr(config, "embedding_size", None) or config.hidden_size
+        self.position_encoding = build_positions(config)
+        self.embedding_norm = build_norm(config, width) if config.embedding_norm else None
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        # One block for each layer, or for each group of layers that share it.
+        self.layers_per_group = config.num_hidden_layers // groups
+        self.layers = nn.ModuleList(
+            [TransformerBlock(config, i * self.layers_per_group, cross_attention) for i in range(groups)]
+        )
+        # Post-norm blocks end in a norm of their own.
+        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.attention_kinds = config.attention_kinds
+        self.layers_by_kind = {
+            kind: (self.attention_kinds.index(kind), config.layer_types[self.attention_kinds.index(kind)])
+            for kind in self.attention_kinds
+        }
+        self.gradient_checkpointing = False
+
+    def run_stack(
+        self,
+        x_BTE,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        packs=True,
+        added_BTE=None,
+        global_attention_mask=None,
+        **kwargs,
+    ):
+        """Token embeddings (B, T, E) -> hidden states (B, T, D).
+
+        past_key_values: a cache of self-attention. packs: whether `position_ids` tell documents apart. added_BTE:
+        embeddings of another kind than tokens and positions. kwargs go to the layers.
+        """
+        if self.config.embedding_multiplier != 1:
+            x_BTE = x_BTE * self.config.embedding_multiplier
+        documents = None
+        if packs and position_ids is not None and x_BTE.shape[1] > 1:
+            documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
+        if documents is None and isinstance(self.position_encoding, LearnedPositions):
+            self.position_encoding.check_length(x_BTE.shape[1])
+        if position_ids is None:
+            past = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = (torch.arange(x_BTE.shape[1], device=x_BTE.device) + past).unsqueeze(0)
+        padding_mask = attention_mask
+        if documents is not None and self.config._attn_implementation.startswith("flash"):
+            kwargs |= flash_sequences(documents, attention_mask)
+            attention_mask = None
+        if self.config.is_causal:
+            masks = causal_masks(
+                self.config, x_BTE, attention_mask, past_key_values, documents, kinds=self.layers_by_kind
+            )
+        else:
+            masks = bidirectional_masks(
+                self.config, x_BTE, attention_mask, documents, self.layers_by_kind, global_attention_mask
+            )
+        x_BTE, per_layer = apply_positions(
+            self.position_encoding, x_BTE, position_ids, past_key_values, self.attention_kinds, self.layers_by_kind
+        )
+        x_BTD = self.finish_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, position_ids)
+        per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(self.attention_kinds, per_layer)]
+        kwargs["position_ids"], kwargs["past_key_values"] = position_ids, past_key_values
+        kwargs |= self.context_of_family(x_BTD, padding_mask, documents, global_attention_mask)
+        return self.norm(self.run_layers(x_BTD, per_layer, **kwargs))
+
+    def finish_embeddings(self, x_BTE, position_ids):
+        """What becomes of embeddings before the first layer: norm and dropout. (B, T, E) -> (B, T, D)."""
+        return self.dropout(x_BTE if self.embedding_norm is None else self.embedding_norm(x_BTE))
+
+    def context_of_family(self, x_BTD, padding_mask, documents, global_attention_mask) -> dict:
+        """Keyword arguments for the layers that a family has beside masks and positions."""
+        return {}
+
+    def each_layer(self):
+        """The block of each layer, in order."""
+        if self.layers_per_group == 1:
+            return self.layers
+        return [layer for layer in self.layers for _ in range(self.layers_per_group)]
+
+    def run_layers(self, x_BTD, per_layer: list[dict], **kwargs):
+        for layer, own in zip(self.each_layer(), per_layer):
+            x_BTD = layer(x_BTD, **own, **kwargs)
+        return x_BTD
+
+
+def embeddings_of(embed_tokens, input_ids, inputs_embeds):
+    """(B, T, E) of the tokens, or those given; raise ValueError unless exactly one of both is."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("give exactly one of input_ids and inputs_embeds")
+    return embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
