@@ -1,0 +1,47 @@
+"""What all metrics share: evaluate's interface, without files or downloads."""
+
+import datasets
+import evaluate
+
+
+class OfflineMetric(evaluate.Metric):
+    """A metric of one number. Subclasses set `features` and implement `score(predictions, references)`.
+
+    Args:
+        name: key of the result.
+        description: one line.
+        variant: which average or treatment, where the class has several.
+        **kwargs: evaluate.Metric's. With one process everything is kept in memory and nothing is written.
+    """
+
+    features: list[datasets.Features]
+    signature: str | None = None  # settings and versions that the number depends on, where there are such
+
+    def __init__(self, name: str, description: str, variant: str | None = None, **kwargs):
+        self._name, self._description, self.variant = name, description, variant
+        super().__init__(config_name=variant, **({"keep_in_memory": kwargs.get("num_process", 1) == 1} | kwargs))
+
+    def _build_data_dir(self) -> str:
+        # evaluate would make a folder under ~/.cache/huggingface, in which nothing is ever put.
+        return "" if self.keep_in_memory else super()._build_data_dir()
+
+    def _info(self) -> evaluate.MetricInfo:
+        features = type(self).features
+        return evaluate.MetricInfo(
+            description=self._description,
+            citation="",
+            inputs_description=f"predictions and references, as {features[0]}",
+            features=features,
+        )
+
+    def _compute(self, *, predictions, references, **options) -> dict[str, float]:
+        return {self._name: float(self.score(predictions, references, **options))}
+
+    def score(self, predictions: list, references: list, **options) -> float:
+        """The number, from all predictions and references; `options` are further arguments of `compute`."""
+        raise NotImplementedError
+
+
+def pairs_of(dtype: str) -> datasets.Features:
+    """Features of one prediction and one reference of the same type."""
+    return datasets.Features({"predictions": datasets.Value(dtype), "references": datasets.Value(dtype)})

@@ -1,0 +1,27 @@
+"""Correlations of numbers, by scipy."""
+
+import warnings
+
+from .base import OfflineMetric, pairs_of
+
+
+class Correlation(OfflineMetric):
+    """Between -1 and 1; NaN where predictions or references are all equal, because no correlation exists then."""
+
+    features = [pairs_of("float64")]
+    function: str  # name in scipy.stats
+
+    def score(self, predictions, references):
+        import scipy.stats
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", scipy.stats.ConstantInputWarning)  # the NaN says it
+            return getattr(scipy.stats, self.function)(predictions, references).statistic
+
+
+class Pearson(Correlation):
+    function = "pearsonr"
+
+
+class Spearman(Correlation):
+    function = "spearmanr"

@@ -1,0 +1,180 @@
+"""Laws of the metrics: the numbers of scikit-learn, scipy and sacrebleu, through evaluate's interface, offline."""
+
+import math
+import subprocess
+import sys
+
+import evaluate
+import numpy as np
+import pytest
+import sacrebleu
+import scipy.stats
+import sklearn.metrics
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.metrics import AVERAGES, METRICS, check_metrics, load_metric
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CLASSES = [name for name, row in METRICS.items() if row.compares == "classes"]
+AVERAGED = [name for name, row in METRICS.items() if row.name in ("F1", "Precision", "Recall")]
+few = settings(max_examples=25, deadline=None)
+
+
+def pairs(values, **kwargs):
+    """(predictions, references) of equal length."""
+    return st.lists(st.tuples(values, values), min_size=1, **kwargs).map(lambda rows: tuple(map(list, zip(*rows))))
+
+
+numbers = st.integers(-1000, 1000).map(lambda i: i / 8)
+words = st.lists(st.sampled_from(["the", "a", "cat", "dog", "sits", "on", "Mat", "mat", "."]), min_size=1, max_size=9)
+texts = words.map(" ".join)
+
+
+def value(name, predictions, references, **kwargs) -> float:
+    result = load_metric(name, **kwargs).compute(predictions=predictions, references=references)
+    assert set(result) == {name} and type(result[name]) is float
+    return result[name]
+
+
+@few
+@given(pairs(st.integers(0, 3)))
+def test_class_metrics_are_scikit_learns(rows):
+    predictions, references = rows
+    assert value("accuracy", *rows) == sklearn.metrics.accuracy_score(references, predictions)
+    assert value("matthews_correlation", *rows) == sklearn.metrics.matthews_corrcoef(references, predictions)
+    for name in ("f1", "precision", "recall"):
+        function = getattr(sklearn.metrics, f"{name}_score")
+        for average in filter(None, AVERAGES):
+            expected = function(references, predictions, average=average, zero_division=0)
+            assert value(f"{name}_{average}", *rows) == expected
+            assert load_metric(name).compute(predictions=predictions, references=references, average=average) == {
+                name: expected
+            }
+
+
+@few
+@given(pairs(st.integers(0, 1)))
+def test_without_an_average_the_score_is_that_of_class_1(rows):
+    predictions, references = np.array(rows)
+    hits = ((predictions == 1) & (references == 1)).sum()
+    precision = hits / max(1, (predictions == 1).sum())
+    recall = hits / max(1, (references == 1).sum())
+    assert value("precision", *rows) == pytest.approx(precision)
+    assert value("recall", *rows) == pytest.approx(recall)
+    assert value("f1", *rows) == pytest.approx(2 * precision * recall / max(precision + recall, 1e-12))
+
+
+@few
+@given(pairs(numbers, max_size=20).filter(lambda rows: len(rows[0]) > 1))
+def test_correlations_are_scipys_and_nan_where_there_is_none(rows):
+    for name, function in (("pearson", scipy.stats.pearsonr), ("spearman", scipy.stats.spearmanr)):
+        found = value(name, *rows)
+        if min(len(set(column)) for column in rows) == 1:
+            assert math.isnan(found)
+        else:
+            assert found == pytest.approx(function(*rows).statistic, abs=1e-12)
+
+
+@few
+@given(pairs(texts))
+def test_text_metrics_are_sacrebleus(rows):
+    predictions, references = rows
+    assert value("bleu", *rows) == sacrebleu.corpus_bleu(predictions, [references]).score
+    lowercase = sacrebleu.corpus_bleu(predictions, [references], lowercase=True).score
+    assert value("bleu_lowercase", *rows) == lowercase
+    assert value("chrf", *rows) == sacrebleu.corpus_chrf(predictions, [references]).score
+    assert value("exact_match", *rows) == sum(p == r for p, r in zip(*rows)) / len(predictions)
+
+
+@few
+@given(st.lists(st.tuples(texts, st.lists(texts, min_size=1, max_size=3)), min_size=1))
+def test_several_references_may_be_given_and_not_equally_many(rows):
+    predictions, references = map(list, zip(*rows))
+    streams = [[r[i] if i < len(r) else None for r in references] for i in range(max(map(len, references)))]
+    assert value("bleu", predictions, references) == sacrebleu.corpus_bleu(predictions, streams).score
+    assert value("chrf", predictions, references) == sacrebleu.corpus_chrf(predictions, streams).score
+    assert value("exact_match", predictions, references) == sum(p in r for p, r in rows) / len(rows)
+
+
+def test_bleu_says_how_it_was_computed():
+    metric = load_metric("bleu_lowercase")
+    assert metric.signature is None
+    metric.compute(predictions=["a b c d"], references=["a b c d"])
+    assert metric.signature.startswith("nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:")
+
+
+EXAMPLES = {
+    "classes": ([0, 1, 1, 0, 1], [0, 1, 0, 1, 1]),
+    "numbers": ([0.5, 1, 2, 4, 3], [1, 2, 3, 4, 5.5]),
+    "texts": (["a b c d", "b", "c", "d e f", ""], ["a b c d", "c", "c", "d e f g", "a"]),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_batches_added_are_the_whole_computed_once_and_nothing_is_written(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "cache")
+    predictions, references = EXAMPLES[METRICS[name].compares]
+    metric = load_metric(name)
+    assert isinstance(metric, evaluate.Metric) and metric.description == METRICS[name].description
+    for rows in (slice(0, 2), slice(2, 5)):
+        metric.add_batch(predictions=predictions[rows], references=references[rows])
+    first = metric.compute()
+    assert first == {name: value(name, predictions, references)}
+    assert metric.compute(predictions=predictions, references=references) == first  # a second use starts anew
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_arrays_and_tensors_are_taken_as_lists_are(name):
+    import torch
+
+    predictions, references = EXAMPLES["classes"]
+    expected = value(name, predictions, references)
+    assert value(name, np.array(predictions), np.array(references)) == expected
+    assert value(name, torch.tensor(predictions), torch.tensor(references)) == expected
+
+
+def test_metrics_combine_as_evaluates_own_do():
+    combined = evaluate.combine([load_metric("accuracy"), load_metric("f1")])
+    predictions, references = EXAMPLES["classes"]
+    result = combined.compute(predictions=predictions, references=references)
+    assert result == {name: value(name, predictions, references) for name in ("accuracy", "f1")}
+
+
+@pytest.mark.parametrize("name", [name for name in AVERAGED if METRICS[name].variant is None])
+def test_a_third_class_is_refused_by_metrics_of_two(name):
+    with pytest.raises(UserError, match=f"'{name}' is of the classes 0 and 1, but class 2 occurs; use {name}_macro"):
+        value(name, [0, 1, 2], [0, 1, 1])
+    with pytest.raises(UserError, match=f"'{name}' is of two classes, here are 3; use {name}_macro"):
+        check_metrics([name], "classes", num_classes=3)
+
+
+@pytest.mark.parametrize(
+    "names, compares, sentence",
+    [
+        (["acuracy"], "classes", "evaluation.metrics='acuracy' is not known; did you mean accuracy?"),
+        (["accuracy", "bleu"], "classes", "evaluation.metrics='bleu' compares texts, but this task predicts classes"),
+        (["pearson"], "texts", "compares numbers, but this task predicts texts; known: bleu, bleu_lowercase, chrf"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_one_sentence_before_any_work(names, compares, sentence):
+    with pytest.raises(UserError) as error:
+        check_metrics(names, compares, field="evaluation.metrics")
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_unknown_metric_names_the_nearest():
+    with pytest.raises(UserError, match=r"metric 'chrff' is not known; did you mean chrf\?"):
+        load_metric("chrff")
+
+
+def test_the_table_of_metrics_imports_nothing_heavy():
+    heavy = ("evaluate", "datasets", "sklearn", "scipy", "sacrebleu", "numpy", "torch")
+    program = (
+        "import sys; sys.modules['anyformer_main'] = None\n"  # as the command line does: nothing is registered yet
+        "from anyformer.pipelines.metrics import check_metrics\n"
+        "check_metrics(['accuracy'], 'classes')\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
