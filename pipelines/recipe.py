@@ -14,10 +14,10 @@ from typing import Any, get_args
 
 from . import source_fields
 from .errors import UserError, did_you_mean
-from .recipe_checks import OWNED_ARGUMENTS, check_model, check_recipe
+from .recipe_checks import METRICS, OWNED_ARGUMENTS, check_model, check_recipe
 from .recipe_files import read_yaml_file
 from .recipe_types import as_mapping, build, convert, default_of, show, type_words, unknown_key
-from .schema import ModelSection, Recipe, TrainingSection
+from .schema import ModelSection, ObjectiveSection, Recipe, TrainingSection
 from .yaml_text import parse_yaml
 
 # Settings that leave the run's mathematics alone: they may change between a run and its resumption. The rest may not.
@@ -127,6 +127,9 @@ def recipe_from_dict(data: dict[str, Any]) -> Recipe:
 
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
+    if any(path == ["model", "name_or_path"] and value is not None for path, value in overrides):
+        # A checkpoint given on the command line takes the place of the file's architecture and its tokenizer.
+        data = {name: section for name, section in data.items() if name not in ("model", "tokenizer")}
     # The preset lies under the recipe file but overrides may choose it, and overrides may reach into its mappings
     # (model.rope_parameters.factor): so find its name first, then lay it under, then override.
     final = copy.deepcopy(data)
@@ -149,11 +152,24 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     model, training = final.pop("model", None), final.pop("training", None)
     recipe: Recipe = build(Recipe, final, "")
     recipe.model, recipe.training = _model_section(model), _training_section(training)
+    _settle_task(recipe, final)
     if recipe.model.name_or_path is not None and not final.get("tokenizer"):
         recipe.tokenizer.name_or_path = recipe.model.name_or_path
     check_model(recipe)
     check_recipe(recipe)
     return recipe
+
+
+def _settle_task(recipe: Recipe, given: dict) -> None:
+    """Leave exactly one of objective and task, and fill in what depends on which."""
+    if given.get("objective") is not None and given.get("task") is not None:
+        raise UserError("objective and task are both set; keep one and set the other to null")
+    if recipe.task is not None:
+        recipe.objective = None
+    elif recipe.objective is None:
+        recipe.objective = ObjectiveSection()
+    if recipe.evaluation.metrics is None:
+        recipe.evaluation.metrics = [METRICS[recipe.task.name if recipe.task else None][0]]
 
 
 def _preset_layer(preset: str, pretrained_tokenizer: str | None) -> dict[str, Any]:
@@ -175,8 +191,10 @@ def _model_section(data: Any) -> ModelSection:
                 raise UserError(
                     f"model.{name} and model.name_or_path are both set; a checkpoint has its own architecture"
                 )
-        if rest:
-            raise UserError(f"model.{next(iter(rest))} cannot be set with model.name_or_path; a checkpoint has its own")
+        for name, value in rest.items():
+            if "drop" not in name:  # dropout belongs to the training, not to the weights
+                raise UserError(f"model.{name} cannot be set with model.name_or_path; a checkpoint has its own")
+            section.fields[name] = convert(value, float, f"model.{name}")
     elif section.family is None:
         if rest:  # more likely a misspelt name of ours than a config field
             near = did_you_mean(str(next(iter(rest))), own, "model.")
@@ -251,8 +269,9 @@ class FieldDoc:
 def describe_fields() -> Iterator[FieldDoc]:
     """Yield every setting of the schema in order; the text stands in schema.py alone."""
     for section in fields(Recipe):
-        if is_dataclass(section.type):
-            yield from _describe(section.type, section.name)
+        cls = next((arm for arm in (section.type, *get_args(section.type)) if is_dataclass(arm)), None)
+        if cls is not None:
+            yield from _describe(cls, section.name)
         else:
             yield FieldDoc(section.name, type_words(section.type), default_of(section), section.metadata["help"])
 

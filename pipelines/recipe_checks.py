@@ -4,13 +4,15 @@ Everything here reads the recipe alone; what depends on data or checkpoints is c
 """
 
 import re
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 from . import source_fields
 from .errors import UserError, did_you_mean
+from .objective_checks import check_framing, check_objective, smallest_vocabulary
 from .recipe_types import show
-from .schema import MixtureSource, Recipe, SourceSection
+from .schema import MixtureSource, Recipe, SourceSection, TaskSection
 
 # (dotted name, smallest value, whether the smallest itself is allowed)
 LOWER_BOUNDS = [
@@ -21,7 +23,17 @@ LOWER_BOUNDS = [
     ("data.max_document_bytes", 1, True),
     ("data.max_line_bytes", 1, True),
     ("data.validation_fraction", 0, True),
+    ("tokenizer.sentinels", 0, True),
     ("objective.sequence_length", 2, True),
+    ("objective.mask_probability", 0, False),
+    ("objective.mask_replace", 0, True),
+    ("objective.random_replace", 0, True),
+    ("objective.noise_density", 0, False),
+    ("objective.mean_span_length", 1, True),
+    ("task.max_length", 2, True),
+    ("task.max_target_length", 2, True),
+    ("task.num_beams", 1, True),
+    ("task.max_new_tokens", 1, True),
     ("training.seed", 0, True),
     ("training.num_train_epochs", 0, False),
     ("training.per_device_train_batch_size", 1, True),
@@ -38,9 +50,30 @@ LOWER_BOUNDS = [
     ("training.save_total_limit", 2, True),
     ("evaluation.every_steps", 1, True),
     ("evaluation.max_rows", 1, True),
+    ("evaluation.average_checkpoints", 2, True),
     ("evaluation.sample_tokens", 1, True),
 ]
-BELOW_ONE = ["data.validation_fraction", "training.adam_beta2"]
+BELOW_ONE = [
+    "data.validation_fraction",
+    "training.adam_beta2",
+    "objective.mask_probability",
+    "objective.noise_density",
+]
+# What can be measured, by task (None: an objective); the first one is the default.
+CLASS_METRICS = ("accuracy", "f1", "precision", "recall", "matthews_correlation")
+METRICS = {
+    None: ("perplexity", "unigram_perplexity", "word_perplexity"),
+    "sequence_classification": CLASS_METRICS,
+    "translation": ("bleu",),
+}
+# The fields of the task section that each task reads, beside name and max_length; the others have no effect with it.
+TASK_FIELDS = {
+    "sequence_classification": ("text_field", "text_pair_field", "label_field", "label_names"),
+    "translation": (
+        *("source_field", "target_field", "max_target_length"),
+        *("num_beams", "length_penalty", "max_new_tokens"),
+    ),
+}
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_OPTIMIZERS = ("adamw", "muon")
 OWN_SCHEDULES = ("wsd",)
@@ -81,8 +114,9 @@ OWNED_ARGUMENTS = {
 
 
 def _get(recipe: Recipe, path: str) -> Any:
+    """A setting by its dotted name; None where the recipe has no such section (objective or task)."""
     section, name = path.split(".")
-    return getattr(getattr(recipe, section), name)
+    return getattr(getattr(recipe, section), name, None)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -92,6 +126,11 @@ def check_recipe(recipe: Recipe) -> None:
     _check_data(recipe)
     _check_tokenizer(recipe)
     _check_positions(recipe)
+    _check_evaluation(recipe)
+    if recipe.task is not None:
+        _check_task(recipe)
+    else:
+        check_objective(recipe)
 
 
 def _check_ranges(recipe: Recipe) -> None:
@@ -103,7 +142,7 @@ def _check_ranges(recipe: Recipe) -> None:
         if value is not None and (value < low or (value == low and not allowed)):
             raise UserError(f"{path}={show(value)} must be {f'at least {low}' if allowed else f'above {low}'}")
     for path in BELOW_ONE:
-        if _get(recipe, path) >= 1:
+        if (_get(recipe, path) or 0) >= 1:
             raise UserError(f"{path}={show(_get(recipe, path))} must be below 1")
 
 
@@ -168,6 +207,7 @@ def _check_data(recipe: Recipe) -> None:
 
 def _check_tokenizer(recipe: Recipe) -> None:
     tokenizer = recipe.tokenizer
+    check_framing(recipe)
     if tokenizer.name_or_path is not None:
         return
     if recipe.model.name_or_path is not None:
@@ -179,7 +219,7 @@ def _check_tokenizer(recipe: Recipe) -> None:
         if tokenizer.type != "char":
             raise UserError(f"tokenizer.vocab_size is not set; tokenizer.type={tokenizer.type} needs it, such as 8192")
         return
-    smallest = 256 + 3 + len(tokenizer.special_tokens)
+    smallest = smallest_vocabulary(recipe)
     if tokenizer.type == "byte_bpe" and size < smallest:
         raise UserError(f"tokenizer.vocab_size={size} must be at least {smallest}: 256 bytes and the special tokens")
     rows = recipe.model.fields.get("vocab_size")
@@ -188,12 +228,68 @@ def _check_tokenizer(recipe: Recipe) -> None:
 
 
 def _check_positions(recipe: Recipe) -> None:
-    config, length = config_namespace(recipe), recipe.objective.sequence_length
-    if config and config.position_encoding == "learned" and length > config.max_position_embeddings:
+    config = config_namespace(recipe)
+    if config is None or config.position_encoding != "learned":
+        return
+    for path in ("objective.sequence_length", "task.max_length", "task.max_target_length"):
+        length = _get(recipe, path)
+        if length is not None and length > config.max_position_embeddings:
+            raise UserError(
+                f"{path}={length} is longer than model.max_position_embeddings={config.max_position_embeddings}; "
+                f"learned positions need one for each token"
+            )
+
+
+def _check_evaluation(recipe: Recipe) -> None:
+    section, task = recipe.evaluation, recipe.task.name if recipe.task else None
+    noun = f"task.name={task}" if task else "an objective"
+    for name in section.metrics:
+        if name not in METRICS[task]:
+            raise UserError(f"evaluation.metrics: {name} is not for {noun}{did_you_mean(name, METRICS[task])}")
+    if section.sample_prompts and task == "sequence_classification":
+        raise UserError(f"evaluation.sample_prompts has no effect with {noun}; remove it")
+    if section.best_metric is not None:
+        known = ["loss", *(set(section.metrics) & set(CLASS_METRICS))]
+        if section.best_metric not in known:
+            raise UserError(
+                f"evaluation.best_metric={section.best_metric} is not measured during training; known: "
+                f"{', '.join(sorted(known))} (evaluation.metrics={show(section.metrics)})"
+            )
+        if section.every_steps is None:
+            raise UserError("evaluation.best_metric needs evaluation.every_steps, the steps between two validations")
+        if section.average_checkpoints is not None:
+            raise UserError("evaluation.best_metric and evaluation.average_checkpoints exclude each other; keep one")
+    if (section.average_checkpoints or 0) > recipe.training.save_total_limit:
         raise UserError(
-            f"objective.sequence_length={length} is longer than "
-            f"model.max_position_embeddings={config.max_position_embeddings}; learned positions need one for each token"
+            f"evaluation.average_checkpoints={section.average_checkpoints} needs so many checkpoints; set "
+            f"training.save_total_limit to at least {section.average_checkpoints}"
         )
+
+
+def _check_task(recipe: Recipe) -> None:
+    task, data = recipe.task, recipe.data
+    for field in fields(TaskSection):
+        if field.name in ("name", "max_length") or field.name in TASK_FIELDS[task.name]:
+            continue
+        if getattr(task, field.name) != field.default:
+            raise UserError(f"task.{field.name} has no effect with task.name={task.name}; remove it")
+    names = task.label_names
+    if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
+        raise UserError(f"task.label_names={show(names)} must be two or more different names")
+    if task.name == "translation":
+        for name in ("source_field", "target_field"):
+            if not getattr(task, name):
+                raise UserError(f"task.{name} is not set; translation needs the column of each language, such as en")
+        if recipe.model.family not in (None, "seq2seq"):
+            raise UserError(f"model.family={recipe.model.family} cannot translate; set it to seq2seq")
+    for name, default in (("source", None), ("mixture", []), ("streaming", False)):
+        if getattr(data, name) != default:
+            raise UserError(
+                f"data.{name} does not go with a task; give labelled examples by data.files or data.dataset"
+            )
+    for name, default in (("text_field", "text"), ("document", "file")):
+        if getattr(data, name) != default:
+            raise UserError(f"data.{name} has no effect with a task; the task section names the columns")
 
 
 def config_namespace(recipe: Recipe) -> SimpleNamespace | None:

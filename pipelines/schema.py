@@ -31,7 +31,14 @@ class TokenizerSection:
     )
     vocab_size: int | None = doc("entries, special tokens included; for char the default keeps every character", None)
     name_or_path: str | None = doc("take this pretrained tokenizer instead of training one")
-    special_tokens: list[str] = doc("further special tokens, after <|endoftext|>, <|pad|> and <|unk|>", [])
+    special_tokens: list[str] = doc("further special tokens, after those that the tokenizer has anyway", [])
+    framing: Literal["none", "cls_sep", "eos"] | None = doc(
+        "what stands around a text: cls_sep: <|cls|> text <|sep|>, and there is a <|mask|>; eos: text <|endoftext|>; "
+        "null: what the objective or task needs"
+    )
+    sentinels: int | None = doc(
+        "tokens <extra_id_0>, <extra_id_1>, ... that stand for left-out spans; null: 100 for span_corruption, else none"
+    )
     lowercase: bool = doc("lower-case the text first (wordpiece and unigram)", False)
     min_frequency: int = doc("pairs seen less often are not merged (byte_bpe and wordpiece)", 2)
     max_training_bytes: int = doc("the tokenizer is trained on the first so many bytes of text", 200_000_000)
@@ -73,11 +80,46 @@ class DataSection(SourceSection):
 
 @dataclass
 class ObjectiveSection:
-    name: Literal["causal"] = doc("what the model learns to predict", "causal")
-    sequence_length: int = doc("tokens per row", 1024)
+    name: Literal["causal", "masked", "span_corruption"] = doc(
+        "what the model learns to predict: the next token, hidden tokens, or left-out spans", "causal"
+    )
+    sequence_length: int = doc("tokens per row, for span_corruption of the encoder's input", 1024)
     tail: Literal["drop", "pad"] = doc("the last, unfilled training row; validation always pads", "drop")
-    add_bos: bool = doc("begin each document with the beginning-of-text token", False)
+    add_bos: bool | None = doc("begin each document with the beginning-of-text token; null: only for masked")
     add_eos: bool = doc("end each document with the end-of-text token", True)
+    mask_probability: float = doc("masked: share of a row's tokens that is predicted", 0.15)
+    mask_replace: float = doc("masked: share of those that the mask token hides", 0.8)
+    random_replace: float = doc("masked: share of those that a random token replaces; the rest stays", 0.1)
+    noise_density: float = doc("span_corruption: share of the tokens that is left out", 0.15)
+    mean_span_length: float = doc("span_corruption: tokens per left-out span, on average", 3.0)
+
+    def __post_init__(self):
+        if self.add_bos is None:
+            self.add_bos = self.name == "masked"  # a text for an encoder begins with <|cls|>
+
+
+@dataclass
+class TaskSection:
+    """Learning from labelled examples, instead of an objective."""
+
+    name: Literal["sequence_classification", "translation"] = doc(
+        "what the model learns from labelled examples", "sequence_classification"
+    )
+    text_field: str = doc("sequence_classification: column that holds the text", "text")
+    text_pair_field: str | None = doc(
+        "sequence_classification: column of a second text, judged together with the first"
+    )
+    label_field: str = doc("sequence_classification: column that holds the class, a number or a name", "label")
+    label_names: list[str] | None = doc(
+        "sequence_classification: names of the classes, in the order of their numbers; null: taken from the data"
+    )
+    source_field: str | None = doc("translation: column that holds the text to translate")
+    target_field: str | None = doc("translation: column that holds its translation")
+    max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256)
+    max_target_length: int | None = doc("translation: tokens per target text; null: as max_length")
+    num_beams: int = doc("translation: beams of the search; 1: greedy", 5)
+    length_penalty: float = doc("translation: above 0 the search prefers longer texts, below 0 shorter ones", 1.0)
+    max_new_tokens: int | None = doc("translation: most tokens generated; null: as max_target_length")
 
 
 @dataclass
@@ -118,11 +160,35 @@ class TrainingSection:
 class EvaluationSection:
     every_steps: int | None = doc("steps between two validations; null: only at the end")
     max_rows: int | None = doc("validation rows used during training; the end always uses all")
-    metrics: list[Literal["perplexity", "unigram_perplexity", "word_perplexity"]] = doc(
-        "what is reported at the end beside the loss", ["perplexity"]
+    metrics: (
+        list[
+            Literal[
+                "perplexity",
+                "unigram_perplexity",
+                "word_perplexity",
+                "accuracy",
+                "f1",
+                "precision",
+                "recall",
+                "matthews_correlation",
+                "bleu",
+            ]
+        ]
+        | None
+    ) = doc(
+        "what is reported beside the loss; null: perplexity, or with a task accuracy (sequence_classification) or "
+        "bleu (translation)"
     )
-    sample_prompts: list[str] = doc("texts the trained model continues at the end", [])
-    sample_tokens: int = doc("new tokens per sample", 96)
+    best_metric: Literal["loss", "accuracy", "f1", "precision", "recall", "matthews_correlation"] | None = doc(
+        "the final model is the one that was best by this in the validations during training; null: the last one"
+    )
+    average_checkpoints: int | None = doc(
+        "the final model is the mean of the newest so many checkpoints; null: the last"
+    )
+    sample_prompts: list[str] = doc(
+        "texts the trained model continues (a translation model: translates) at the end", []
+    )
+    sample_tokens: int = doc("new tokens per continued sample", 96)
 
 
 @dataclass
@@ -141,7 +207,9 @@ class Recipe:
     model: ModelSection = field(default_factory=ModelSection)
     tokenizer: TokenizerSection = field(default_factory=TokenizerSection)
     data: DataSection = field(default_factory=DataSection)
-    objective: ObjectiveSection = field(default_factory=ObjectiveSection)
+    # Exactly one of the two is not None; a recipe that names neither has the default objective.
+    objective: ObjectiveSection | None = field(default_factory=ObjectiveSection)
+    task: TaskSection | None = None
     training: TrainingSection = field(default_factory=TrainingSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)

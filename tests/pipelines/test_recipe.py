@@ -232,7 +232,8 @@ def test_a_mistake_is_one_sentence(override, message):
 @pytest.mark.parametrize("path, low, allowed", LOWER_BOUNDS)
 def test_every_lower_bound_is_enforced(path, low, allowed):
     wrong = low - 1 if allowed else low
-    assert sentence("quickstart", f"{path}={wrong}").startswith(f"{path}={wrong}")
+    other = ["objective=null"] if path.startswith("task.") else []  # a recipe has one of the two
+    assert sentence("quickstart", *other, f"{path}={wrong}").startswith(f"{path}={wrong}")
 
 
 @pytest.mark.parametrize("path", BELOW_ONE)
