@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from . import source_fields
 from .errors import UserError, did_you_mean
-from .recipe_checks import METRICS, OWNED_ARGUMENTS, check_model, check_recipe
+from .recipe_checks import DEFAULT_METRIC, OWNED_ARGUMENTS, check_model, check_recipe
 from .recipe_files import read_yaml_file
 from .recipe_types import as_mapping, build, convert, default_of, show, type_words, unknown_key
 from .schema import ModelSection, ObjectiveSection, Recipe, TrainingSection
@@ -169,7 +169,7 @@ def _settle_task(recipe: Recipe, given: dict) -> None:
     elif recipe.objective is None:
         recipe.objective = ObjectiveSection()
     if recipe.evaluation.metrics is None:
-        recipe.evaluation.metrics = [METRICS[recipe.task.name if recipe.task else None][0]]
+        recipe.evaluation.metrics = [DEFAULT_METRIC[recipe.task.name if recipe.task else None]]
 
 
 def _preset_layer(preset: str, pretrained_tokenizer: str | None) -> dict[str, Any]:

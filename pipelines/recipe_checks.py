@@ -10,6 +10,7 @@ from typing import Any
 
 from . import source_fields
 from .errors import UserError, did_you_mean
+from .metrics import check_metrics
 from .objective_checks import check_framing, check_objective, smallest_vocabulary
 from .recipe_types import show
 from .schema import MixtureSource, Recipe, SourceSection, TaskSection
@@ -59,13 +60,10 @@ BELOW_ONE = [
     "objective.mask_probability",
     "objective.noise_density",
 ]
-# What can be measured, by task (None: an objective); the first one is the default.
-CLASS_METRICS = ("accuracy", "f1", "precision", "recall", "matthews_correlation")
-METRICS = {
-    None: ("perplexity", "unigram_perplexity", "word_perplexity"),
-    "sequence_classification": CLASS_METRICS,
-    "translation": ("bleu",),
-}
+# What each task predicts, in the words of the metrics' table, and what is reported where the recipe does not say.
+COMPARES = {"sequence_classification": "classes", "translation": "texts"}
+DEFAULT_METRIC = {None: "perplexity", "sequence_classification": "accuracy", "translation": "bleu"}
+PERPLEXITIES = ("perplexity", "unigram_perplexity", "word_perplexity")
 # The fields of the task section that each task reads, beside name and max_length; the others have no effect with it.
 TASK_FIELDS = {
     "sequence_classification": ("text_field", "text_pair_field", "label_field", "label_names"),
@@ -242,18 +240,20 @@ def _check_positions(recipe: Recipe) -> None:
 
 def _check_evaluation(recipe: Recipe) -> None:
     section, task = recipe.evaluation, recipe.task.name if recipe.task else None
-    noun = f"task.name={task}" if task else "an objective"
-    for name in section.metrics:
-        if name not in METRICS[task]:
-            raise UserError(f"evaluation.metrics: {name} is not for {noun}{did_you_mean(name, METRICS[task])}")
+    if task is not None:
+        classes = len(recipe.task.label_names) if recipe.task.label_names else None
+        check_metrics(section.metrics, COMPARES[task], "evaluation.metrics", classes)
+    for name in section.metrics if task is None else []:
+        if name not in PERPLEXITIES:
+            raise UserError(f"evaluation.metrics={name!r} is not for an objective{did_you_mean(name, PERPLEXITIES)}")
     if section.sample_prompts and task == "sequence_classification":
-        raise UserError(f"evaluation.sample_prompts has no effect with {noun}; remove it")
+        raise UserError(f"evaluation.sample_prompts has no effect with task.name={task}; remove it")
     if section.best_metric is not None:
-        known = ["loss", *(set(section.metrics) & set(CLASS_METRICS))]
+        known = ["loss", *(section.metrics if COMPARES.get(task) == "classes" else [])]
         if section.best_metric not in known:
             raise UserError(
-                f"evaluation.best_metric={section.best_metric} is not measured during training; known: "
-                f"{', '.join(sorted(known))} (evaluation.metrics={show(section.metrics)})"
+                f"evaluation.best_metric={section.best_metric!r} is not measured during training"
+                f"{did_you_mean(section.best_metric, known)}"
             )
         if section.every_steps is None:
             raise UserError("evaluation.best_metric needs evaluation.every_steps, the steps between two validations")

@@ -160,27 +160,13 @@ class TrainingSection:
 class EvaluationSection:
     every_steps: int | None = doc("steps between two validations; null: only at the end")
     max_rows: int | None = doc("validation rows used during training; the end always uses all")
-    metrics: (
-        list[
-            Literal[
-                "perplexity",
-                "unigram_perplexity",
-                "word_perplexity",
-                "accuracy",
-                "f1",
-                "precision",
-                "recall",
-                "matthews_correlation",
-                "bleu",
-            ]
-        ]
-        | None
-    ) = doc(
+    metrics: list[str] | None = doc(
         "what is reported beside the loss; null: perplexity, or with a task accuracy (sequence_classification) or "
         "bleu (translation)"
     )
-    best_metric: Literal["loss", "accuracy", "f1", "precision", "recall", "matthews_correlation"] | None = doc(
-        "the final model is the one that was best by this in the validations during training; null: the last one"
+    best_metric: str | None = doc(
+        "loss, or one of `metrics` that compares classes: the final model is the one that was best by it in the "
+        "validations during training; null: the last one"
     )
     average_checkpoints: int | None = doc(
         "the final model is the mean of the newest so many checkpoints; null: the last"
