@@ -41,22 +41,22 @@ class FileSource(Source):
     ):
         self.where, self.field = where, f"{where}.{key}"
         self.limits, self.text_field, self.document = limits, text_field, document
-        self.paths = _find(self.field, [patterns] if isinstance(patterns, str) else patterns)
+        self.paths = find_files(self.field, [patterns] if isinstance(patterns, str) else patterns)
         self.name = self.paths[0].name + (f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else "")
         for path in self.paths:
             self._try_opening(path)
 
     def items(self) -> Iterator[Document | Skipped]:
         for path in self.paths:
-            with self._readable(path):
+            with readable(self.field, path):
                 yield from self._read(path)
 
     def identity(self) -> Any:
         files = []
         for path in self.paths:
-            with self._readable(path):
+            with readable(self.field, path):
                 state = path.stat()
-                files.append([path.name, state.st_size, _content_hash(str(path), state.st_size, state.st_mtime_ns)])
+                files.append([path.name, state.st_size, content_hash(str(path), state.st_size, state.st_mtime_ns)])
         return {"files": files, "text_field": self.text_field, "document": self.document, "limits": vars(self.limits)}
 
     def size_hint(self) -> int | None:
@@ -65,7 +65,7 @@ class FileSource(Source):
         return sum(path.stat().st_size for path in self.paths)
 
     def _read(self, path: Path) -> Iterable[Document | Skipped]:
-        kind = _kind(path)
+        kind = file_kind(path)
         if kind == "parquet":
             return self._parquet(path)
         if kind == "jsonl":
@@ -74,7 +74,7 @@ class FileSource(Source):
 
     def _whole(self, path: Path) -> Iterator[Document | Skipped]:
         parts, size = [], 0
-        with _open(path) as stream:
+        with open_file(path) as stream:
             while line := stream.readline(self.limits.line_bytes + 2):
                 parts.append(line)
                 size += len(line)
@@ -88,16 +88,16 @@ class FileSource(Source):
         yield self._decoded(b"".join(parts), path.name)
 
     def _lines(self, path: Path) -> Iterator[Document | Skipped]:
-        with _open(path) as stream:
-            for number, line in enumerate(_bounded_lines(stream, self.limits.line_bytes), start=1):
+        with open_file(path) as stream:
+            for number, line in enumerate(bounded_lines(stream, self.limits.line_bytes), start=1):
                 source = f"{path.name}:{number}"
                 yield Skipped("gigantic_line", source) if line is None else self._decoded(line, source)
 
     def _paragraphs(self, path: Path) -> Iterator[Document | Skipped]:
-        with _open(path) as stream:
+        with open_file(path) as stream:
             parts: list[bytes] = []
             start, size, fault, ended = 1, 0, None, False
-            for number, line in enumerate(_bounded_lines(stream, self.limits.line_bytes), start=1):
+            for number, line in enumerate(bounded_lines(stream, self.limits.line_bytes), start=1):
                 blank = line is not None and not line.strip()
                 if ended and not blank:  # the first line of the next paragraph
                     yield self._paragraph(parts, fault, f"{path.name}:{start}")
@@ -121,8 +121,8 @@ class FileSource(Source):
     def _json_lines(self, path: Path) -> Iterator[Document | Skipped]:
         # A line of JSON may be longer than its text: escapes are up to six times as long, and there are other keys.
         longest = 6 * self.limits.document_bytes + 2**20
-        with _open(path) as stream:
-            for number, line in enumerate(_bounded_lines(stream, longest), start=1):
+        with open_file(path) as stream:
+            for number, line in enumerate(bounded_lines(stream, longest), start=1):
                 source = f"{path.name}:{number}"
                 if line is None:
                     yield Skipped("too_long", source)
@@ -131,13 +131,9 @@ class FileSource(Source):
 
     def _json_document(self, line: bytes, path: Path, number: int, source: str) -> Document | Skipped:
         try:
-            row = json.loads(line.decode())
+            row = json_object(line, self.field, path, number)
         except UnicodeDecodeError:
             return Skipped("non_utf8", source)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{self.field}: {path}, line {number}: not valid JSON ({error.msg}).") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{self.field}: {path}, line {number}: not a JSON object but {type(row).__name__}.")
         if self.text_field not in row:
             hint = did_you_mean(self.text_field, row)
             raise UserError(f"{self.where}.text_field={self.text_field!r}: no such key in {path}, line {number}{hint}")
@@ -158,13 +154,7 @@ class FileSource(Source):
                     yield text_document(text, source, self.limits, f"{self.where}.text_field={self.text_field!r}")
 
     def _parquet_file(self, path: Path):
-        import pyarrow
-        import pyarrow.parquet
-
-        try:
-            parquet = pyarrow.parquet.ParquetFile(path)
-        except pyarrow.ArrowInvalid as error:
-            raise UserError(f"{self.field}: {path} is not a Parquet file ({_first_line(error)}).") from None
+        parquet = parquet_file(self.field, path)
         columns = parquet.schema_arrow.names
         if self.text_field not in columns:
             parquet.close()
@@ -179,23 +169,47 @@ class FileSource(Source):
             return Skipped("non_utf8", source)
 
     def _try_opening(self, path: Path) -> None:
-        with self._readable(path):
+        with readable(self.field, path):
             if path.name.lower().endswith(".parquet.gz"):
                 raise UserError(f"{self.field}: {path}: Parquet is compressed inside; gunzip the file first.")
-            if _kind(path) == "parquet":
+            if file_kind(path) == "parquet":
                 self._parquet_file(path).close()
             else:
-                with _open(path):
+                with open_file(path):
                     pass
 
-    @contextmanager
-    def _readable(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(f"{self.field}: {path} is not a complete gzip file ({_first_line(error)}).") from None
-        except OSError as error:
-            raise UserError(f"{self.field}: {path} cannot be read ({error.strerror or _first_line(error)}).") from None
+
+@contextmanager
+def readable(field: str, path: Path) -> Iterator[None]:
+    """Turn what goes wrong while `path` is read into a UserError that begins with the recipe's `field`."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{field}: {path} is not a complete gzip file ({_first_line(error)}).") from None
+    except OSError as error:
+        raise UserError(f"{field}: {path} cannot be read ({error.strerror or _first_line(error)}).") from None
+
+
+def json_object(line: bytes, field: str, path: Path, number: int) -> dict[str, Any]:
+    """The JSON object of one line. Raises UnicodeDecodeError; UserError for anything else that is no object."""
+    try:
+        row = json.loads(line.decode())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{field}: {path}, line {number}: not valid JSON ({error.msg}).") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{field}: {path}, line {number}: not a JSON object but {type(row).__name__}.")
+    return row
+
+
+def parquet_file(field: str, path: Path):
+    """The open pyarrow.parquet.ParquetFile; raises UserError where it is none."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{field}: {path} is not a Parquet file ({_first_line(error)}).") from None
 
 
 def text_document(value: Any, source: str, limits: Limits, field: str) -> Document | Skipped:
@@ -207,14 +221,14 @@ def text_document(value: Any, source: str, limits: Limits, field: str) -> Docume
     return limits.checked(value, source)
 
 
-def _kind(path: Path) -> str:
+def file_kind(path: Path) -> str:
     name = path.name.lower().removesuffix(".gz")
     if name.endswith(".parquet"):
         return "parquet"
     return "jsonl" if name.endswith((".jsonl", ".ndjson")) else "text"
 
 
-def _open(path: Path) -> IO[bytes]:
+def open_file(path: Path) -> IO[bytes]:
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     stream = opener(path, "rb")
     try:
@@ -231,7 +245,7 @@ def _length(line: bytes) -> int:
     return len(line) - line.endswith(b"\n")
 
 
-def _bounded_lines(stream: IO[bytes], longest: int) -> Iterator[bytes | None]:
+def bounded_lines(stream: IO[bytes], longest: int) -> Iterator[bytes | None]:
     """The lines with their line breaks; None for one of more than `longest` bytes, which is never held in memory."""
     while line := stream.readline(longest + 1):
         if _length(line) <= longest:
@@ -242,7 +256,7 @@ def _bounded_lines(stream: IO[bytes], longest: int) -> Iterator[bytes | None]:
         yield None
 
 
-def _find(field: str, patterns: list[str]) -> list[Path]:
+def find_files(field: str, patterns: list[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in patterns:
         expanded = os.path.expanduser(pattern)
@@ -269,7 +283,7 @@ def _nearest_file(path: Path) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _content_hash(path: str, size: int, mtime_ns: int) -> str:
+def content_hash(path: str, size: int, mtime_ns: int) -> str:
     """SHA-256 of a file's bytes; size and time of change are there so that a changed file is read again."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -16,6 +16,7 @@ class HubSource(Source):
 
     dataset: id on the Hub, or a folder that load_dataset reads. split_field: the recipe field that names the split, for
     errors. streaming: rows are fetched while they are iterated and nothing is stored.
+    text_field: the column items() reads; None where only `rows`, the datasets' own object, is read.
     Raises UserError where data set, configuration, split or column do not exist.
     """
 
@@ -28,7 +29,7 @@ class HubSource(Source):
         split_field: str = "split",
         config_name: str | None = None,
         revision: str | None = None,
-        text_field: str = "text",
+        text_field: str | None = "text",
         streaming: bool = False,
         where: str = "data",
     ):
@@ -36,8 +37,8 @@ class HubSource(Source):
         self.dataset, self.config_name, self.revision, self.split = dataset, config_name, revision, split
         self.split_field, self.text_field, self.streaming = split_field, text_field, streaming
         self.name = dataset
-        self._rows = self._load()
-        self._check_column(self._rows.column_names)
+        self.rows = self._load()
+        self._check_column(self.rows.column_names)
 
     def items(self) -> Iterator[Document | Skipped]:
         field = f"{self.where}.text_field={self.text_field!r}"
@@ -56,10 +57,10 @@ class HubSource(Source):
 
     def _texts(self) -> Iterator[Any]:
         if not self.streaming:
-            for batch in self._rows.select_columns([self.text_field]).with_format(None).iter(batch_size=256):
+            for batch in self.rows.select_columns([self.text_field]).with_format(None).iter(batch_size=256):
                 yield from batch[self.text_field]
             return
-        for row in self._rows:
+        for row in self.rows:
             if self.text_field not in row:  # a stream may not know its columns before its rows
                 self._check_column(list(row))
             yield row[self.text_field]
@@ -98,6 +99,6 @@ class HubSource(Source):
             raise UserError(f"{field}: {self.dataset} has no such split{did_you_mean(name, splits)}")
 
     def _check_column(self, columns: list[str] | None) -> None:
-        if columns is not None and self.text_field not in columns:
+        if columns is not None and self.text_field is not None and self.text_field not in columns:
             field = f"{self.where}.text_field={self.text_field!r}"
             raise UserError(f"{field}: {self.dataset} has no such column{did_you_mean(self.text_field, columns)}")

@@ -399,7 +399,7 @@ def test_a_file_without_permission_is_a_sentence(tmp_path, monkeypatch):
         def refuse(*arguments):
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("anyformer.pipelines.file_corpus._open", refuse)
+        monkeypatch.setattr("anyformer.pipelines.file_corpus.open_file", refuse)
     with pytest.raises(UserError, match=r"secret\.txt cannot be read \(Permission denied\)"):
         open_corpora(DataSection(files=str(path)))
 
