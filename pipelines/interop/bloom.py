@@ -1,6 +1,7 @@
 """BLOOM and MPT: ALiBi."""
 
-from .lineage import HARMLESS, Lineage, Only, fused, moved
+from .lineage import HARMLESS, Lineage, Only
+from .weights import fused, moved
 
 BLOOM = Lineage(
     native="bloom",

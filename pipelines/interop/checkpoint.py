@@ -36,8 +36,9 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
 
     import anyformer
 
-    from .conversion import from_native, is_ours, load_config, load_model, to_native
-    from .probing import logit_scale_and_difference, probe
+    from .conversion import from_native, load_config, load_model, to_native
+    from .families import is_ours
+    from .probing import probe, scale_and_difference
 
     anyformer.register()
     logging.disable_progress_bar()
@@ -51,8 +52,8 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     twin = to_native(model) if direction == "native" else from_native(model)
     count = sum(parameter.numel() for parameter in twin.parameters())
     ours = model if direction == "native" else twin
-    inputs = probe(ours.config, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
-    scale, difference = logit_scale_and_difference(model, twin, inputs)
+    inputs = probe(ours, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
+    scale, difference = scale_and_difference(model, twin, inputs)
     kinds = f"{model.config.model_type} -> {twin.config.model_type}"
     if not difference <= TOLERANCE * scale:
         raise UserError(

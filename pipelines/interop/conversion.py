@@ -6,31 +6,22 @@ from contextlib import contextmanager
 
 import torch
 import transformers
-from anyformer.modeling import decoder
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto import modeling_auto
 
 from ..errors import UserError
-from .twins import lineage_of, native_config, our_config
+from .families import HEADS, PRETRAINING, family_of, is_ours, module_of, native_class_names, our_class_names
+from .twins import LINEAGES, lineage_of, native_config, our_config
 
-OURS = "anyformer_"
 # Arguments of from_pretrained that say where a checkpoint is, and so also where its config is.
 WHERE = ("revision", "token", "cache_dir", "subfolder", "local_files_only", "trust_remote_code", "code_revision")
-# What a model can end in, by Auto class: transformers' table of class names by model_type.
-HEADS = {
-    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    "AutoModel": modeling_auto.MODEL_MAPPING_NAMES,
-    "AutoModelForSequenceClassification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-    "AutoModelForTokenClassification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-    "AutoModelForQuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
-}
 
 
 def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedModel:
     """Return the anyformer twin of one of transformers' own models; the original is left as it is.
 
-    A causal language model becomes an AnyformerDecoderForCausalLM, a base model or another head its counterpart.
-    Weights keep their dtype and device, the config its token ids and labels, the model its generation config.
+    A causal language model becomes an AnyformerDecoderForCausalLM, a base model or another head its counterpart in the
+    family that its architecture belongs to. Weights keep their dtype and device, the config its token ids and labels,
+    the model its generation config.
 
     Args:
         model_or_path: a model, or a folder or Hub repository with one.
@@ -48,15 +39,26 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
         raise UserError(f"{type(native).__name__} is an anyformer model already; to_native goes the other way")
     lineage = lineage_of(native.config)
     auto_class = auto_class_of(native)
-    cls = our_class(auto_class)
+    cls = our_class(auto_class, lineage.family)
     _check_plain(native)
     config = our_config(native.config)
-    with torch.device("meta"):
-        names = set(cls(copy.deepcopy(config)).state_dict())
-    weights, source = {}, native.state_dict()
-    for name, row, ours in lineage.pairs(source, *_prefixes(auto_class, type(native), cls)):
-        weights |= zip(ours, row.split(source[name], config), strict=True)
-    return _build(cls, config, weights, names, like=native)
+    names, tied = _parameter_names(cls, config)
+    source = native.state_dict()
+    prefixes = _prefix(type(native), source), _prefix(cls, names)
+    weights, copies = {}, []
+    for name, row, ours in lineage.pairs(auto_class, source, *prefixes):
+        if row.copied:
+            copies.append((name, ours[0]))
+        elif row.ours:
+            weights |= zip(ours, row.split(source[name], config), strict=True)
+    if native.config.tie_word_embeddings:  # otherwise copies are separate, and unused
+        for name, ours in copies:
+            if not _same_tensor(source[name], weights[ours]):
+                raise UserError(f"{lineage.native} with {name} that differs from its twin has no anyformer twin")
+    # What is tied is read from the weights: transformers leaves a head of its own as it is, whatever the config says.
+    for name, other in tied.items():
+        config.tie_word_embeddings = name not in weights or weights[name].data_ptr() == weights[other].data_ptr()
+    return _build(cls, config, weights, names - (tied.keys() - weights.keys()), like=native)
 
 
 def to_native(model: PreTrainedModel) -> PreTrainedModel:
@@ -71,16 +73,19 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
     auto_class = auto_class_of(model)
     _check_plain(model)
     lineage, config = native_config(model.config)
-    name = HEADS[auto_class].get(lineage.native)
-    if name is None:
+    name = native_class_names(lineage.native).get(auto_class)
+    if name is None or auto_class not in lineage.heads:
         raise UserError(f"{lineage.native} has no counterpart of {type(model).__name__} in transformers")
     cls = getattr(transformers, name)
-    with torch.device("meta"):
-        names = set(cls(copy.deepcopy(config)).state_dict())
+    names, _ = _parameter_names(cls, config)
     source = model.state_dict()
+    prefixes = _prefix(cls, names), _prefix(type(model), source)
     weights = {}
-    for name, row, ours in lineage.pairs(names, *_prefixes(auto_class, cls, type(model))):
-        weights[name] = row.join([source[part] for part in ours], model.config)
+    for name, row, ours in lineage.pairs(auto_class, sorted(names), *prefixes):
+        if row.copied or not row.ours:
+            names.discard(name)  # transformers ties the one and computes the other
+        else:
+            weights[name] = row.join([source[part] for part in ours], model.config)
     return _build(cls, config, weights, names, like=model)
 
 
@@ -118,11 +123,6 @@ def _loading(name_or_path: str | os.PathLike):
         raise UserError(f"MODEL={name_or_path} cannot be loaded: {reason}") from error
 
 
-def is_ours(config) -> bool:
-    """Whether a config is of an anyformer family; by name, since a Hub model brings a class of its own."""
-    return config.model_type.startswith(OURS)
-
-
 def auto_class_of(model: PreTrainedModel) -> str:
     """Return the Auto class that stands for a model's head; raise UserError for a head without counterpart."""
     name = _auto_class_named(type(model).__name__, model.config)
@@ -133,25 +133,27 @@ def auto_class_of(model: PreTrainedModel) -> str:
     return name
 
 
-def our_class(auto_class: str) -> type[PreTrainedModel]:
-    """Return our decoder with the head of an Auto class; raise UserError where there is none."""
-    names = decoder.AnyformerDecoderPreTrainedModel.auto_classes
+def our_class(auto_class: str, family: str) -> type[PreTrainedModel]:
+    """Return the class of a family with the head of an Auto class; raise UserError where there is none."""
+    names = our_class_names(family)
     if auto_class not in names:
-        raise UserError(f"anyformer's decoder has no {auto_class}; it has {', '.join(names)}")
-    return getattr(decoder, names[auto_class])
+        raise UserError(f"anyformer's {family} has no {auto_class}; it has {', '.join(names)}")
+    return getattr(module_of(family), names[auto_class])
 
 
 def _auto_class_named(class_name: str, config) -> str | None:
-    names = {auto: table.get(config.model_type) for auto, table in HEADS.items()}
     if is_ours(config):
-        names = decoder.AnyformerDecoderPreTrainedModel.auto_classes
+        names = our_class_names(family_of(config))
+    else:
+        heads = LINEAGES[config.model_type].heads
+        names = {auto: name for auto, name in native_class_names(config.model_type).items() if auto in heads}
     return next((auto for auto, name in names.items() if name == class_name), None)
 
 
 def _auto_class_of_config(config) -> str:
-    """The Auto class of the architecture a checkpoint names: a causal language model where it names none."""
+    """The Auto class of the architecture a checkpoint names: the head of pretraining where it names none."""
     if not config.architectures:
-        return "AutoModelForCausalLM"
+        return PRETRAINING[family_of(config) if is_ours(config) else lineage_of(config).family]
     name = _auto_class_named(config.architectures[0], config)
     if name is None:
         raise UserError(f"a checkpoint of {config.architectures[0]} has no counterpart")
@@ -165,9 +167,23 @@ def _check_plain(model: PreTrainedModel) -> None:
         raise UserError(f"{type(model).__name__} carries an adapter; merge it first")
 
 
-def _prefixes(auto_class: str, *classes) -> list[str]:
-    """Where each class keeps its base model: the names of a base model's own parameters have no prefix."""
-    return ["" if auto_class == "AutoModel" else f"{cls.base_model_prefix}." for cls in classes]
+def _parameter_names(cls, config) -> tuple[set[str], dict[str, str]]:
+    """The names of what a model of `cls` holds, and which of them are tied to which where it ties embeddings."""
+    config = copy.deepcopy(config)
+    config.tie_word_embeddings = True
+    with torch.device("meta"):
+        model = cls(config)
+    return set(model.state_dict()), dict(model.all_tied_weights_keys)
+
+
+def _prefix(cls, names) -> str:
+    """Where a class keeps its base model: "" for a base model itself, and for classes that spread it out."""
+    prefix = f"{cls.base_model_prefix}."
+    return prefix if any(name.startswith(prefix) for name in names) else ""
+
+
+def _same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() or torch.equal(one, other)
 
 
 def _build(cls, config, weights: dict[str, torch.Tensor], names: set[str], like: PreTrainedModel) -> PreTrainedModel:
@@ -178,8 +194,9 @@ def _build(cls, config, weights: dict[str, torch.Tensor], names: set[str], like:
     # Copies: the twin must not share memory with the original.
     weights = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     model = cls.from_pretrained(None, config=config, state_dict=dict(weights), dtype=like.dtype)
-    for name, parameter in model.named_parameters():
-        parameter.data = weights[name]  # a checkpoint may mix dtypes, which from_pretrained makes one
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in weights:
+            tensor.data = weights[name]  # a checkpoint may mix dtypes, which from_pretrained makes one
     if model.can_generate() and like.can_generate():
         model.generation_config = copy.deepcopy(like.generation_config)
     return model.to(like.device).train(like.training)

@@ -1,7 +1,8 @@
 """GPT-2, GPT-Neo and GPT-NeoX."""
 
-from .lineage import HARMLESS, Choice, Computed, Lineage, Only, fused, moved
+from .lineage import HARMLESS, Choice, Computed, Lineage, Only
 from .rotary import ROTARY_WITH_PART
+from .weights import fused, moved
 
 GPT2 = Lineage(
     native="gpt2",

@@ -1,7 +1,8 @@
 """LLaMA 1 to 3.x, Mistral, Qwen2 and Qwen3: one block, whose parameter names are ours."""
 
-from .lineage import HARMLESS, Computed, Lineage, moved
+from .lineage import HARMLESS, Computed, Lineage
 from .rotary import ROTARY
+from .weights import moved
 
 BLOCK = (
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")),

@@ -1,47 +1,113 @@
-"""Do two models compute the same? Asked with random tokens, one row padded on the left."""
+"""Do two models compute the same? Asked with random tokens, one row of them padded."""
 
 import torch
 
+from .conversion import auto_class_of
+from .families import family_of
 
-def probe(config, rows: int, tokens: int, seed: int) -> dict[str, torch.Tensor]:
-    """Return input_ids and attention_mask (rows, tokens), fewer tokens where a model of ours has fewer positions.
+# Outputs to compare, each under the names that transformers' classes give it.
+OUTPUTS = (
+    ("logits",),
+    ("prediction_logits",),
+    ("seq_relationship_logits", "sop_logits"),
+    ("start_logits",),
+    ("end_logits",),
+    ("last_hidden_state",),
+    ("encoder_last_hidden_state",),
+    ("pooler_output",),
+)
+CHOICES = 2
+MASKS = ("attention_mask", "decoder_attention_mask")
 
-    The last row begins with padding. Without a pad token there is one row and no padding: a head that reads the last
-    token of a row could not tell which it is.
+
+def probe(ours, rows: int, tokens: int, seed: int) -> dict[str, torch.Tensor]:
+    """Return what a model of ours and its twin take: input_ids and attention_mask (rows, tokens), and what else.
+
+    Fewer tokens where the model has fewer positions. The last row is padded, at the begin of what a decoder reads and
+    at the end of what others do. Without a pad token there is one row and no padding: a head that reads the last token
+    of a row could not tell which it is.
     """
+    config, head = ours.config, auto_class_of(ours)
     generator = torch.Generator().manual_seed(seed)
     tokens = min(tokens, config.max_position_embeddings)
-    pad = config.pad_token_id if (config.pad_token_id or 0) >= 0 else None  # old LLaMAs have -1, which is no token
-    input_ids = torch.randint(config.vocab_size, (rows if pad is not None else 1, tokens), generator=generator)
-    attention_mask = torch.ones_like(input_ids)
-    if pad is not None:
-        input_ids[input_ids == pad] = (pad + 1) % config.vocab_size
-        input_ids[-1, : tokens // 3], attention_mask[-1, : tokens // 3] = pad, 0
-    return {"input_ids": input_ids, "attention_mask": attention_mask}
+    padding = tokens // 3 if _pad_token(config) is not None else 0
+    rows = rows if padding else 1
+    left = family_of(config) == "decoder"
+    if head == "AutoModelForMultipleChoice":
+        choices = [_texts(config, rows, tokens, padding, left, generator) for _ in range(CHOICES)]
+        inputs = {name: torch.stack([choice[name] for choice in choices], dim=1) for name in choices[0]}
+    else:
+        inputs = _texts(config, rows, tokens, padding, left, generator)
+    if family_of(config) == "seq2seq":
+        if head == "AutoModelForSequenceClassification":  # reads the last token of a text, which must be an eos
+            lengths = inputs["attention_mask"].sum(dim=1, keepdim=True)
+            inputs["input_ids"].scatter_(1, lengths - 1, _first(config.eos_token_id))
+        elif head != "AutoModelForTextEncoding":
+            target = _texts(config, rows, tokens // 2 + 1, padding // 2, False, generator)
+            inputs |= {f"decoder_{name}": tensor for name, tensor in target.items()}
+    return inputs
 
 
-def logit_scale_and_difference(model, twin, inputs: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Return the largest logit of `model` and the largest difference of `twin`'s, computed in fp32.
+def _texts(config, rows, tokens, padding, left, generator) -> dict[str, torch.Tensor]:
+    """Random tokens that are neither padding nor an end; `padding` of the last row are pads."""
+    ids = torch.randint(config.vocab_size, (rows, tokens), generator=generator)
+    special = {_pad_token(config), _first(config.eos_token_id)} - {None}
+    ordinary = next(token for token in range(config.vocab_size) if token not in special)
+    for token in special:
+        ids[ids == token] = ordinary
+    mask = torch.ones_like(ids)
+    if padding:
+        where = slice(None, padding) if left else slice(-padding, None)
+        ids[-1, where], mask[-1, where] = _pad_token(config), 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if getattr(config, "type_vocab_size", 0) > 0:
+        inputs["token_type_ids"] = torch.randint(config.type_vocab_size, (rows, tokens), generator=generator) * mask
+    if "local_global_attention" in config.attention_kinds:
+        # Given always: some heads of transformers' classes have defaults of their own.
+        inputs["global_attention_mask"] = (torch.arange(tokens) % 7 == 0).long() * mask
+    return inputs
 
-    Of a base model the last hidden states are compared, of every model those at real tokens only: what a model makes
-    of padding is nobody's business. Models keep their dtypes.
+
+def _pad_token(config) -> int | None:
+    return config.pad_token_id if (config.pad_token_id or 0) >= 0 else None  # old LLaMAs have -1, which is no token
+
+
+def _first(token: int | list[int] | None) -> int | None:
+    return token[0] if isinstance(token, list) else token
+
+
+def scale_and_difference(model, twin, inputs: dict[str, torch.Tensor]) -> tuple[float, float]:
+    """Return the largest number that `model` gives and the largest difference of `twin`'s, computed in fp32.
+
+    Of several outputs those of the one that differs most, measured by its largest number. Of a base model the hidden
+    states are compared, of every model what belongs to real tokens only: what a model makes of padding is nobody's
+    business. Models keep their dtypes.
     """
     ours, theirs = _outputs(model, inputs), _outputs(twin, inputs)
-    return ours.abs().max().item(), (ours - theirs).abs().max().item()
+    pairs = [
+        (one.abs().max().item(), (one - other).abs().max().item()) for one, other in zip(ours, theirs, strict=True)
+    ]
+    return max(pairs, key=lambda pair: pair[1] / max(pair[0], 1e-30))
 
 
 @torch.no_grad()
-def _outputs(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+def _outputs(model, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    dtypes = {name: tensor.dtype for name, tensor in tensors}
     training = model.training
     try:
         out = model.float().eval()(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
     finally:
         model.train(training)
-        for name, parameter in model.named_parameters():
-            parameter.data = parameter.data.to(dtypes[name])  # exact: fp32 holds what they hold
-    tensors = [out[name] for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in out]
-    real = inputs["attention_mask"].bool()
-    # A sequence classifier has one row of logits for each text.
-    per_token = [tensor.cpu() for tensor in tensors]
-    return torch.cat([(t[real] if t.shape[:2] == real.shape else t).flatten() for t in per_token])
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            tensor.data = tensor.data.to(dtypes[name])  # exact: fp32 holds what they hold
+    found = [next((out[name].cpu() for name in names if name in out), None) for names in OUTPUTS]
+    return [_of_real_tokens(tensor, inputs) for tensor in found if tensor is not None]
+
+
+def _of_real_tokens(tensor: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A classifier has one row of numbers for each text, all others one for each token of the texts or the targets."""
+    for name in MASKS:
+        if name in inputs and tensor.shape[:2] == inputs[name].shape:
+            return tensor[inputs[name].bool()]
+    return tensor

@@ -1,14 +1,16 @@
 """Which lineage a native config belongs to, and which one a config of ours is a twin of."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from anyformer.modeling.configuration import AnyformerDecoderConfig
+from anyformer.modeling.configuration import TransformerConfig
 from transformers import PreTrainedConfig
 
 from ..errors import UserError, did_you_mean
 from ..source_fields import family_fields
 from .bloom import BLOOM, MPT
+from .families import CONFIGS, family_of
 from .gpt import GPT2, GPT_NEO, GPT_NEOX
 from .lineage import TRAINING_FIELDS, Lineage
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -20,14 +22,32 @@ ORIGIN = "native_model_type"  # our config's memory: without a window, a Mistral
 
 # Functions that transformers has under several names.
 SAME_ACTIVATION = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
+SAME_ACTIVATION |= {"gelu_python": "gelu"}
+
+
+def _acts_with(*position_encodings: str):
+    return lambda c: c.position_encoding in position_encodings
+
+
+def _adds_absolute_positions(c) -> bool:
+    """Whether there is a table of learned absolute positions beside disentangled ones."""
+    return getattr(c, "position_biased_input", False) or getattr(c, "mask_decoder_layers", 0) > 0
+
+
 # Field -> whether it acts in this config.
 ACTS = {
-    "alibi_bias_max": lambda c: c.position_encoding == "alibi",
-    "relative_attention_num_buckets": lambda c: c.position_encoding == "relative",
-    "relative_attention_max_distance": lambda c: c.position_encoding == "relative",
-    "rope_parameters": lambda c: c.position_encoding == "rotary",
-    "max_position_embeddings": lambda c: c.position_encoding in ("learned", "rotary"),
+    "alibi_bias_max": _acts_with("alibi"),
+    "relative_attention_num_buckets": _acts_with("relative"),
+    "relative_attention_max_distance": _acts_with("relative"),
+    "relative_attention_shared": _acts_with("relative"),
+    "rope_parameters": _acts_with("rotary"),
+    "max_position_embeddings": lambda c: c.position_encoding in ("learned", "rotary") or _adds_absolute_positions(c),
+    "position_offset": lambda c: c.position_encoding == "learned" or _adds_absolute_positions(c),
     "norm_bias": lambda c: c.norm_type == "layernorm",
+    **dict.fromkeys(("pos_att_type", "share_att_key", "position_buckets"), _acts_with("disentangled")),
+    **dict.fromkeys(("max_relative_positions", "relative_embedding_norm"), _acts_with("disentangled")),
+    **dict.fromkeys(("conv_groups", "conv_act"), lambda c: c.conv_kernel_size > 0),
+    "pooler_act": lambda c: not getattr(c, "task_head_transform", False),
 }
 
 
@@ -39,30 +59,43 @@ def lineage_of(native: PreTrainedConfig) -> Lineage:
     return LINEAGES[native.model_type]
 
 
-def our_config(native: PreTrainedConfig) -> AnyformerDecoderConfig:
+def our_config(native: PreTrainedConfig) -> TransformerConfig:
     """Return the config of ours that computes what a native config computes.
 
     Raises UserError for an architecture, or a value of a field, that we cannot express.
     """
     lineage = lineage_of(native)
     try:
-        return AnyformerDecoderConfig(**lineage.read(native), **{ORIGIN: lineage.native})
+        return CONFIGS[lineage.family](**lineage.read(native), **{ORIGIN: lineage.native})
     except ValueError as error:
         raise UserError(f"{lineage.native} has no anyformer twin with these sizes: {error}") from error
 
 
 def effective_fields(config) -> dict[str, Any]:
     """The fields of our config that decide what it computes, each said in one way."""
-    fields = {name: getattr(config, name) for name in family_fields("decoder") if name not in TRAINING_FIELDS}
+    fields = {name: getattr(config, name) for name in family_fields(family_of(config)) if name not in TRAINING_FIELDS}
     fields = {name: value for name, value in fields.items() if name not in ACTS or ACTS[name](config)}
     del fields["layer_types"]
     fields["attention_pattern"] = config.attention_kinds
     fields["hidden_act"] = SAME_ACTIVATION.get(config.hidden_act, config.hidden_act)
+    if "head_act" in fields:
+        head_act = config.head_act or config.hidden_act
+        fields["head_act"] = SAME_ACTIVATION.get(head_act, head_act)
     if fields["attention_multiplier"] is None:
         fields["attention_multiplier"] = config.head_dim**-0.5
     if "rope_parameters" in fields:
         fields["rope_parameters"] = flat_rope(config) or config.rope_parameters
+    if "pos_att_type" in fields:
+        fields["pos_att_type"] = sorted(config.pos_att_type)
+        fields["max_relative_positions"] = config.max_relative_positions or config.max_position_embeddings
     return fields
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two fields say the same, up to the rounding of a square root computed in two ways."""
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return one == other
 
 
 @dataclass(frozen=True)
@@ -82,7 +115,9 @@ def fit(lineage: Lineage, ours) -> Fit:
     except (ValueError, KeyError, UserError) as error:  # what transformers' own validation refuses
         return Fit(lineage, None, [" ".join(str(error).split())])
     here = effective_fields(ours)
-    names = [name for name in {**here, **back} if here.get(name) != back.get(name)]
+    names = [name for name in {**here, **back} if not same_value(here.get(name), back.get(name))]
+    if lineage.tied_by_weights:
+        names = [name for name in names if name != "tie_word_embeddings"]
     # A field that acts on one side only follows from another difference, such as that of position_encoding.
     names = [name for name in names if name in here and name in back] or names
     words = [f"{name} ({here.get(name)!r} here, {back.get(name)!r} there)" for name in names]
@@ -94,7 +129,7 @@ def native_config(ours) -> tuple[Lineage, PreTrainedConfig]:
 
     Raises UserError, naming the nearest lineage and what differs, where no native architecture does.
     """
-    fits = [fit(lineage, ours) for lineage in LINEAGES.values()]
+    fits = [fit(lineage, ours) for lineage in LINEAGES.values() if lineage.family == family_of(ours)]
     twins = [row for row in fits if not row.differences]
     if not twins:
         # A lineage that transformers could not build was not compared in full: named only where nothing else is left.

@@ -8,7 +8,7 @@ from anyformer.pipelines.cli import main
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.checkpoint import convert
 from anyformer.pipelines.interop.gpt import GPT2
-from anyformer.pipelines.interop.lineage import fused
+from anyformer.pipelines.interop.weights import fused
 from native_models import TOKENS, native_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (

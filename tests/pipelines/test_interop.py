@@ -8,8 +8,10 @@ import torch
 from anyformer.modeling.configuration import AnyformerDecoderConfig
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop import twins
-from anyformer.pipelines.interop.lineage import HARMLESS, Choice, Computed, Only, fused, native_fields
-from anyformer.pipelines.interop.probing import logit_scale_and_difference, probe
+from anyformer.pipelines.interop.families import is_ours
+from anyformer.pipelines.interop.lineage import HARMLESS, Choice, Computed, Only, native_fields
+from anyformer.pipelines.interop.probing import probe, scale_and_difference
+from anyformer.pipelines.interop.weights import fused
 from anyformer.pipelines.source_fields import family_fields
 from native_models import LLAMA, NATIVE, TOKENS, native_config, native_model, randomise
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GemmaConfig, GenerationConfig, GPT2DoubleHeadsModel
@@ -25,9 +27,8 @@ HEADS += ("AutoModelForQuestionAnswering",)
 
 
 def assert_same_logits(model, twin):
-    # The config of ours, whichever it is, knows the number of positions.
-    config = (twin if hasattr(twin.config, "position_encoding") else model).config
-    scale, difference = logit_scale_and_difference(model, twin, probe(config, rows=3, tokens=40, seed=1))
+    ours = twin if is_ours(twin.config) else model
+    scale, difference = scale_and_difference(model, twin, probe(ours, rows=3, tokens=40, seed=1))
     assert scale > 0.1 and difference <= TOLERANCE * scale
 
 

@@ -1,0 +1,65 @@
+"""Our families: config class, module of classes, and what stands for each head."""
+
+import importlib
+from types import ModuleType
+
+from anyformer.modeling import configuration
+from transformers.models.auto import modeling_auto
+
+OURS = "anyformer_"
+CONFIGS = {
+    "decoder": configuration.AnyformerDecoderConfig,
+    "encoder": configuration.AnyformerEncoderConfig,
+    "seq2seq": configuration.AnyformerSeq2SeqConfig,
+}
+# What a checkpoint that does not name its architecture is taken for.
+PRETRAINING = {
+    "decoder": "AutoModelForCausalLM",
+    "encoder": "AutoModelForMaskedLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+# What a model can end in, by Auto class: transformers' table of class names by model_type. A class that stands in
+# several of them counts for the first.
+HEADS = {
+    "AutoModel": modeling_auto.MODEL_MAPPING_NAMES,
+    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForSeq2SeqLM": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForMaskedLM": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "AutoModelForPreTraining": modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
+    "AutoModelForSequenceClassification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForTokenClassification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForQuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    "AutoModelForMultipleChoice": modeling_auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES,
+    "AutoModelForTextEncoding": modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+}
+
+
+def is_ours(config) -> bool:
+    """Whether a config is of an anyformer family; by name, since a Hub model brings a class of its own."""
+    return config.model_type.startswith(OURS)
+
+
+def family_of(config) -> str:
+    """The family of a config of ours: "decoder", "encoder" or "seq2seq"."""
+    return config.model_type.removeprefix(OURS)
+
+
+def module_of(family: str) -> ModuleType:
+    """The module with a family's classes."""
+    return importlib.import_module(f"anyformer.modeling.{family}")
+
+
+def our_class_names(family: str) -> dict[str, str]:
+    """{Auto class: name of our class} of a family."""
+    base = CONFIGS[family].__name__.removesuffix("Config") + "PreTrainedModel"
+    return getattr(module_of(family), base).auto_classes
+
+
+def native_class_names(model_type: str) -> dict[str, str]:
+    """{Auto class: name of transformers' class} of an architecture, each class once."""
+    names: dict[str, str] = {}
+    for auto_class, table in HEADS.items():
+        name = table.get(model_type)
+        if name is not None and name not in names.values():
+            names[auto_class] = name
+    return names

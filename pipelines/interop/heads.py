@@ -1,0 +1,59 @@
+"""Layers behind the base model: for each Auto class, rows of native modules beside ours, named from the whole model."""
+
+from .weights import Weights, copied, moved
+
+Heads = dict[str, dict[str, Weights]]
+
+SCORE = {"score": moved("score")}
+CLASSIFIER = {"classifier": moved("score")}
+ANSWERS = {"qa_outputs": moved("qa_outputs")}
+
+DECODER_HEADS: Heads = {
+    "AutoModel": {},
+    "AutoModelForCausalLM": {"lm_head": moved("lm_head")},
+    "AutoModelForSequenceClassification": SCORE,
+    "AutoModelForTokenClassification": SCORE | CLASSIFIER,
+    "AutoModelForQuestionAnswering": ANSWERS,
+}
+
+
+def masked_lm(transform: str, norm: str, decoder: str, bias: str) -> dict[str, Weights]:
+    """A masked-LM head: dense layer, norm, product with the vocabulary, and the vocabulary's bias kept once more."""
+    return {
+        transform: moved("head_transform.dense"),
+        norm: moved("head_transform.norm"),
+        decoder: moved("lm_head"),
+        bias: copied("lm_head.bias"),
+    }
+
+
+BERT_MASKED_LM = masked_lm(
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+)
+# The pooler belongs to the base model where a sequence is read through BERT's; RoBERTa has one in the head.
+POOLING_CLASSIFIER = {"classifier.dense": moved("model.pooler.dense"), "classifier.out_proj": moved("score")}
+
+BERT_HEADS: Heads = {
+    "AutoModel": {},
+    "AutoModelForMaskedLM": BERT_MASKED_LM,
+    "AutoModelForPreTraining": BERT_MASKED_LM | {"cls.seq_relationship": moved("seq_relationship")},
+    "AutoModelForSequenceClassification": CLASSIFIER,
+    "AutoModelForTokenClassification": CLASSIFIER,
+    "AutoModelForQuestionAnswering": ANSWERS,
+    "AutoModelForMultipleChoice": CLASSIFIER,
+}
+ROBERTA_HEADS: Heads = {
+    "AutoModel": {},
+    "AutoModelForMaskedLM": masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+    "AutoModelForSequenceClassification": POOLING_CLASSIFIER,
+    "AutoModelForTokenClassification": CLASSIFIER,
+    "AutoModelForQuestionAnswering": ANSWERS,
+    "AutoModelForMultipleChoice": CLASSIFIER,
+}
+SEQ2SEQ_CLASSIFIER = {
+    "classification_head.dense": moved("pooler.dense"),
+    "classification_head.out_proj": moved("score"),
+}

@@ -1,0 +1,84 @@
+"""Rows of a lineage's weight table: native modules beside ours, and how a parameter is found in them."""
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One native module (or single parameter) and the modules (or parameters) of ours that hold the same numbers.
+
+    ours: none for what transformers computes and we do not keep, such as a table of sines.
+    copied: transformers has the module a second time, tied to that of another row, which alone is read.
+    """
+
+    ours: tuple[str, ...]
+    transposed: bool = False
+    interleaved: bool = False
+    as_row: bool = False
+    copied: bool = False
+
+    def split(self, native: torch.Tensor, config) -> list[torch.Tensor]:
+        """A native weight or bias -> one of ours per module; views where possible."""
+        rows = native.T if self.transposed and native.ndim == 2 else native
+        if self.as_row:
+            rows = rows[0]
+        if self.interleaved:
+            per_head = rows.unflatten(0, (config.num_attention_heads, len(self.ours), -1))
+            return [per_head[:, i].flatten(0, 1) for i in range(len(self.ours))]
+        return list(rows.chunk(len(self.ours)))
+
+    def join(self, ours: list[torch.Tensor], config) -> torch.Tensor:
+        """The inverse of `split`."""
+        if self.interleaved:
+            heads = [part.unflatten(0, (config.num_attention_heads, -1)) for part in ours]
+            rows = torch.stack(heads, dim=1).flatten(0, 2)
+        else:
+            rows = torch.cat(ours) if len(ours) > 1 else ours[0]
+        if self.as_row:
+            rows = rows[None]
+        return rows.T if self.transposed and rows.ndim == 2 else rows
+
+
+def moved(ours: str, transposed: bool = False, as_row: bool = False) -> Weights:
+    """The same module under another name.
+
+    transposed: a Conv1D, which keeps its weight as (inputs, outputs). as_row: a vector of ours is (1, N) there.
+    """
+    return Weights((ours,), transposed, as_row=as_row)
+
+
+def fused(*names: str, under: str, transposed: bool = False, interleaved: bool = False) -> Weights:
+    """Several modules of ours in one native module, of equal size.
+
+    Rows lie one module after the other, or `interleaved`: all modules' rows of the first head, then of the second.
+    """
+    return Weights(tuple(f"{under}.{name}" for name in names), transposed, interleaved)
+
+
+def copied(ours: str) -> Weights:
+    """A module that transformers ties to the one that another row moves to the same place."""
+    return Weights((ours,), copied=True)
+
+
+COMPUTED = Weights(())  # a fixed table that transformers keeps with the weights
+
+
+def find(table: dict[str, Weights], name: str) -> tuple[Weights, list[str]] | None:
+    """Look a native parameter up: return its row and the names of ours, or None.
+
+    A key may name a parameter or its module, exactly or with `*` for the first number in the path; exact keys go first.
+    """
+    module, _, kind = name.rpartition(".")
+    for exact in (True, False):
+        for path, suffix in ((name, ""), (module, f".{kind}")):
+            number = None if exact else re.search(r"\.(\d+)\.", path)
+            if not exact and number is None:
+                continue
+            row = table.get(path if exact else f"{path[: number.start()]}.*.{path[number.end() :]}")
+            if row is not None:
+                parts = row.ours if number is None else [part.replace("*", number[1]) for part in row.ours]
+                return row, [f"{part}{suffix}" for part in parts]
+    return None
