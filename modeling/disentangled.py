@@ -97,17 +97,19 @@ class DisentangledAttention(Attention):
         # As in the original, each layer drops entries of its own.
         table_PD = nn.functional.dropout(relative_table, self.config.hidden_dropout, self.training)
         rows_BHTS = relative_index.expand(*q_BHTK.shape[:2], -1, -1)
-        groups, terms = self.num_key_value_groups, []
+        groups, bias_BHTS = self.num_key_value_groups, None
         if "c2p" in self.terms:
             keys_HPK = self.positions_as_keys(table_PD) * self.scaling
             keys_HPK = keys_HPK if groups == 1 else keys_HPK.repeat_interleave(groups, dim=0)
-            terms.append(torch.einsum("bhtk,hpk->bhtp", q_BHTK, keys_HPK).gather(3, rows_BHTS))
+            bias_BHTS = torch.einsum("bhtk,hpk->bhtp", q_BHTK, keys_HPK).gather(3, rows_BHTS)
         if "p2c" in self.terms:
             queries_HPK = self.positions_as_queries(table_PD) * self.scaling
             k_BHSK = k_BGSK if groups == 1 else k_BGSK.repeat_interleave(groups, dim=1)
             # Positions before keys: the gather then reads along rows and needs no transposed copy.
-            terms.append(torch.einsum("hpk,bhsk->bhps", queries_HPK, k_BHSK).gather(2, rows_BHTS))
-        return (sum(terms) if terms else None), kwargs
+            term_BHTS = torch.einsum("hpk,bhsk->bhps", queries_HPK, k_BHSK).gather(2, rows_BHTS)
+            # In place: no gradient needs either addend, and a third tensor of this size would be the peak of memory.
+            bias_BHTS = term_BHTS if bias_BHTS is None else bias_BHTS.add_(term_BHTS)
+        return bias_BHTS, kwargs
 
     def positions_as_queries(self, table_PD):
         """(P, D) -> (H, P, K)."""
