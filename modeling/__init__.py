@@ -14,6 +14,19 @@ _EXPORTS = {
     "AnyformerDecoderForSequenceClassification": "decoder",
     "AnyformerDecoderForTokenClassification": "decoder",
     "AnyformerDecoderForQuestionAnswering": "decoder",
+    "AnyformerEncoderConfig": "configuration",
+    "AnyformerEncoderModel": "encoder",
+    "AnyformerEncoderForMaskedLM": "encoder",
+    "AnyformerEncoderForPreTraining": "encoder",
+    "AnyformerEncoderForSequenceClassification": "encoder",
+    "AnyformerEncoderForTokenClassification": "encoder",
+    "AnyformerEncoderForQuestionAnswering": "encoder",
+    "AnyformerEncoderForMultipleChoice": "encoder",
+    "AnyformerSeq2SeqConfig": "configuration",
+    "AnyformerSeq2SeqModel": "seq2seq",
+    "AnyformerSeq2SeqForConditionalGeneration": "seq2seq",
+    "AnyformerSeq2SeqEncoderModel": "seq2seq",
+    "AnyformerSeq2SeqForSequenceClassification": "seq2seq",
 }
 __all__ = list(_EXPORTS)
 

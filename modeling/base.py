@@ -30,9 +30,9 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config, *args, **kwargs):
         # What a backend would drop silently it must refuse; transformers reads these flags when the model is built.
-        if config.position_encoding in ("alibi", "relative"):
+        if config.position_encoding in ("alibi", "relative", "disentangled"):
             self._supports_flash_attn = self._supports_attention_backend = self._supports_context_parallel = False
-        if "strided_attention" in config.attention_kinds:
+        if {"strided_attention", "local_global_attention"} & set(config.attention_kinds):
             self._supports_flash_attn = self._supports_attention_backend = False
         if config.attn_logit_softcapping is not None:
             self._supports_sdpa = False

@@ -6,13 +6,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .attention import Attention
 from .disentangled import DisentangledAttention
 from .feed_forward import FEED_FORWARDS
+from .local_global import LocalGlobalAttention
 from .normalization import build_norm
 
 
 def build_attention(config, layer_idx: int) -> Attention:
     """The self-attention of a layer: what computes scores in its own way has a class of its own."""
     if config.attention_kinds[layer_idx] == "local_global_attention":
-        raise NotImplementedError("local_global_attention lands in a minute")
+        return LocalGlobalAttention(config, layer_idx)
     return (DisentangledAttention if config.position_encoding == "disentangled" else Attention)(config, layer_idx)
 
 

@@ -223,6 +223,9 @@ class AnyformerEncoderConfig(TransformerConfig):
     add_pooling_layer: bool = True
     task_head_transform: bool = False
     classifier_dropout: int | float | None = None
+    sep_token_id: int | None = None
+    cls_token_id: int | None = None
+    mask_token_id: int | None = None
     use_cache: bool = False
 
     def __post_init__(self, **kwargs):

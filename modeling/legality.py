@@ -306,13 +306,10 @@ FAMILY_ILLEGAL = {
             ),
         ),
         (
+            lambda c: c.task_head_transform and c.embedding_size not in (None, c.hidden_size),
             lambda c: (
-                "local_global_attention" in attention_kinds(c)
-                and c.position_encoding not in ("none", "learned", "sinusoidal")
-            ),
-            lambda c: (
-                f"position_encoding={c.position_encoding!r} does not go with local_global_attention, whose global "
-                f"tokens are gathered out of order; none, learned and sinusoidal do"
+                f"task_head_transform=True makes {c.embedding_size} channels of hidden_size={c.hidden_size}, too few "
+                f"for the task heads; leave embedding_size null"
             ),
         ),
         (

@@ -2,15 +2,23 @@
 
 import transformers
 
-from . import configuration, decoder
+from . import configuration, decoder, encoder, seq2seq
 
-FAMILIES = {configuration.AnyformerDecoderConfig: decoder}
+FAMILIES = {
+    configuration.AnyformerDecoderConfig: decoder,
+    configuration.AnyformerEncoderConfig: encoder,
+    configuration.AnyformerSeq2SeqConfig: seq2seq,
+}
 
 
 def register_auto_classes() -> None:
     """Make AutoConfig, AutoModel and the Auto heads know every family. Safe to call more than once."""
     for config_class, module in FAMILIES.items():
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-        family = [cls for cls in vars(module).values() if getattr(cls, "config_class", None) is config_class]
-        for auto_class, name in family[0].auto_classes.items():
+        family = next(
+            cls
+            for cls in vars(module).values()
+            if config_class is getattr(cls, "config_class", None) and cls.auto_classes
+        )
+        for auto_class, name in family.auto_classes.items():
             getattr(transformers, auto_class).register(config_class, getattr(module, name), exist_ok=True)

@@ -1,7 +1,7 @@
 """Task heads as mixins: a family names its base model and gets the head.
 
 Not transformers' Generic heads: those build the base model with `AutoModel.from_config`, which in code loaded from the
-Hub asks for trust once more. A family's class sets `base_class`, and may override `pool`.
+Hub asks for trust once more. A family's class sets `base_class`, and may override `pool` and `features`.
 """
 
 import torch
@@ -30,18 +30,37 @@ def last_token_index(input_ids, attention_mask, pad_token_id, length: int, devic
     return (real * torch.arange(1, length + 1, device=device)).argmax(dim=-1)
 
 
-class ForSequenceClassification:
+def classifier_dropout(config) -> nn.Dropout:
+    """The dropout before a task head: `classifier_dropout`, or where there is none `hidden_dropout`."""
+    own = getattr(config, "classifier_dropout", None)
+    return nn.Dropout(config.hidden_dropout if own is None else own)
+
+
+class TaskHead:
+    def build_base(self, config):
+        """The family's base model, and what else the head reads."""
+        self.model = self.base_class(config)
+
+    def features(self, hidden_states):
+        """What a head reads of (B, T, D) hidden states."""
+        return hidden_states
+
+
+class ForSequenceClassification(TaskHead):
     """One label, several labels or numbers for a whole row (`problem_type`)."""
+
+    score_bias = False
 
     def __init__(self, config):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = self.base_class(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.build_base(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=self.score_bias)
         self.post_init()
 
-    def pool(self, hidden_states, input_ids, attention_mask):
-        """(B, T, D) -> (B, D): the last token, the only one that has seen the whole row of a causal model."""
+    def pool(self, outputs, input_ids, attention_mask):
+        """The base model's outputs -> (B, D): the last token, the only one of a causal model that has seen all."""
+        hidden_states = outputs.last_hidden_state
         length, device = hidden_states.shape[1], hidden_states.device
         last = last_token_index(input_ids, attention_mask, self.config.pad_token_id, length, device)
         return hidden_states[torch.arange(hidden_states.shape[0], device=device), last]
@@ -69,7 +88,7 @@ class ForSequenceClassification:
             use_cache=use_cache,
             **kwargs,
         )
-        logits, loss = self.score(self.pool(outputs.last_hidden_state, input_ids, attention_mask)), None
+        logits, loss = self.score(self.pool(outputs, input_ids, attention_mask)), None
         if labels is not None:
             if self.config.problem_type is None:  # kept: pipelines choose softmax or sigmoid by it
                 self.config.problem_type = problem_type_of(labels, self.num_labels)
@@ -83,14 +102,14 @@ class ForSequenceClassification:
         )
 
 
-class ForTokenClassification:
+class ForTokenClassification(TaskHead):
     """One label for each token."""
 
     def __init__(self, config):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = self.base_class(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.build_base(config)
+        self.dropout = classifier_dropout(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
@@ -113,19 +132,19 @@ class ForTokenClassification:
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
-        logits = self.score(self.dropout(outputs.last_hidden_state))
+        logits = self.score(self.dropout(self.features(outputs.last_hidden_state)))
         loss = None if labels is None else token_classification_loss(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
 
-class ForQuestionAnswering:
+class ForQuestionAnswering(TaskHead):
     """First and last token of the answer in the row."""
 
     def __init__(self, config):
         super().__init__(config)
-        self.model = self.base_class(config)
+        self.build_base(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -149,7 +168,7 @@ class ForQuestionAnswering:
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(dim=-1)
+        start_logits, end_logits = self.qa_outputs(self.features(outputs.last_hidden_state)).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch)

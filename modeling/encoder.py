@@ -1,0 +1,426 @@
+"""The encoder family: bidirectional models from BERT to ModernBERT."""
+
+import functools
+import inspect
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, MultipleChoiceModelOutput
+from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from .base import AnyformerPreTrainedModel
+from .configuration import AnyformerEncoderConfig
+from .convolution import ConvolutionLayer
+from .heads import HeadTransform, LanguageModelHead, masked_language_model_loss
+from .local_global import global_attention_context
+from .positions import LearnedPositions
+from .stack import TransformerStack, embeddings_of
+from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
+from .task_losses import token_classification_loss
+
+
+class AnyformerEncoderPreTrainedModel(AnyformerPreTrainedModel):
+    config_class = AnyformerEncoderConfig
+    auto_classes = {
+        "AutoModel": "AnyformerEncoderModel",
+        "AutoModelForPreTraining": "AnyformerEncoderForPreTraining",
+        "AutoModelForMaskedLM": "AnyformerEncoderForMaskedLM",
+        "AutoModelForSequenceClassification": "AnyformerEncoderForSequenceClassification",
+        "AutoModelForTokenClassification": "AnyformerEncoderForTokenClassification",
+        "AutoModelForQuestionAnswering": "AnyformerEncoderForQuestionAnswering",
+        "AutoModelForMultipleChoice": "AnyformerEncoderForMultipleChoice",
+    }
+
+
+def pool_tokens(hidden_states, attention_mask, pooler_type: str):
+    """(B, T, D) -> (B, D): the first token's vector ("cls"), or the mean over real tokens ("mean")."""
+    if pooler_type == "cls":
+        return hidden_states[:, 0]
+    if attention_mask is None or attention_mask.dim() != 2:
+        return hidden_states.mean(dim=1)
+    real_BT1 = attention_mask.to(hidden_states.dtype)[..., None]
+    return (hidden_states * real_BT1).sum(dim=1) / real_BT1.sum(dim=1)
+
+
+class Pooler(nn.Module):
+    """One vector for a row, through a dense layer of its own (Devlin et al. 2019, as released)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.pooler_type = config.pooler_type
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.pooler_act]
+
+    def forward(self, hidden_states, attention_mask=None):
+        return self.act_fn(self.dense(pool_tokens(hidden_states, attention_mask, self.pooler_type)))
+
+
+class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
+    """Embeddings and a stack of bidirectional blocks; no head. Packed rows: see TransformerStack.
+
+    `add_pooling_layer` (None: as the config says): whether there is a `pooler_output` beside the hidden states.
+    """
+
+    def __init__(self, config: AnyformerEncoderConfig, add_pooling_layer: bool | None = None):
+        super().__init__(config)
+        width = config.embedding_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, width, config.pad_token_id)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.embedding_projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
+        needs_absolute = config.position_biased_input or config.mask_decoder_layers > 0
+        self.absolute_positions = LearnedPositions(config) if needs_absolute else None
+        self.build_stack(config)
+        self.conv = ConvolutionLayer(config) if config.conv_kernel_size else None
+        pools = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
+        self.pooler = Pooler(config) if pools and config.pooler_act is not None else None
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        global_attention_mask: torch.Tensor | None = None,
+        decode_masks: bool = False,
+        **kwargs,
+    ) -> BaseModelOutputWithPooling:
+        """input_ids (B, T) or inputs_embeds (B, T, E) -> last_hidden_state (B, T, D), pooler_output (B, D).
+
+        Args:
+            token_type_ids: (B, T), the segment of each token; None: all in segment 0.
+            global_attention_mask: (B, T), nonzero at tokens that see all and are seen by all in local_global_attention.
+            decode_masks: run the enhanced mask decoder (`mask_decoder_layers`) in place of the last layer.
+        """
+        x_BTE = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
+        types_BTE = None
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(x_BTE.shape[:2], dtype=torch.long, device=x_BTE.device)
+            types_BTE = self.token_type_embeddings(token_type_ids)
+        if decode_masks:
+            kwargs["decode_masks"] = True
+        x_BTD = self.run_stack(
+            x_BTE,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            added_BTE=types_BTE,
+            global_attention_mask=global_attention_mask,
+            **kwargs,
+        )
+        pooled = None if self.pooler is None else self.pooler(x_BTD, attention_mask)
+        return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled)
+
+    def finish_embeddings(self, x_BTE, position_ids):
+        if self.config.position_biased_input:
+            x_BTE = x_BTE + self.absolute_positions(x_BTE, position_ids)
+        x_BTE = super().finish_embeddings(x_BTE, position_ids)
+        return x_BTE if self.embedding_projection is None else self.embedding_projection(x_BTE)
+
+    def context_of_family(self, x_BTD, padding_mask, documents, global_attention_mask) -> dict:
+        context = {}
+        if "local_global_attention" in self.layers_by_kind:
+            context["global_context"] = global_attention_context(
+                self.config, x_BTD, global_attention_mask, padding_mask, documents
+            )
+        if self.conv is not None:
+            context["conv_context"] = (padding_mask, documents)
+        return context
+
+    def run_layers(self, x_BTD, per_layer, conv_context=None, decode_masks=False, **kwargs):
+        layers = list(zip(self.each_layer(), per_layer))
+        last = layers.pop() if decode_masks and self.config.mask_decoder_layers > 0 else None
+        for i, (layer, own) in enumerate(layers):
+            out_BTD = layer(x_BTD, **own, **kwargs)
+            x_BTD = self.conv(x_BTD, out_BTD, *conv_context) if i == 0 and self.conv is not None else out_BTD
+        return x_BTD if last is None else self.decode_masks(x_BTD, *last, **kwargs)
+
+    def decode_masks(self, x_BTD, layer, own, position_ids, **kwargs):
+        """The enhanced mask decoder (He et al. 2021, section 3.2): absolute positions enter just before the head.
+
+        The last layer runs `mask_decoder_layers` times. Its keys and values are the hidden states before it; its
+        queries are these plus absolute positions, then its own outputs.
+        """
+        queries_BTD = x_BTD + self.absolute_positions(x_BTD, position_ids)
+        for _ in range(self.config.mask_decoder_layers):
+            queries_BTD = layer(queries_BTD, key_value_states=x_BTD, position_ids=position_ids, **own, **kwargs)
+        return queries_BTD
+
+
+def for_encoder(forward):
+    """A head's `forward` with the inputs of an encoder in its signature: Trainer drops columns that no argument names.
+
+    Where layers have local and global attention and nobody says which tokens are global, the head's task does.
+    """
+
+    @functools.wraps(forward)
+    def wrapped(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        token_type_ids=None,
+        position_ids=None,
+        inputs_embeds=None,
+        global_attention_mask=None,
+        **kwargs,
+    ):
+        if global_attention_mask is None and "local_global_attention" in self.config.attention_kinds:
+            global_attention_mask = self.default_global_attention_mask(input_ids, inputs_embeds)
+        kwargs |= {"token_type_ids": token_type_ids, "global_attention_mask": global_attention_mask}
+        return forward(self, input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+
+    own, given = inspect.signature(forward).parameters, inspect.signature(wrapped, follow_wrapped=False).parameters
+    rest = [own[name] for name in own if name not in given and name not in ("past_key_values", "use_cache")]
+    *named, var_keyword = given.values()
+    wrapped.__signature__ = inspect.Signature([*named, *rest, var_keyword])
+    return wrapped
+
+
+class EncoderHead:
+    """What a task head reads of an encoder: hidden states, or what the masked-LM head's transform makes of them."""
+
+    score_bias = True
+    pools = False
+    base_class = AnyformerEncoderModel
+
+    def build_base(self, config):
+        self.model = AnyformerEncoderModel(config, add_pooling_layer=self.pools and not config.task_head_transform)
+        self.head_transform = HeadTransform(config) if config.task_head_transform else None
+        self.classifier_dropout = classifier_dropout(config)
+
+    def features(self, hidden_states):
+        return hidden_states if self.head_transform is None else self.head_transform(hidden_states)
+
+    def pool(self, outputs, input_ids, attention_mask):
+        pooled = outputs.pooler_output
+        if pooled is None:
+            pooled = pool_tokens(outputs.last_hidden_state, attention_mask, self.config.pooler_type)
+            pooled = self.features(pooled)
+        return self.classifier_dropout(pooled)
+
+    def default_global_attention_mask(self, input_ids, inputs_embeds):
+        """(B, T) of the tokens that the task makes global (Beltagy et al. 2020, section 3.1), or None for none."""
+        return None
+
+
+def first_token(input_ids, inputs_embeds):
+    """(B, T), 1 at the first token."""
+    given = input_ids if input_ids is not None else inputs_embeds[..., 0]
+    is_first = torch.zeros(given.shape, dtype=torch.long, device=given.device)
+    is_first[:, 0] = 1
+    return is_first
+
+
+class AnyformerEncoderForMaskedLM(AnyformerEncoderPreTrainedModel):
+    """The encoder with a masked-language-model head (Devlin et al. 2019, section 3.1)."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: AnyformerEncoderConfig):
+        super().__init__(config)
+        self.model = AnyformerEncoderModel(config, add_pooling_layer=False)
+        self.head_transform = HeadTransform(config)
+        self.lm_head = LanguageModelHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        global_attention_mask: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        return_logits: bool | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        """Predict tokens where they stand.
+
+        Args:
+            labels: (B, T), the token that belongs at each position; -100 is not counted.
+            num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
+            return_logits: whether `logits` (B, T, V) is filled. None: not in a training step with labels, where the
+                head runs on labelled positions only.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            global_attention_mask=global_attention_mask,
+            decode_masks=True,
+            **kwargs,
+        )
+        hidden_states, loss, logits = outputs.last_hidden_state, None, None
+        if labels is not None:
+            loss = masked_language_model_loss(
+                self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
+            )
+        if return_logits if return_logits is not None else (labels is None or not self.training):
+            logits = self.lm_head(self.head_transform(hidden_states))
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class AnyformerEncoderForPreTraining(AnyformerEncoderPreTrainedModel):
+    """BERT's two objectives at once: masked tokens, and whether the second sentence follows the first.
+
+    ALBERT's sentence order (Lan et al. 2020, section 3.1) has the same head and other labels.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: AnyformerEncoderConfig):
+        super().__init__(config)
+        self.model = AnyformerEncoderModel(config, add_pooling_layer=True)
+        self.head_transform = HeadTransform(config)
+        self.lm_head = LanguageModelHead(config)
+        self.dropout = classifier_dropout(config)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        next_sentence_label: torch.LongTensor | None = None,
+        global_attention_mask: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        return_logits: bool | None = None,
+        **kwargs,
+    ) -> BertForPreTrainingOutput:
+        """labels: (B, T), as for AnyformerEncoderForMaskedLM. next_sentence_label: (B,), 0 or 1.
+
+        The loss is the sum of the mean over masked tokens and the mean over rows. With `num_items_in_batch`, which
+        counts tokens, the rows' mean is weighted by this batch's share of them.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            global_attention_mask=global_attention_mask,
+            decode_masks=True,
+            **kwargs,
+        )
+        hidden_states, loss, logits = outputs.last_hidden_state, None, None
+        pooled = outputs.pooler_output
+        if pooled is None:
+            pooled = pool_tokens(hidden_states, attention_mask, self.config.pooler_type)
+        relationship = self.seq_relationship(self.dropout(pooled))
+        if labels is not None:
+            loss = masked_language_model_loss(
+                self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
+            )
+        if next_sentence_label is not None:
+            sentence_loss = token_classification_loss(relationship, next_sentence_label)
+            if num_items_in_batch is not None and labels is not None:
+                sentence_loss = sentence_loss * (labels != -100).sum() / num_items_in_batch
+            loss = sentence_loss if loss is None else loss + sentence_loss
+        if return_logits if return_logits is not None else (labels is None or not self.training):
+            logits = self.lm_head(self.head_transform(hidden_states))
+        return BertForPreTrainingOutput(
+            loss=loss,
+            prediction_logits=logits,
+            seq_relationship_logits=relationship,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class AnyformerEncoderForSequenceClassification(
+    EncoderHead, ForSequenceClassification, AnyformerEncoderPreTrainedModel
+):
+    pools = True
+    forward = for_encoder(ForSequenceClassification.forward)
+
+    def default_global_attention_mask(self, input_ids, inputs_embeds):
+        return first_token(input_ids, inputs_embeds)
+
+
+class AnyformerEncoderForTokenClassification(EncoderHead, ForTokenClassification, AnyformerEncoderPreTrainedModel):
+    forward = for_encoder(ForTokenClassification.forward)
+
+
+class AnyformerEncoderForQuestionAnswering(EncoderHead, ForQuestionAnswering, AnyformerEncoderPreTrainedModel):
+    forward = for_encoder(ForQuestionAnswering.forward)
+
+    def default_global_attention_mask(self, input_ids, inputs_embeds):
+        """The question: all before the first separator, which `sep_token_id` or else `eos_token_id` says."""
+        separator = self.config.sep_token_id
+        separator = self.config.eos_token_id if separator is None else separator
+        if input_ids is None or not isinstance(separator, int):
+            return first_token(input_ids, inputs_embeds)
+        return ((input_ids == separator).cumsum(-1) == 0).long()
+
+
+class AnyformerEncoderForMultipleChoice(EncoderHead, AnyformerEncoderPreTrainedModel):
+    """One score for each of several texts that belong together; the right one's is to be the highest."""
+
+    pools = True
+
+    def __init__(self, config: AnyformerEncoderConfig):
+        super().__init__(config)
+        self.build_base(config)
+        self.score = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    def default_global_attention_mask(self, input_ids, inputs_embeds):
+        return first_token(input_ids, inputs_embeds)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        global_attention_mask: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> MultipleChoiceModelOutput:
+        """Inputs (B, C, T) for C choices, labels (B,) in [0, C) -> logits (B, C) and loss."""
+        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+            "global_attention_mask": global_attention_mask,
+        }
+        inputs = {name: None if x is None else x.flatten(0, 1) for name, x in inputs.items()}
+        if "local_global_attention" in self.config.attention_kinds and global_attention_mask is None:
+            inputs["global_attention_mask"] = self.default_global_attention_mask(
+                inputs["input_ids"], inputs["inputs_embeds"]
+            )
+        outputs = self.model(**inputs, **kwargs)
+        scores = self.score(self.pool(outputs, inputs["input_ids"], inputs["attention_mask"]))
+        logits, loss = scores.view(-1, choices), None
+        if labels is not None:
+            loss = token_classification_loss(logits, labels, num_items_in_batch)
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+for _auto_class, _name in AnyformerEncoderPreTrainedModel.auto_classes.items():
+    globals()[_name].register_for_auto_class(_auto_class)

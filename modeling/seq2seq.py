@@ -1,0 +1,385 @@
+"""The sequence-to-sequence family: an encoder, and a decoder that attends to it; the first Transformer, T5, BART."""
+
+import torch
+from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+    Seq2SeqSequenceClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import Attention
+from .base import AnyformerPreTrainedModel
+from .block import TransformerBlock
+from .configuration import AnyformerSeq2SeqConfig
+from .heads import LanguageModelHead, language_model_loss
+from .losses import IGNORE_INDEX
+from .masking import cross_mask, document_ids_from_positions
+from .stack import TransformerStack, embeddings_of
+from .task_heads import classifier_dropout, last_token_index
+from .task_losses import problem_type_of, sequence_classification_loss
+
+
+class AnyformerSeq2SeqPreTrainedModel(AnyformerPreTrainedModel):
+    config_class = AnyformerSeq2SeqConfig
+    auto_classes = {
+        "AutoModel": "AnyformerSeq2SeqModel",
+        "AutoModelForSeq2SeqLM": "AnyformerSeq2SeqForConditionalGeneration",
+        "AutoModelForTextEncoding": "AnyformerSeq2SeqEncoderModel",
+        "AutoModelForSequenceClassification": "AnyformerSeq2SeqForSequenceClassification",
+    }
+
+
+class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
+    """The encoder's half; it has the token embeddings that both halves read."""
+
+    def __init__(self, config: AnyformerSeq2SeqConfig):
+        super().__init__(config.stack_config(is_causal=False))
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.build_stack(self.config)
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutput:
+        """input_ids (B, S) or inputs_embeds (B, S, D) -> last_hidden_state (B, S, D)."""
+        x_BSD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
+        return BaseModelOutput(self.run_stack(x_BSD, attention_mask, position_ids, **kwargs))
+
+
+class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
+    """The decoder's half. It has no token embeddings: its caller embeds."""
+
+    _can_record_outputs = {
+        "hidden_states": TransformerBlock,
+        "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
+    }
+
+    def __init__(self, config: AnyformerSeq2SeqConfig):
+        super().__init__(config.stack_config(is_causal=True))
+        self.build_stack(self.config, cross_attention=True)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        inputs_embeds: torch.FloatTensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values=None,
+        encoder_hidden_states: torch.FloatTensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        encoder_position_ids: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """inputs_embeds (B, T, D), encoder_hidden_states (B, S, D) -> last_hidden_state (B, T, D), past_key_values.
+
+        Packed rows: `position_ids` and `encoder_position_ids` that restart for each document, in the same order.
+        """
+        batch = inputs_embeds.shape[0]
+        packs = past_key_values is None
+        documents = None
+        if packs and position_ids is not None and encoder_position_ids is not None:
+            both = (position_ids, encoder_position_ids)
+            documents = [document_ids_from_positions(x.expand(batch, -1)) for x in both]
+        if use_cache and packs and not self.training:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        x_BTD = self.run_stack(
+            inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            packs=packs,
+            use_cache=use_cache,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=cross_mask(
+                self.config, inputs_embeds, encoder_hidden_states, encoder_attention_mask, documents
+            ),
+            **kwargs,
+        )
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, past_key_values=past_key_values)
+
+
+def shift_right(labels, decoder_start_token_id, pad_token_id):
+    """(B, T) targets -> what the decoder reads: the start token, then all but the last target, padding for -100.
+
+    Raises ValueError without a `decoder_start_token_id`.
+    """
+    if decoder_start_token_id is None:
+        raise ValueError("decoder_start_token_id is not set in the config; it is the token that begins every target")
+    shifted = torch.cat((torch.full_like(labels[:, :1], decoder_start_token_id), labels[:, :-1]), dim=1)
+    # Padding is never attended from a target that counts; without a padding token any will do.
+    return shifted.masked_fill(shifted == IGNORE_INDEX, 0 if pad_token_id is None else pad_token_id)
+
+
+class AnyformerSeq2SeqModel(AnyformerSeq2SeqPreTrainedModel):
+    """Encoder and decoder; no head."""
+
+    def __init__(self, config: AnyformerSeq2SeqConfig):
+        super().__init__(config)
+        self.encoder = Seq2SeqEncoder(config)
+        self.decoder = Seq2SeqDecoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value):
+        self.encoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        decoder_position_ids: torch.LongTensor | None = None,
+        encoder_outputs=None,
+        past_key_values=None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        decoder_inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> Seq2SeqModelOutput:
+        """Inputs (B, S) and decoder inputs (B, T) -> last_hidden_state (B, T, D) and the encoder's (B, S, D).
+
+        Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
+        """
+        # A step of `generate` with a cache brings `position_ids` of nobody; the encoder has run before.
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                inputs_embeds=inputs_embeds,
+                **kwargs,
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        outputs = self.decoder(
+            inputs_embeds=embeddings_of(self.encoder.embed_tokens, decoder_input_ids, decoder_inputs_embeds),
+            attention_mask=decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            past_key_values=past_key_values,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            encoder_position_ids=position_ids,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, GenerationMixin):
+    """Encoder and decoder with a language-model head: text to text."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: AnyformerSeq2SeqConfig):
+        super().__init__(config)
+        self.model = AnyformerSeq2SeqModel(config)
+        self.lm_head = LanguageModelHead(config)
+        self.post_init()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
+        return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        decoder_position_ids: torch.LongTensor | None = None,
+        encoder_outputs=None,
+        past_key_values=None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        decoder_inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        label_smoothing: float = 0.0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        return_logits: bool | None = None,
+        **kwargs,
+    ) -> Seq2SeqLMOutput:
+        """Predict the target text.
+
+        Args:
+            labels: (B, T), the targets themselves; the decoder's inputs are made from them. -100 is not counted.
+            label_smoothing: share of each target's probability that is spread over the vocabulary (Vaswani et al.
+                2017, section 5.4).
+            num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
+            return_logits: whether `logits` (B, T, V) is filled. None: not in a training step with labels.
+        """
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            position_ids=position_ids,
+            decoder_position_ids=decoder_position_ids,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden_states, loss, logits = outputs.last_hidden_state, None, None
+        if labels is not None:
+            loss = language_model_loss(self.lm_head, hidden_states, labels, num_items_in_batch, label_smoothing)
+        if return_logits if return_logits is not None else (labels is None or not self.training):
+            logits = self.lm_head(hidden_states)
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **of_both_stacks(outputs))
+
+
+def of_both_stacks(outputs) -> dict:
+    """What a head passes on of the base model's outputs."""
+    return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+
+
+class AnyformerSeq2SeqEncoderModel(AnyformerSeq2SeqPreTrainedModel):
+    """The encoder alone, as an encoder of texts."""
+
+    _keys_to_ignore_on_load_unexpected = [r"decoder\.", r"lm_head\."]
+
+    def __init__(self, config: AnyformerSeq2SeqConfig):
+        super().__init__(config)
+        self.encoder = Seq2SeqEncoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value):
+        self.encoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutput:
+        """input_ids (B, S) or inputs_embeds (B, S, D) -> last_hidden_state (B, S, D)."""
+        return self.encoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+
+
+class ClassificationPooler(nn.Module):
+    """dense and activation between the vector of a text and its scores (Lewis et al. 2020, as released)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.pooler_act]
+
+    def forward(self, x_BD):
+        return self.act_fn(self.dense(x_BD))
+
+
+class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel):
+    """A label for a whole text: the decoder reads it, too, and its last token has seen all (Lewis et al. 2020, 3.1)."""
+
+    def __init__(self, config: AnyformerSeq2SeqConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = AnyformerSeq2SeqModel(config)
+        self.pooler = ClassificationPooler(config)
+        self.dropout = classifier_dropout(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def last_token(self, input_ids, decoder_attention_mask):
+        """(B,) index of each row's last end token; without one, of its last real token."""
+        last = last_token_index(
+            input_ids, decoder_attention_mask, self.config.pad_token_id, input_ids.shape[1], input_ids.device
+        )
+        ends = self.config.eos_token_id
+        if not isinstance(ends, int):
+            return last
+        is_end = input_ids == ends
+        places = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
+        return torch.where(is_end.any(-1), (is_end * places).argmax(-1), last)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs=None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> Seq2SeqSequenceClassifierOutput:
+        """labels: (B,) class numbers, (B, num_labels) of 0 and 1, or numbers -> logits (B, num_labels) and loss.
+
+        Raises ValueError without `input_ids`: where a text ends is read from them.
+        """
+        if input_ids is None:
+            raise ValueError("give input_ids: where a text ends cannot be told from inputs_embeds")
+        if decoder_input_ids is None:
+            decoder_input_ids = shift_right(input_ids, self.config.decoder_start_token_id, self.config.pad_token_id)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            use_cache=False,
+            **kwargs,
+        )
+        rows = torch.arange(input_ids.shape[0], device=input_ids.device)
+        text_BD = outputs.last_hidden_state[rows, self.last_token(input_ids, attention_mask)]
+        logits, loss = self.score(self.dropout(self.pooler(self.dropout(text_BD)))), None
+        if labels is not None:
+            if self.config.problem_type is None:  # kept: pipelines choose softmax or sigmoid by it
+                self.config.problem_type = problem_type_of(labels, self.num_labels)
+            loss = sequence_classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
+        return Seq2SeqSequenceClassifierOutput(loss=loss, logits=logits, **of_both_stacks(outputs))
+
+
+for _auto_class, _name in AnyformerSeq2SeqPreTrainedModel.auto_classes.items():
+    globals()[_name].register_for_auto_class(_auto_class)
