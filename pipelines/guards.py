@@ -19,7 +19,7 @@ class LossGuard:
     def __init__(self, output_dir: str | Path, remember: int = 4096):
         self.output_dir, self.recent = Path(output_dir), deque(maxlen=remember)
 
-    def watch(self, step: int, loss: torch.Tensor, rows: list[int]) -> None:
+    def watch(self, step: int, loss: torch.Tensor, rows: "list[int] | torch.Tensor") -> None:
         self.recent.append((step, loss.detach(), rows))
 
     def check(self) -> None:
@@ -29,7 +29,7 @@ class LossGuard:
         finite = torch.stack([loss for _, loss, _ in self.recent]).isfinite().tolist()
         for is_finite, (step, loss, rows) in zip(finite, self.recent):
             if not is_finite:
-                shown = f"{', '.join(map(str, rows[:16]))}{', ...' if len(rows) > 16 else ''}"
+                shown = f"{', '.join(str(int(row)) for row in rows[:16])}{', ...' if len(rows) > 16 else ''}"
                 raise UserError(
                     f"the loss is {loss.item()} at step {step} (training rows {shown or 'unknown'}); {self.advice()}"
                 )

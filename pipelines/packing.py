@@ -26,19 +26,31 @@ class PackedDataset(Dataset):
     for padding. position_ids restart at 0 with each document part, from which the models know the documents apart.
 
     tail: what becomes of a last row that is not full: `drop`, or `pad` with pad_token_id.
+    predicts_next: False for objectives with context on both sides: rows follow each other without the repeated token,
+    and labels are all tokens of the row (-100 for padding alone), from which the objective's collator chooses.
     Raises UserError for a sequence_length below 2, and where no row is left.
     """
 
-    def __init__(self, store: TokenStore, sequence_length: int, tail: Tail = "drop", pad_token_id: int | None = None):
+    def __init__(
+        self,
+        store: TokenStore,
+        sequence_length: int,
+        tail: Tail = "drop",
+        pad_token_id: int | None = None,
+        *,
+        predicts_next: bool = True,
+    ):
         check_tail(tail, pad_token_id)
         self.store, self.sequence_length, self.tail = store, sequence_length, tail
+        self.predicts_next = predicts_next
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id  # with tail=drop no row needs it
-        self._starts = row_starts(store.offsets, sequence_length)
+        self._starts = row_starts(store.offsets, sequence_length, predicts_next)
         if tail == "drop" and len(self._starts) and self._starts[-1] + sequence_length > store.num_tokens:
             self._starts = self._starts[:-1]
         if not len(self._starts):
             raise too_short(store.name, sequence_length, store.num_tokens)
-        self.fingerprint = sha([store.fingerprint, sequence_length, tail])
+        layout = [] if predicts_next else ["slices"]
+        self.fingerprint = sha([store.fingerprint, sequence_length, tail, *layout])
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -48,7 +60,8 @@ class PackedDataset(Dataset):
         offsets = self.store.offsets
         first, last = np.searchsorted(offsets, (start + 1, end))
         borders = offsets[first:last] - start
-        arrays = row(self.store.tokens[start:end], borders, self.sequence_length, self.pad_token_id)
+        tokens = self.store.tokens[start:end]
+        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.predicts_next)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def segments(self, index: int) -> list[tuple[int, int, int]]:
@@ -81,8 +94,9 @@ class PackedDataset(Dataset):
 
     @property
     def num_predictions(self) -> int:
-        """Labels that count in the loss, over all rows."""
-        return int((self._lengths() - 1 - self._borders()).sum())
+        """Labels over all rows: what counts in the loss, or (without predicts_next) what it is chosen from."""
+        unpredicted = 1 + self._borders() if self.predicts_next else 0
+        return int((self._lengths() - unpredicted).sum())
 
     @property
     def fill_rate(self) -> float:
@@ -94,8 +108,9 @@ class PackedDataset(Dataset):
         """Share of the positions that would be padding if each document had rows of its own, cut where it is longer."""
         lengths = np.diff(self.store.offsets)
         lengths = lengths[lengths > 0]
-        rows = np.maximum(1, -(-(lengths - 1) // (self.sequence_length - 1)))
-        held = lengths + rows - 1  # each further row begins with the token before it
+        overlap = int(self.predicts_next)  # each further row begins with the token before it
+        rows = np.maximum(1, -(-(lengths - overlap) // (self.sequence_length - overlap)))
+        held = lengths + overlap * (rows - 1)
         return 1 - float(held.sum()) / float(rows.sum() * self.sequence_length)
 
     @property
@@ -108,8 +123,10 @@ class StreamingPackedDataset(IterableDataset):
     """The same rows as PackedDataset's, tokenised while they are read; nothing is stored.
 
     Each pass starts at the first document. With several workers only the first one yields, so that the order is the
-    same for any number of them; it still tokenises beside the training. Raises UserError as PackedDataset does; for a
-    stream that ends before the first row, when it is iterated.
+    same for any number of them; it still tokenises beside the training. Beside PackedDataset's tensors a row carries
+    its number in the pass (`row_ids`) and the number of the pass (`epoch`, told by set_epoch), both of shape (): what
+    a collator's randomness depends on. Raises UserError as PackedDataset does; for a stream that ends before the first
+    row, when it is iterated.
     """
 
     def __init__(
@@ -122,21 +139,34 @@ class StreamingPackedDataset(IterableDataset):
         *,
         add_bos: bool,
         add_eos: bool,
+        predicts_next: bool = True,
     ):
         pad_token_id = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
         check_tail(tail, pad_token_id)
         check_length(sequence_length)
         self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
+        self.predicts_next = predicts_next
+        # Shared memory: workers that outlive a pass (persistent_workers) hold a copy of this object, and must be told.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id
         self._bos, self._eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         self._encoder = Encoder(tokenizer)
         self.fingerprint = sha([corpus.fingerprint(), self._encoder.fingerprint, self._bos, self._eos])
 
+    def set_epoch(self, epoch: int) -> None:
+        """The number of the pass that the next iteration begins; Trainer and accelerate tell it."""
+        self._epoch.fill_(epoch)
+
     def __iter__(self):
         worker = get_worker_info()
         if worker is not None and worker.id > 0:
             return
-        length = self.sequence_length
+        epoch = self._epoch.clone()
+        for number, arrays in enumerate(self._rows()):
+            yield arrays | {"row_ids": torch.tensor(number), "epoch": epoch}
+
+    def _rows(self):
+        length, overlap = self.sequence_length, int(self.predicts_next)
         held, borders = np.empty(0, dtype=np.int64), []  # the row that grows, and where documents begin in it
         rows = total = 0
         for _, ids in self._encoder.encode_documents(self.corpus.documents()):
@@ -153,7 +183,7 @@ class StreamingPackedDataset(IterableDataset):
             start = 0
             while len(held) - start > length:
                 yield self._row(held[start : start + length], borders)
-                rows, start, borders = rows + 1, start + length - 1, []
+                rows, start, borders = rows + 1, start + length - overlap, []
             held = held[start:]
         if len(held) == length or (len(held) and self.tail == "pad"):
             yield self._row(held, borders)
@@ -161,7 +191,8 @@ class StreamingPackedDataset(IterableDataset):
             raise too_short(self.corpus.name, length, total)
 
     def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:
-        arrays = row(tokens, np.array(borders, dtype=np.int64), self.sequence_length, self.pad_token_id)
+        borders = np.array(borders, dtype=np.int64)
+        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.predicts_next)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

@@ -1,8 +1,8 @@
 """Where rows of tokens begin in a stream of documents.
 
-Rows are slices of `length` tokens of the stream. Where a row's end falls between two documents the next row begins with
-the next document; where it cuts a document, the next row begins with the cut document's last token again. So each token
-with a predecessor in its document is predicted from it exactly once.
+Rows are slices of `length` tokens of the stream. Objectives that predict the next token need context for each row's
+first one: where a row's end cuts a document, the next row begins with the cut document's last token again, so that each
+token with a predecessor in its document is predicted from it exactly once. For all others the slices follow each other.
 """
 
 from bisect import bisect_left
@@ -14,9 +14,11 @@ from .errors import UserError
 IGNORED = -100  # the label that transformers' losses leave out
 
 
-def row_starts(offsets: np.ndarray, length: int) -> np.ndarray:
+def row_starts(offsets: np.ndarray, length: int, predicts_next: bool = True) -> np.ndarray:
     """First token of each row, int64; the last row may be short. offsets: (documents + 1,) as in TokenStore."""
     check_length(length)
+    if not predicts_next:
+        return np.arange(0, int(offsets[-1]), length, dtype=np.int64)
     borders = memoryview(np.ascontiguousarray(offsets))  # bisect on plain integers: a tenth of numpy's time per look-up
     total, start, document = int(offsets[-1]), 0, 0
     starts = []
@@ -30,12 +32,15 @@ def row_starts(offsets: np.ndarray, length: int) -> np.ndarray:
     return np.array(starts, dtype=np.int64)
 
 
-def row(tokens: np.ndarray, borders: np.ndarray, length: int, pad: int) -> dict[str, np.ndarray]:
+def row(
+    tokens: np.ndarray, borders: np.ndarray, length: int, pad: int, predicts_next: bool = True
+) -> dict[str, np.ndarray]:
     """One row as int64 arrays of shape (length,).
 
     tokens: what the row holds. borders: where documents begin in it, beside its first token. Labels are aligned with
-    the tokens, as transformers' models shift them; the first token of each document part has no context and is ignored,
-    and so is padding. Positions restart with each document part and with the padding.
+    the tokens, and padding is ignored. With predicts_next they are what transformers' causal models shift: the first
+    token of each document part has no context and is ignored, too. Otherwise they are all the row's tokens, from which
+    a collator chooses. Positions restart with each document part and with the padding.
     """
     filled = len(tokens)
     input_ids = np.full(length, pad, dtype=np.int64)
@@ -46,8 +51,9 @@ def row(tokens: np.ndarray, borders: np.ndarray, length: int, pad: int) -> dict[
     starts[borders] = borders
     if filled < length:
         starts[filled] = filled
-    labels[0] = IGNORED
-    labels[borders] = IGNORED
+    if predicts_next:
+        labels[0] = IGNORED
+        labels[borders] = IGNORED
     positions = np.arange(length) - np.maximum.accumulate(starts)
     return {"input_ids": input_ids, "labels": labels, "position_ids": positions}
 
@@ -55,5 +61,5 @@ def row(tokens: np.ndarray, borders: np.ndarray, length: int, pad: int) -> dict[
 def check_length(length: int) -> None:
     if length < 2:
         raise UserError(
-            f"objective.sequence_length={length} must be at least 2: a row predicts tokens from earlier ones."
+            f"objective.sequence_length={length} must be at least 2: a row predicts tokens from other ones."
         )

@@ -93,12 +93,18 @@ def tokenize_corpus(
 def framing_tokens(
     tokenizer: "PreTrainedTokenizerFast", *, add_bos: bool, add_eos: bool
 ) -> tuple[int | None, int | None]:
-    """Ids of the beginning-of-text and end-of-text tokens, None where not asked for. Raises UserError where missing."""
-    if add_bos and tokenizer.bos_token_id is None:
+    """Ids of the beginning-of-text and end-of-text tokens, None where not asked for. Raises UserError where missing.
+
+    A tokenizer that has none of its own but begins a text with CLS and ends it with SEP, as BERT's, gives those.
+    """
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    begin = tokenizer.cls_token_id if begin is None else begin
+    end = tokenizer.sep_token_id if end is None else end
+    if add_bos and begin is None:
         raise UserError("objective.add_bos=true needs a tokenizer with a beginning-of-text token; this one has none.")
-    if add_eos and tokenizer.eos_token_id is None:
+    if add_eos and end is None:
         raise UserError("objective.add_eos=true needs a tokenizer with an end-of-text token; this one has none.")
-    return (tokenizer.bos_token_id if add_bos else None), (tokenizer.eos_token_id if add_eos else None)
+    return (begin if add_bos else None), (end if add_eos else None)
 
 
 def token_dtype(vocabulary: int) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from .cache import cached_folder
 from .documents import Corpus, sha
 from .errors import UserError
+from .framing import CLS, MASK, SEP, begin_and_end, sentinel, special_tokens, template
 from .schema import TokenizerSection
-from .tokenizer_training import DEFAULT_VOCAB_SIZE, END, PAD, TRAINERS, UNKNOWN, Plan
+from .tokenizer_training import DEFAULT_VOCAB_SIZE, PAD, TRAINERS, UNKNOWN, Plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -23,9 +24,15 @@ def train_or_load_tokenizer(
 ) -> "PreTrainedTokenizerFast":
     """The pretrained tokenizer of `name_or_path`, or one trained on the first `max_training_bytes` of the corpus.
 
-    A trained tokenizer has `<|endoftext|>` as beginning and end of text, `<|pad|>`, and, where its algorithm can meet
-    text it cannot write, `<|unk|>`. It is stored under cache_dir/tokenizers by its settings and the corpus'
-    fingerprint, as files that AutoTokenizer loads without this package. The same text gives byte-identical files.
+    A trained tokenizer has `<|pad|>` and, where its algorithm can meet text it cannot write, `<|unk|>`. The rest is its
+    framing's (None: as `none`; framing.tokenizer_section fills in what a recipe needs):
+    none: `<|endoftext|>` is beginning and end of text, and nothing is put around a text.
+    cls_sep: `<|cls|>` text `<|sep|>`, and for a pair `<|cls|>` a `<|sep|>` b `<|sep|>` with token_type_ids 0 and 1; the
+    two are beginning and end of text as well, and there is a `<|mask|>`.
+    eos: text `<|endoftext|>`.
+    `sentinels` adds `<extra_id_0>`, `<extra_id_1>`, ... The tokenizer is stored under cache_dir/tokenizers by its
+    settings and the corpus' fingerprint, as files that AutoTokenizer loads without this package. The same text gives
+    byte-identical files.
     Raises UserError for a vocabulary the text does not support and for a pretrained tokenizer that cannot be loaded.
     """
     if section.name_or_path:
@@ -89,7 +96,7 @@ def _plan(section: TokenizerSection) -> Plan:
     if section.type not in TRAINERS:
         known = ", ".join(sorted(TRAINERS))
         raise UserError(f"tokenizer.type={section.type!r}: no such type; known: {known}.")
-    special = [END, PAD] + ([] if section.type == "byte_bpe" else [UNKNOWN]) + list(section.special_tokens)
+    special = special_tokens(section)
     for token in section.special_tokens:
         if not token or special.count(token) > 1:
             raise UserError(f"tokenizer.special_tokens: {token!r} is empty or stands there twice; leave it out.")
@@ -112,6 +119,8 @@ def _cache_key(plan: Plan, section: TokenizerSection, corpus: Corpus) -> str:
     import tokenizers
 
     settings = [section.type, vars(plan), section.max_training_bytes]
+    if section.framing not in (None, "none"):
+        settings.append(section.framing)
     return sha([_FORMAT, tokenizers.__version__, settings, corpus.fingerprint()])
 
 
@@ -119,16 +128,45 @@ def _train(plan: Plan, section: TokenizerSection, corpus: Corpus, progress: bool
     from transformers import PreTrainedTokenizerFast
 
     backend = TRAINERS[section.type](lambda: training_texts(corpus, section.max_training_bytes), plan, progress)
+    begin, end = begin_and_end(section.framing)
+    names = {"bos_token": begin, "eos_token": end, "pad_token": PAD}
+    names["unk_token"] = UNKNOWN if UNKNOWN in plan.special else None
+    inputs = ["input_ids", "attention_mask"]  # without token_type_ids, which a decoder does not take
+    if section.framing == "cls_sep":
+        names |= {"cls_token": CLS, "sep_token": SEP, "mask_token": _placeholder(MASK, section)}
+        inputs.insert(1, "token_type_ids")
+    sentinels = [_placeholder(sentinel(number), section) for number in range(section.sentinels or 0)]
+    backend.add_special_tokens([token for token in (names.get("mask_token"), *sentinels) if token is not None])
+    _set_frame(backend, section)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token=END,
-        eos_token=END,
-        pad_token=PAD,
-        unk_token=UNKNOWN if UNKNOWN in plan.special else None,
-        extra_special_tokens=list(section.special_tokens),
-        model_input_names=["input_ids", "attention_mask"],  # without token_type_ids, which a decoder does not take
+        **names,
+        extra_special_tokens=[*section.special_tokens, *sentinels],
+        model_input_names=inputs,
         clean_up_tokenization_spaces=False,
     )
+
+
+def _placeholder(token: str, section: TokenizerSection):
+    """A token that stands for words, taking the space before it where words carry theirs, as RoBERTa's mask does.
+
+    Otherwise "a <|mask|> b" would hold a token for the space before the mask, which no training row does.
+    """
+    from tokenizers import AddedToken
+
+    return AddedToken(token, lstrip=section.type in ("byte_bpe", "unigram"), special=True, normalized=False)
+
+
+def _set_frame(backend, section: TokenizerSection) -> None:
+    """Give the backend the post-processor that puts the framing's tokens around a text or a pair of texts."""
+    from tokenizers.processors import TemplateProcessing
+
+    texts = template(section.framing)
+    if texts is not None:
+        tokens = [token for token in special_tokens(section) if any(token in text for text in texts.values())]
+        backend.post_processor = TemplateProcessing(
+            **texts, special_tokens=[(token, backend.token_to_id(token)) for token in tokens]
+        )
 
 
 def _load_pretrained(section: TokenizerSection) -> "PreTrainedTokenizerFast":

@@ -1,5 +1,7 @@
 """What a model is trained to predict: each objective is one class that makes rows and batches."""
 
 from .causal import CausalObjective
+from .masked import MaskedObjective
+from .span_corruption import SpanCorruptionObjective
 
-OBJECTIVES = {"causal": CausalObjective}
+OBJECTIVES = {"causal": CausalObjective, "masked": MaskedObjective, "span_corruption": SpanCorruptionObjective}

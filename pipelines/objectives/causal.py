@@ -2,17 +2,21 @@
 
 import torch
 
+from ..framing import NEEDED
 from ..packing import PackedDataset, StreamingPackedDataset, TokenStore
 from ..schema import ObjectiveSection
+from .numbered_rows import row_ids
 
 
 class CausalObjective:
     """Each token predicts the next one of its own document (Radford et al. 2018, eq. 1)."""
 
     auto_class = "AutoModelForCausalLM"
+    predicts_next = True
+    framing = NEEDED["causal"]
 
-    def __init__(self, section: ObjectiveSection, tokenizer):
-        self.section, self.tokenizer = section, tokenizer
+    def __init__(self, section: ObjectiveSection, tokenizer, seed: int = 0):
+        self.section, self.tokenizer = section, tokenizer  # nothing here is random
 
     def rows(self, store: TokenStore, tail: str) -> PackedDataset:
         """Rows of `sequence_length` tokens from documents tokenised before."""
@@ -31,6 +35,10 @@ class CausalObjective:
             add_eos=section.add_eos,
         )
 
+    def collator(self, packed: bool) -> "CausalCollator":
+        """packed: whether any row holds several documents."""
+        return CausalCollator(packed)
+
 
 class CausalCollator:
     """Rows -> one batch: input_ids, labels (B, T), and position_ids where rows hold several documents.
@@ -44,7 +52,4 @@ class CausalCollator:
         self.keys = ("input_ids", "labels", "position_ids") if packed else ("input_ids", "labels")
 
     def __call__(self, rows: list[dict]) -> dict:
-        batch = {key: torch.stack([row[key] for row in rows]) for key in self.keys}
-        if "row_ids" in rows[0]:
-            batch["row_ids"] = [row["row_ids"] for row in rows]
-        return batch
+        return {key: torch.stack([row[key] for row in rows]) for key in self.keys} | row_ids(rows)
