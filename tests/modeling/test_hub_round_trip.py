@@ -48,7 +48,8 @@ VARIANTS = {
     },
 }
 NEEDED = {"attention", "base", "block", "configuration", "decoder", "feed_forward", "heads", "legality", "losses"}
-NEEDED |= {"masking", "normalization", "positions", "task_heads", "task_losses"}
+NEEDED |= {"masking", "normalization", "positions", "rotary", "stack", "task_heads", "task_losses"}
+NEEDED |= {"disentangled", "local_global"}  # kinds of attention of the encoder, which the block chooses from
 
 LOAD_EVERYTHING = """
 import os
