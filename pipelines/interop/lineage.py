@@ -54,9 +54,9 @@ TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 COMMON_FIELDS = ("vocab_size", *TOKEN_FIELDS, "tie_word_embeddings", "use_cache")
 # Of every PreTrainedConfig: what the labels of a classification head mean.
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
-# Fields of ours that act in training only: a twin need not have them.
-TRAINING_FIELDS = ("hidden_dropout", "attention_dropout", "classifier_dropout", "initializer_range")
-TRAINING_FIELDS += ("scale_residual_init", "use_cache")
+# Fields of ours that act in training only, or name tokens for others to read: a twin need not have them.
+SILENT_FIELDS = ("hidden_dropout", "attention_dropout", "classifier_dropout", "initializer_range")
+SILENT_FIELDS += ("scale_residual_init", "use_cache", "sep_token_id", "cls_token_id", "mask_token_id")
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,19 @@ class Lineage:
         """Names of the native fields that the table accounts for; of nested ones the first part."""
         names = (part for name in self.fields for part in ([name] if isinstance(name, str) else name))
         return {name.split(".")[0] for name in names} | set(COMMON_FIELDS)
+
+
+def classifier_dropout(native: str) -> dict[tuple[str, ...], Computed]:
+    """A native field for the dropout before a task head that, unlike ours, cannot be left out."""
+
+    def read(config) -> dict[str, Any]:
+        return {"classifier_dropout": getattr(config, native)}
+
+    def write(ours) -> dict[str, Any]:
+        own = ours.classifier_dropout
+        return {native: ours.hidden_dropout if own is None else own}
+
+    return {(native,): Computed(read, write)}
 
 
 def native_fields(native: PreTrainedConfig) -> set[str]:

@@ -16,14 +16,19 @@ def flat_rope(config) -> dict[str, Any] | None:
     return {key: value for key, value in first.items() if (key, value) != ("partial_rotary_factor", 1.0)}
 
 
-def _read(native) -> dict[str, Any]:
-    parameters = dict(native.rope_parameters)
+def refuse_part(native, parameters: dict[str, Any], field: str = "rope_parameters") -> None:
+    """Take `partial_rotary_factor` out of parameters; raise UserError where it is not 1."""
     part = parameters.pop("partial_rotary_factor", 1.0)
     if part != 1.0:
         raise UserError(
-            f"{native.model_type} with rope_parameters.partial_rotary_factor={part} has no anyformer twin: "
+            f"{native.model_type} with {field}.partial_rotary_factor={part} has no anyformer twin: "
             f"transformers' class does not rotate a part; 1.0 has one"
         )
+
+
+def _read(native) -> dict[str, Any]:
+    parameters = dict(native.rope_parameters)
+    refuse_part(native, parameters)
     return {"rope_parameters": parameters}
 
 

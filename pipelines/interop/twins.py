@@ -5,19 +5,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyformer.modeling.configuration import TransformerConfig
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from ..errors import UserError, did_you_mean
 from ..source_fields import family_fields
+from .albert import ALBERT
+from .bert import BERT, LONGFORMER, ROBERTA
 from .bloom import BLOOM, MPT
+from .deberta import DEBERTA, DEBERTA_V2
 from .families import CONFIGS, family_of
 from .gpt import GPT2, GPT_NEO, GPT_NEOX
-from .lineage import TRAINING_FIELDS, Lineage
+from .lineage import SILENT_FIELDS, Lineage
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .modernbert import MODERNBERT
 from .rotary import flat_rope
 
 # Where several are twins of one config, the first is taken, unless the config remembers where it came from.
-LINEAGES = {row.native: row for row in (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT)}
+DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT)
+ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
+LINEAGES = {row.native: row for row in (*DECODERS, *ENCODERS)}
 ORIGIN = "native_model_type"  # our config's memory: without a window, a Mistral is a LLaMA in all but name
 
 # Functions that transformers has under several names.
@@ -67,13 +74,13 @@ def our_config(native: PreTrainedConfig) -> TransformerConfig:
     lineage = lineage_of(native)
     try:
         return CONFIGS[lineage.family](**lineage.read(native), **{ORIGIN: lineage.native})
-    except ValueError as error:
+    except (ValueError, StrictDataclassError) as error:
         raise UserError(f"{lineage.native} has no anyformer twin with these sizes: {error}") from error
 
 
 def effective_fields(config) -> dict[str, Any]:
     """The fields of our config that decide what it computes, each said in one way."""
-    fields = {name: getattr(config, name) for name in family_fields(family_of(config)) if name not in TRAINING_FIELDS}
+    fields = {name: getattr(config, name) for name in family_fields(family_of(config)) if name not in SILENT_FIELDS}
     fields = {name: value for name, value in fields.items() if name not in ACTS or ACTS[name](config)}
     del fields["layer_types"]
     fields["attention_pattern"] = config.attention_kinds
@@ -112,7 +119,12 @@ def fit(lineage: Lineage, ours) -> Fit:
     try:
         native = lineage.native_config(ours)
         back = effective_fields(our_config(native))
-    except (ValueError, KeyError, UserError) as error:  # what transformers' own validation refuses
+    except (
+        ValueError,
+        KeyError,
+        StrictDataclassError,
+        UserError,
+    ) as error:  # what transformers' own validation refuses
         return Fit(lineage, None, [" ".join(str(error).split())])
     here = effective_fields(ours)
     names = [name for name in {**here, **back} if not same_value(here.get(name), back.get(name))]
