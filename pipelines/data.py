@@ -1,4 +1,4 @@
-"""From a recipe's data section to rows: open the corpora, get the tokenizer, tokenise once, pack."""
+"""From a recipe's data section to rows: open corpora or examples, get the tokenizer, tokenise once, pack."""
 
 import hashlib
 import os
@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .corpora import open_corpora
+from .framing import tokenizer_section
 from .objectives import OBJECTIVES
 from .packing import PackedDataset, packing_report, tokenize_corpus
 from .schema import Recipe
+from .tasks import TASKS
+from .tasks.examples import ExampleTexts, open_examples
 from .tokenization import tokenizer_fingerprint, train_or_load_tokenizer
 
 
@@ -17,7 +20,7 @@ class PreparedData:
     """Rows of each split, with what is worth reporting about them."""
 
     tokenizer: object
-    objective: object
+    objective: object  # the recipe's objective or task: what rows and batches are, and which model learns from them
     rows: dict = field(default_factory=dict)  # split -> PackedDataset, or a stream for train
     facts: dict = field(default_factory=dict)  # goes into run.json and the model card
 
@@ -38,10 +41,22 @@ def prepare_data(recipe: Recipe, *, progress: bool = False) -> PreparedData:
 
     Raises UserError for data that is missing, empty, unreadable or too short.
     """
-    cache, objective_section = cache_folder(recipe), recipe.objective
+    prepare = prepare_corpora if recipe.task is None else prepare_examples
+    data = prepare(recipe, progress)
+    identity = [
+        data.facts["train"].get("fingerprint") or data.facts["train"]["stream"],
+        tokenizer_fingerprint(data.tokenizer),
+    ]
+    data.facts["fingerprint"] = hashlib.sha256("\n".join(identity).encode()).hexdigest()
+    return data
+
+
+def prepare_corpora(recipe: Recipe, progress: bool) -> PreparedData:
+    """Packed rows of text, for an objective."""
+    cache, section = cache_folder(recipe), recipe.objective
     corpora = open_corpora(recipe.data)  # not by training.seed: another seed keeps validation set and tokenizer
-    tokenizer = train_or_load_tokenizer(recipe.tokenizer, corpora["train"], cache, progress=progress)
-    objective = OBJECTIVES[objective_section.name](objective_section, tokenizer)
+    tokenizer = train_or_load_tokenizer(tokenizer_section(recipe), corpora["train"], cache, progress=progress)
+    objective = OBJECTIVES[section.name](section, tokenizer, recipe.training.seed)
     data = PreparedData(tokenizer, objective)
     for split, corpus in corpora.items():
         if split == "train" and recipe.data.streaming:
@@ -49,22 +64,28 @@ def prepare_data(recipe: Recipe, *, progress: bool = False) -> PreparedData:
             data.facts[split] = {"stream": corpus.fingerprint()}
             continue
         store = tokenize_corpus(
-            corpus,
-            tokenizer,
-            cache,
-            add_bos=objective_section.add_bos,
-            add_eos=objective_section.add_eos,
-            progress=progress,
+            corpus, tokenizer, cache, add_bos=section.add_bos, add_eos=section.add_eos, progress=progress
         )
         # Every token of a validation text counts, so its last row is padded, never dropped.
-        tail = objective_section.tail if split == "train" else "pad"
-        data.rows[split] = objective.rows(store, tail)
+        data.rows[split] = objective.rows(store, section.tail if split == "train" else "pad")
         data.facts[split] = split_facts(data.rows[split])
-    identity = [
-        data.facts["train"].get("fingerprint") or data.facts["train"]["stream"],
-        tokenizer_fingerprint(tokenizer),
-    ]
-    data.facts["fingerprint"] = hashlib.sha256("\n".join(identity).encode()).hexdigest()
+    return data
+
+
+def prepare_examples(recipe: Recipe, progress: bool) -> PreparedData:
+    """Labelled examples of different lengths, for a task."""
+    cache, section = cache_folder(recipe), recipe.task
+    task_class, columns_of, text_columns_of = TASKS[section.name]
+    splits = open_examples(recipe.data, columns_of(section))
+    texts = ExampleTexts(splits["train"], text_columns_of(section))
+    tokenizer = train_or_load_tokenizer(tokenizer_section(recipe), texts, cache, progress=progress)
+    if tokenizer.model_max_length > 10**9:  # transformers' way to say that nobody set it
+        tokenizer.model_max_length = section.max_length  # where `pipeline(..., truncation=True)` cuts
+    task = task_class(section, tokenizer, splits["train"], cache, recipe.evaluation.metrics)
+    data = PreparedData(tokenizer, task)
+    for split, examples in splits.items():
+        data.rows[split] = task.rows(examples, cache)
+        data.facts[split] = {"fingerprint": data.rows[split].fingerprint} | data.rows[split].facts
     return data
 
 
@@ -87,9 +108,12 @@ def describe_data(data: PreparedData) -> str:
     """A few lines for people: what each split holds and what padding would have wasted."""
     lines = []
     for split, rows in data.rows.items():
-        text = (
-            packing_report(rows) if isinstance(rows, PackedDataset) else "a stream, tokenised and packed while training"
-        )
+        if isinstance(rows, PackedDataset):
+            text = packing_report(rows)
+        elif hasattr(data.objective, "describe"):
+            text = data.objective.describe(rows)
+        else:
+            text = "a stream, tokenised and packed while training"
         notes = getattr(getattr(rows, "store", None), "notes", None) or []
         lines += [f"{split}: {text}", *(f"{split}: {note}" for note in notes)]
     return "\n".join(lines)

@@ -169,14 +169,19 @@ class FileSource(Source):
             return Skipped("non_utf8", source)
 
     def _try_opening(self, path: Path) -> None:
-        with readable(self.field, path):
-            if path.name.lower().endswith(".parquet.gz"):
-                raise UserError(f"{self.field}: {path}: Parquet is compressed inside; gunzip the file first.")
-            if file_kind(path) == "parquet":
+        check_opens(self.field, path)
+        if file_kind(path) == "parquet":
+            with readable(self.field, path):
                 self._parquet_file(path).close()
-            else:
-                with open_file(path):
-                    pass
+
+
+def check_opens(field: str, path: Path) -> None:
+    """Raise UserError, beginning with the recipe's `field`, where `path` cannot be opened."""
+    with readable(field, path):
+        if path.name.lower().endswith(".parquet.gz"):
+            raise UserError(f"{field}: {path}: Parquet is compressed inside; gunzip the file first.")
+        with open_file(path):
+            pass
 
 
 @contextmanager
