@@ -63,6 +63,8 @@ def randomise(model, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # a table of sines
+                continue
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = parameter.ndim == 1 and name.endswith("weight")
             parameter.copy_(1 + 0.3 * noise if is_norm else 0.25 * noise)

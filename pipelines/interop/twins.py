@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from ..errors import UserError, did_you_mean
 from ..source_fields import family_fields
 from .albert import ALBERT
+from .bart import BART, MARIAN
 from .bert import BERT, LONGFORMER, ROBERTA
 from .bloom import BLOOM, MPT
 from .deberta import DEBERTA, DEBERTA_V2
@@ -20,11 +21,13 @@ from .lineage import SILENT_FIELDS, Lineage
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .modernbert import MODERNBERT
 from .rotary import flat_rope
+from .t5 import MT5, T5, UMT5
 
 # Where several are twins of one config, the first is taken, unless the config remembers where it came from.
 DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT)
 ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
-LINEAGES = {row.native: row for row in (*DECODERS, *ENCODERS)}
+SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN)
+LINEAGES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ)}
 ORIGIN = "native_model_type"  # our config's memory: without a window, a Mistral is a LLaMA in all but name
 
 # Functions that transformers has under several names.
