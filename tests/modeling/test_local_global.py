@@ -1,0 +1,261 @@
+"""Laws of local and global attention: equal to native Longformer, on every backend, in packed rows too."""
+
+import pytest
+import torch
+from anyformer.modeling.attention import Attention
+from anyformer.modeling.configuration import AnyformerEncoderConfig
+from anyformer.modeling.local_global import LocalGlobalAttention, global_attention_context
+from anyformer.modeling.masking import bidirectional_masks
+from native_models import randomise
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from transformers import LongformerConfig, LongformerModel
+from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, other orders of the same sums
+BATCH, HEADS, HIDDEN, WINDOW = 2, 4, 32, 3
+NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+NAMES |= {f"{name}_global": f"global_{own}" for name, own in NAMES.items()}
+
+
+def make_config(backend="eager", kind="local_global_attention", **fields):
+    common = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "position_encoding": "none", "attention_bias": True}
+    common |= {"num_hidden_layers": 1, "attention_pattern": [kind]}
+    common |= {"sliding_window": WINDOW} if kind != "full_attention" else {}
+    config = AnyformerEncoderConfig(**(common | fields))
+    config._attn_implementation = backend
+    return config
+
+
+def native_config(**fields):
+    common = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "attention_window": [2 * WINDOW]}
+    common |= {"num_hidden_layers": 1, "intermediate_size": 48, "max_position_embeddings": 200, "vocab_size": 97}
+    return LongformerConfig(**(common | {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0} | fields))
+
+
+def ours_of(native, read=lambda p: p.detach()):
+    by_module = ((*name.split("."), p) for name, p in native.named_parameters())
+    return {f"{NAMES[module]}.{name}": read(p) for module, name, p in by_module}
+
+
+def loaded(config, native):
+    """Ours with native's weights; its output projection does nothing."""
+    ours = LocalGlobalAttention(config, 0)
+    projection = {"o_proj.weight": torch.eye(HIDDEN), "o_proj.bias": torch.zeros(HIDDEN)}
+    ours.load_state_dict(ours_of(native) | projection)
+    return ours.eval()
+
+
+def contexts(config, x, global_tokens=None, padding=None, documents=None):
+    """The keyword arguments of a layer, made once per forward pass."""
+    masks = bidirectional_masks(config, x, padding, documents, global_attention_mask=global_tokens)
+    context = global_attention_context(config, x, global_tokens, padding, documents)
+    return {"attention_mask": masks[config.attention_kinds[0]], "global_context": context}
+
+
+def globals_at(length, *rows):
+    mask = torch.zeros(len(rows), length, dtype=torch.long)
+    for row, columns in enumerate(rows):
+        mask[row, list(columns)] = 1
+    return mask
+
+
+# Where tokens are global in each row: none, one row only, different numbers, next to each other and far apart.
+GLOBALS = {"none": [(), ()], "one row": [(), (0,)], "uneven": [(0,), (0, 5, 6)], "many": [(0, 1, 2, 9), (4, 8)]}
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("length", [12, 17])
+@pytest.mark.parametrize("where", GLOBALS)
+def test_a_layer_equals_native_with_all_gradients(where, length, backend):
+    native = randomise(LongformerSelfAttention(native_config(), 0))
+    ours = loaded(make_config(backend), native)
+    padding, global_tokens = torch.ones(BATCH, length, dtype=torch.long), globals_at(length, *GLOBALS[where])
+    padding[0, length - 2 :] = 0
+    x, wanted = torch.randn(BATCH, length, HIDDEN), torch.randn(BATCH, length, HIDDEN) * padding[..., None]
+
+    missing = -length % (2 * WINDOW)  # native wants whole windows
+    theirs = x.clone().requires_grad_()
+    padded = nn.functional.pad(theirs, (0, 0, 0, missing))
+    marks = nn.functional.pad(padding * (global_tokens + 1), (0, missing)) - 1.0
+    flags = {"is_index_masked": marks < 0, "is_index_global_attn": marks > 0, "is_global_attn": bool((marks > 0).any())}
+    expected = native(padded, marks * 10000, **flags)[0][:, :length]
+    (expected * wanted).sum().backward()
+
+    own = x.clone().requires_grad_()
+    out = ours(own, **contexts(ours.config, own, global_tokens, padding))[0]
+    (out * wanted).sum().backward()
+    torch.testing.assert_close(out[padding.bool()], expected[padding.bool()], **EXACT)
+    torch.testing.assert_close(own.grad, theirs.grad, **EXACT)
+    gradients = {name: p.grad for name, p in ours.named_parameters()}
+    for name, gradient in ours_of(native, lambda p: p.grad).items():
+        if gradient is None:  # no token was global
+            assert where == "none" and gradients[name] is None
+        else:
+            torch.testing.assert_close(gradients[name], gradient, **EXACT)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("length, where", [(40, "uneven"), (23, "many"), (31, "none")])
+def test_every_layer_of_a_native_model_is_equal(length, where, backend):
+    """Native pads to whole windows; each layer is compared on the inputs that it had."""
+    native = randomise(LongformerModel(native_config(num_hidden_layers=3, attention_window=[4, 8, 16])))
+    seen = []
+    for layer in native.encoder.layer:
+        layer.attention.self.register_forward_hook(lambda module, args, out: seen.append((module, args[0], out[0])))
+    padding, global_tokens = torch.ones(BATCH, length, dtype=torch.long), globals_at(length, *GLOBALS[where])
+    padding[0, length - 5 :] = 0
+    ids = torch.randint(5, 97, (BATCH, length))
+    with torch.no_grad():
+        native(ids, attention_mask=padding, global_attention_mask=global_tokens)
+        assert len(seen) == 3
+        for (module, x, expected), window in zip(seen, [2, 4, 8]):
+            ours, x = loaded(make_config(backend, sliding_window=window), module), x[:, :length]
+            out = ours(x, **contexts(ours.config, x, global_tokens, padding))[0]
+            torch.testing.assert_close(out[padding.bool()], expected[:, :length][padding.bool()], **EXACT)
+
+
+@pytest.mark.slow
+def test_every_backend_gives_the_same_outputs():
+    """Forward only, on a whole block of tokens: what flex can do on a CPU (see test_decoder.py)."""
+    torch.compiler.reset()
+    fields = {"num_key_value_heads": 2, "qk_norm": True}
+    global_tokens = globals_at(128, (0, 60, 127), (3,))
+    padding, documents = torch.ones(BATCH, 128, dtype=torch.long), (torch.arange(128) >= 70).long().expand(BATCH, -1)
+    padding[0, 120:] = 0
+    x, outs = torch.randn(BATCH, 128, HIDDEN), []
+    for backend in ("eager", "sdpa", "flex_attention"):
+        ours = randomise(LocalGlobalAttention(make_config(backend, **fields), 0))
+        with torch.no_grad():
+            outs.append(ours(x, **contexts(ours.config, x, global_tokens, padding, documents))[0][padding.bool()])
+    torch.testing.assert_close(outs[1], outs[0], **EXACT)
+    torch.testing.assert_close(outs[2], outs[0], **EXACT)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_packed_documents_equal_separate_ones_and_no_gradient_crosses(backend):
+    lengths, offsets = [3, 9, 6], [0, 3, 12]
+    ours = randomise(LocalGlobalAttention(make_config(backend), 0))
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
+    global_tokens = globals_at(18, (0, 3, 7, 12))
+    x = torch.randn(1, 18, HIDDEN, requires_grad=True)
+    packed = ours(x, **contexts(ours.config, x, global_tokens, documents=documents))[0]
+    parts = [
+        ours(part, **contexts(ours.config, part, global_tokens[:, offset : offset + part.shape[1]]))[0]
+        for part, offset in zip(x.split(lengths, dim=1), offsets)
+    ]
+    torch.testing.assert_close(packed, torch.cat(parts, dim=1), atol=1e-6, rtol=1e-6)
+    for document in range(3):
+        (gradient,) = torch.autograd.grad(packed[documents == document].sum(), x, retain_graph=True)
+        assert gradient[documents != document].abs().max() == 0
+
+
+def test_a_token_sees_its_window_and_global_ones_and_a_global_token_everything():
+    ours, x = randomise(LocalGlobalAttention(make_config(), 0)), torch.randn(1, 20, HIDDEN, requires_grad=True)
+    out = ours(x, **contexts(ours.config, x, globals_at(20, (2, 15))))[0]
+    for query in range(20):
+        (gradient,) = torch.autograd.grad(out[0, query].square().sum(), x, retain_graph=True)
+        seen = set(gradient[0].abs().sum(-1).nonzero()[:, 0].tolist())
+        window = {2, 15, *range(max(0, query - WINDOW), min(20, query + WINDOW + 1))}
+        assert seen == (set(range(20)) if query in (2, 15) else window)
+
+
+@pytest.mark.parametrize("positions", ["rotation", "bias"])
+def test_global_tokens_have_the_positions_of_their_places(positions):
+    """With one set of weights for both parts, global rows are those of full attention."""
+    ours, full = LocalGlobalAttention(make_config(), 0), Attention(make_config(kind="full_attention"), 0)
+    randomise(full)
+    ours.load_state_dict(full.state_dict() | {f"global_{k}": v for k, v in full.state_dict().items() if k[0] != "o"})
+    x, global_tokens = torch.randn(BATCH, 14, HIDDEN), globals_at(14, (1, 13), (6,))
+    if positions == "rotation":
+        angles = torch.arange(14.0)[None, None, :, None] * torch.rand(4)
+        kwargs = {"position_embeddings": (angles.cos().repeat(1, 1, 1, 2), angles.sin().repeat(1, 1, 1, 2))}
+    else:
+        kwargs = {"position_bias": torch.randn(HEADS, 14, 14).expand(BATCH, -1, -1, -1)}
+    out, weights = ours.eval()(x, **contexts(ours.config, x, global_tokens), **kwargs)
+    expected, full_weights = full(x, **kwargs)
+    at = global_tokens.bool()
+    torch.testing.assert_close(out[at], expected[at], **EXACT)
+    torch.testing.assert_close(weights.transpose(1, 2)[at], full_weights.transpose(1, 2)[at], **EXACT)
+    assert not torch.allclose(out[~at], expected[~at], atol=1e-3)
+
+
+class HostReads(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.reads = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
+            self.reads.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_one_value_is_read_on_the_host_and_none_in_the_layers(backend):
+    ours, x = LocalGlobalAttention(make_config(backend), 0), torch.randn(BATCH, 14, HIDDEN)
+    global_tokens, padding = globals_at(14, (1, 13), (6,)), torch.ones(BATCH, 14, dtype=torch.long)
+    with HostReads() as watch:
+        context = global_attention_context(ours.config, x, global_tokens, padding, torch.zeros_like(padding))
+    assert len(watch.reads) == 1 and context[0].shape == (BATCH, 2)
+    with HostReads() as watch:
+        ours(x, global_context=context)
+    assert watch.reads == []
+
+
+def test_without_global_tokens_there_is_no_context_and_padding_is_never_global():
+    config, x, padding = make_config(), torch.randn(BATCH, 14, HIDDEN), torch.ones(BATCH, 14, dtype=torch.long)
+    padding[:, 10:] = 0
+    assert global_attention_context(config, x, None) is None
+    assert global_attention_context(config, x, torch.zeros(BATCH, 14)) is None
+    assert global_attention_context(config, x, globals_at(14, (12,), (13,)), padding) is None
+
+
+def test_a_ready_mask_gives_global_tokens_their_rows():
+    ours, x = randomise(LocalGlobalAttention(make_config(), 0)), torch.randn(BATCH, 14, HIDDEN)
+    global_tokens, padding = globals_at(14, (1, 10), (6,)), torch.ones(BATCH, 14, dtype=torch.long)
+    padding[0, 11:] = 0
+    expected = ours(x, **contexts(ours.config, x, global_tokens, padding))[0]
+    visible = (torch.arange(14)[:, None] - torch.arange(14)).abs() <= WINDOW
+    visible = visible | (global_tokens[:, :, None] | global_tokens[:, None, :]).bool()
+    visible = (visible & padding[:, None, :].bool())[:, None]
+    ready = torch.where(visible, 0.0, torch.finfo(torch.float).min)
+    context = global_attention_context(ours.config, x, global_tokens, ready)
+    torch.testing.assert_close(ours(x, ready, global_context=context)[0], expected, **EXACT)
+
+
+@pytest.mark.parametrize("with_padding", [False, True])
+def test_compiled_checkpointed_and_exported_it_is_the_same(with_padding):
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = LocalGlobalAttention(make_config("sdpa"), 0)
+
+        def forward(self, x, global_tokens, padding):
+            return self.attention(x, **contexts(self.attention.config, x, global_tokens, padding))[0]
+
+    def gradients(run):
+        layer.zero_grad()
+        out = run(x, global_tokens, padding)[real]
+        out.square().sum().backward()
+        return [out.detach(), *(p.grad.clone() for p in layer.parameters())]
+
+    layer, x = randomise(Layer()), torch.randn(BATCH, 20, HIDDEN)
+    global_tokens = globals_at(20, (0, 7), (3,))
+    padding = torch.ones(BATCH, 20, dtype=torch.long) if with_padding else None
+    real = torch.ones(BATCH, 20, dtype=torch.bool)
+    if with_padding:
+        padding[1, 15:] = 0
+        real = padding.bool()
+    expected = gradients(layer)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for run in (compiled, lambda *args: checkpoint(layer, *args, use_reentrant=False)):
+        for got, wanted in zip(gradients(run), expected, strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-5)  # sums over all tokens
+    length = torch.export.Dim("T", min=2, max=512)
+    shapes = ({1: length}, {1: length}, {1: length} if with_padding else None)
+    program = torch.export.export(layer, (x, global_tokens, padding), dynamic_shapes=shapes)
+    x, global_tokens = torch.randn(BATCH, 33, HIDDEN), globals_at(33, (0, 30), (9,))
+    padding = None if padding is None else nn.functional.pad(padding, (0, 13), value=1)
+    torch.testing.assert_close(program.module()(x, global_tokens, padding), layer(x, global_tokens, padding), **EXACT)
