@@ -9,6 +9,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .normalization import build_norm
 from .rotary import rotate
+from .varlen import varlen_sdpa
 
 
 def eager_attention(
@@ -30,6 +31,29 @@ def eager_attention(
     weights = nn.functional.softmax(scores.float(), dim=-1).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def attention_by_products(
+    module, query, key, value, attention_mask, scaling, dropout=0.0, position_bias=None, **kwargs
+) -> tuple:
+    """As `eager_attention`, with what sdpa takes: masks of bool, too, and no weights returned.
+
+    sdpa computes the gradient of a bias by its slowest kernel on CPUs; plain products take 0.8 x the time (T5's shape).
+    """
+    if position_bias is not None and attention_mask is not None:
+        dtype_min = torch.finfo(position_bias.dtype).min
+        is_bool = attention_mask.dtype == torch.bool
+        attention_mask = (
+            torch.where(attention_mask, position_bias, dtype_min) if is_bool else position_bias + attention_mask
+        )
+    elif position_bias is not None:
+        attention_mask = position_bias
+    key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
+    batch, heads, length, _ = query.shape
+    bias = attention_mask.expand(batch, heads, -1, -1).flatten(0, 1)
+    scores = torch.baddbmm(bias, query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), alpha=scaling)
+    weights = nn.functional.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
+    return torch.bmm(weights, value.flatten(0, 1)).view(batch, heads, length, -1).transpose(1, 2), None
 
 
 class Attention(nn.Module):
@@ -103,10 +127,23 @@ class Attention(nn.Module):
         out_BTHK, weights = self.attend(q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs)
         return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
 
-    def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:
-        """Run the backend: (B, T, H, K) and the weights it keeps."""
-        run = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+    def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, document_lengths=None, **kwargs) -> tuple:
+        """Run the backend: (B, T, H, K) and the weights it keeps.
+
+        document_lengths: None, or the lengths of the documents in all rows; they are then attended one by one.
+        """
         dropout = self.config.attention_dropout if self.training else 0.0
+        if document_lengths is not None:
+            window = self.backend_kwargs.get("sliding_window")
+            out_BTHK = varlen_sdpa(
+                q_BHTK, k_BGSK, v_BGSK, document_lengths, self.is_causal, self.scaling, dropout, window
+            )
+            return out_BTHK, None
+        run = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        if self.config._attn_implementation == "sdpa" and q_BHTK.device.type == "cpu":
+            biases = (attention_mask, kwargs.get("position_bias"))
+            if any(bias is not None and bias.requires_grad for bias in biases) and "cache" not in kwargs:
+                run = attention_by_products
         return run(
             self,
             q_BHTK,

@@ -134,6 +134,19 @@ def cross_mask(config, inputs_embeds, encoder_hidden_states, encoder_attention_m
     )
 
 
+def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tensor:
+    """A score bias and what may be seen as one additive mask (B, H, T, S); sdpa would fold them in every layer.
+
+    mask: None (all keys, or with `is_causal` those up to the query's own), bool, or additive.
+    """
+    least = torch.finfo(bias_BHTS.dtype).min
+    if mask is None:
+        if not is_causal or bias_BHTS.shape[2] == 1:  # one query and no mask: it is the last token
+            return bias_BHTS
+        mask = torch.ones(bias_BHTS.shape[2:], dtype=torch.bool, device=bias_BHTS.device).tril()
+    return torch.where(mask, bias_BHTS, least) if mask.dtype == torch.bool else bias_BHTS + mask
+
+
 def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:
     """Packed rows as flash kernels want them: each document of each row a sequence of one long batch.
 

@@ -189,9 +189,9 @@ def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind) -> list[
         distances[kind] = query_index[:, None] - key_index[None, :]
         if not isinstance(scheme, nn.ModuleList):
             biases[kind] = scheme(x_BTD, distances[kind])
-    if isinstance(scheme, nn.ModuleList):
-        by_layer = [table(x_BTD, distances[kind]) for table, kind in zip(scheme, kinds)]
-    else:
-        by_layer = [biases[kind] for kind in kinds]
     # flex attention indexes the batch axis, so it is there; expanding costs no memory
-    return [{"position_bias": bias_HTS.expand(batch, -1, -1, -1)} for bias_HTS in by_layer]
+    if isinstance(scheme, nn.ModuleList):
+        of_layers = [table(x_BTD, distances[kind]).expand(batch, -1, -1, -1) for table, kind in zip(scheme, kinds)]
+        return [{"position_bias": bias_BHTS} for bias_BHTS in of_layers]
+    of_kinds = {kind: bias_HTS.expand(batch, -1, -1, -1) for kind, bias_HTS in biases.items()}
+    return [{"position_bias": of_kinds[kind]} for kind in kinds]

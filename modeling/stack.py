@@ -7,9 +7,20 @@ import torch
 from torch import nn
 
 from .block import TransformerBlock
-from .masking import bidirectional_masks, causal_masks, document_ids_from_positions, flash_sequences
+from .masking import (
+    bidirectional_masks,
+    causal_masks,
+    document_ids_from_positions,
+    flash_sequences,
+    fold_into_bias,
+)
 from .normalization import build_norm
 from .positions import LearnedPositions, apply_positions, build_positions
+from .unpadding import Unpadded, attends_documents_apart
+from .varlen import document_lengths
+
+# Documents shorter than this on average are masked within their row: calls for each would cost more than they save.
+SHORT_DOCUMENT = 32
 
 
 class TransformerStack:
@@ -63,6 +74,13 @@ class TransformerStack:
             documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
         if documents is None and isinstance(self.position_encoding, LearnedPositions):
             self.position_encoding.check_length(x_BTE.shape[1])
+        unpadded = None
+        if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, kwargs):
+            unpadded = Unpadded.of(attention_mask)
+        if unpadded is not None:
+            x_BTE, position_ids, attention_mask = unpadded.take(x_BTE), unpadded.position_ids, None
+            added_BTE = None if added_BTE is None else unpadded.take(added_BTE)
+            kwargs["document_lengths"] = unpadded.lengths
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(x_BTE.shape[1], device=x_BTE.device) + past).unsqueeze(0)
@@ -70,7 +88,13 @@ class TransformerStack:
         if documents is not None and self.config._attn_implementation.startswith("flash"):
             kwargs |= flash_sequences(documents, attention_mask)
             attention_mask = None
-        if self.config.is_causal:
+        elif documents is not None and past_key_values is None and self.attends_packed_rows_apart(x_BTE):
+            lengths = document_lengths(documents, attention_mask)
+            if len(lengths) * SHORT_DOCUMENT <= x_BTE.shape[0] * x_BTE.shape[1]:
+                kwargs["document_lengths"] = lengths
+        if "document_lengths" in kwargs:
+            masks = dict.fromkeys(self.layers_by_kind)
+        elif self.config.is_causal:
             masks = causal_masks(
                 self.config, x_BTE, attention_mask, past_key_values, documents, kinds=self.layers_by_kind
             )
@@ -83,9 +107,51 @@ class TransformerStack:
         )
         x_BTD = self.finish_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, position_ids)
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(self.attention_kinds, per_layer)]
+        if "position_bias" in per_layer[0] and self.config._attn_implementation == "sdpa":
+            per_layer = self.folded(per_layer)
         kwargs["position_ids"], kwargs["past_key_values"] = position_ids, past_key_values
         kwargs |= self.context_of_family(x_BTD, padding_mask, documents, global_attention_mask)
-        return self.norm(self.run_layers(x_BTD, per_layer, **kwargs))
+        x_BTD = self.norm(self.run_layers(x_BTD, per_layer, **kwargs))
+        return x_BTD if unpadded is None else unpadded.put_back(x_BTD)
+
+    def folded(self, per_layer: list[dict]) -> list[dict]:
+        """Masks and score biases as one, made once for all layers that share them."""
+        done = {}
+        for own in per_layer:
+            mask, bias = own["attention_mask"], own["position_bias"]
+            if (id(mask), id(bias)) not in done:
+                done[id(mask), id(bias)] = fold_into_bias(bias, mask, self.config.is_causal)
+        return [{"attention_mask": done[id(own["attention_mask"]), id(own["position_bias"])]} for own in per_layer]
+
+    def attends_apart(self, x_BTE) -> bool:
+        """Whether packed documents are attended one by one, where sdpa would need a mask that keeps them apart.
+
+        Score biases, and kinds of attention that are masks themselves, are made for whole rows.
+        """
+        place = None if self.position_encoding is None else self.position_encoding.place
+        return (
+            self.config._attn_implementation == "sdpa"
+            and place in (None, "embedding", "rotation")
+            and all(kind in ("full_attention", "sliding_attention") for kind in self.layers_by_kind)
+            and attends_documents_apart(x_BTE)
+        )
+
+    def attends_packed_rows_apart(self, x_BTE) -> bool:
+        """On a GPU packed rows keep their mask: lengths would have to be read on the host in every step."""
+        return x_BTE.device.type == "cpu" and self.attends_apart(x_BTE)
+
+    def can_unpad(self, x_BTE, attention_mask, kwargs) -> bool:
+        """Whether rows of different lengths run as one row without padding. Decoders' rows are packed, not padded.
+
+        What is captured per layer keeps its padding: its shape is promised.
+        """
+        captured = ("output_hidden_states", "output_attentions")
+        return (
+            not self.config.is_causal
+            and attention_mask.dim() == 2
+            and self.attends_apart(x_BTE)
+            and not any(kwargs.get(name) or getattr(self.config, name, False) for name in captured)
+        )
 
     def finish_embeddings(self, x_BTE, position_ids):
         """What becomes of embeddings before the first layer: norm and dropout. (B, T, E) -> (B, T, D)."""
