@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from .errors import UserError, did_you_mean
 
 VERBS = ("list", "train", "preview", "generate", "convert", "publish")
+LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics")
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
@@ -113,11 +114,12 @@ def build_parser() -> Parser:
 def _add_list(verbs) -> Parser:
     parser = verbs.add_parser(
         "list",
-        help="presets, recipes and objectives, one line each",
-        description="List what recipes can name: architectures, shipped recipes, training objectives.",
+        help="families, presets, recipes, objectives, tasks and metrics, one line each",
+        description="List what recipes can name: families of models, architectures of published sizes, shipped\n"
+        "recipes, what can be learned from plain text or labelled examples, and what can be measured.",
         epilog="examples:\n  anyformer list\n  anyformer list recipes",
     )
-    parser.add_argument("kind", nargs="?", choices=("presets", "recipes", "objectives"), help="only these")
+    parser.add_argument("kind", nargs="?", choices=LISTED, help="only these")
     parser.set_defaults(run=_run_list)
     return parser
 

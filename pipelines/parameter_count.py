@@ -1,34 +1,113 @@
-"""How many parameters a config describes, by arithmetic: nothing is built."""
+"""How many parameters a config describes, by arithmetic: nothing is built, nothing heavy is imported."""
 
-from types import SimpleNamespace
+from anyformer.modeling.legality import attention_kinds
 
 
-def decoder_parameters(config: SimpleNamespace) -> int:
-    """Return the parameters of a decoder, a tied head counted once.
+def count_parameters(config) -> int:
+    """Return the parameters of the model a family is known by, what is tied or shared counted once.
 
-    `config` has the fields of AnyformerDecoderConfig, underived ones (None) included. With `vocab_size=0` the count is
-    that of everything but token embeddings and head.
+    Of a decoder that is ...ForCausalLM, of a sequence-to-sequence model ...ForConditionalGeneration, of an encoder the
+    base model with its pooler: published counts are of these. With `vocab_size=0` token embeddings and head are left
+    out.
+
+    `config` is one of ours, or a namespace of its fields, underived ones (None) included, and `model_type`.
     """
-    D, H, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-    G = config.num_key_value_heads or H
-    K = config.head_dim or D // H
-    gated = config.mlp_type == "glu"
-    # The width that configuration.py derives where none is given.
-    F = config.intermediate_size or (-(-8 * D // (3 * 64)) * 64 if gated else 4 * D)
+    parts = _Parts(config)
+    return {
+        "anyformer_decoder": parts.decoder,
+        "anyformer_encoder": parts.encoder,
+        "anyformer_seq2seq": parts.seq2seq,
+    }[config.model_type]()
 
-    out_bias = config.attention_bias if config.attention_out_bias is None else config.attention_out_bias
-    attention = 2 * D * H * K + 2 * D * G * K + (H * K + 2 * G * K if config.attention_bias else 0)
-    attention += D if out_bias else 0
-    feed_forward = (3 if gated else 2) * D * F + ((2 * F if gated else F) + D if config.mlp_bias else 0)
-    norm = 2 if config.norm_type == "layernorm" and config.norm_bias else 1  # parameters per channel
-    layer_norms = 2 * D * norm + (2 * K * norm if config.qk_norm else 0)
-    positions = {
-        "learned": config.max_position_embeddings * D,
-        "relative": config.relative_attention_num_buckets * H,
-    }.get(config.position_encoding, 0)
-    tokens = config.vocab_size * D * (1 if config.tie_word_embeddings else 2)
-    outer_norms = D * norm * ((config.norm_position == "pre") + config.embedding_norm)
-    return tokens + positions + layers * (attention + feed_forward + layer_norms) + outer_norms
+
+class _Parts:
+    """The parts of a model as numbers, named as the modules of anyformer.modeling that have these parameters.
+
+    D hidden size, E width of the embeddings, H query heads, G key/value heads, K head size, F feed-forward width;
+    derived as in configuration.py where the config leaves them None.
+    """
+
+    def __init__(self, config):
+        c = self.c = config
+        self.D, self.H = c.hidden_size, c.num_attention_heads
+        self.E = getattr(c, "embedding_size", None) or self.D
+        self.G, self.K = c.num_key_value_heads or self.H, c.head_dim or self.D // self.H
+        self.F = c.intermediate_size or (-(-8 * self.D // (3 * 64)) * 64 if c.mlp_type == "glu" else 4 * self.D)
+        self.key_bias = c.attention_bias if c.attention_key_bias is None else c.attention_key_bias
+        self.out_bias = c.attention_bias if c.attention_out_bias is None else c.attention_out_bias
+
+    def decoder(self) -> int:
+        return self.c.vocab_size * self.D + self.stack(self.c.num_hidden_layers) + self.head()
+
+    def seq2seq(self) -> int:
+        encoder = self.stack(self.c.num_hidden_layers)
+        decoder = self.stack(self.c.num_decoder_layers or self.c.num_hidden_layers, cross_attention=True)
+        return self.c.vocab_size * self.D + encoder + decoder + self.head()
+
+    def encoder(self) -> int:
+        c, D, E = self.c, self.D, self.E
+        tables = (c.vocab_size + c.type_vocab_size) * E
+        if c.position_biased_input or c.mask_decoder_layers:
+            tables += (c.max_position_embeddings + c.position_offset) * E
+        projection = linear(E, D) if E != D else 0
+        convolution = linear(D // c.conv_groups * c.conv_kernel_size, D) + self.norm(D) if c.conv_kernel_size else 0
+        pooler = linear(D, D) if c.add_pooling_layer and c.pooler_act is not None else 0
+        skipped_norm = self.norm(D) if c.skip_first_norm else 0
+        groups = c.num_hidden_groups or c.num_hidden_layers
+        return tables + projection + self.stack(groups) + convolution + pooler - skipped_norm
+
+    def stack(self, layers: int, cross_attention: bool = False) -> int:
+        """Layers, positions and the norms around them."""
+        c, D = self.c, self.D
+        norms = self.norm(D) * (3 if cross_attention else 2)
+        attentions = self.attention() * (2 if cross_attention else 1)
+        extra = sum(self.attention_extra(kind) for kind in (attention_kinds(c) * layers)[:layers])
+        outer = self.norm(self.E) * c.embedding_norm + self.norm(D) * (c.norm_position == "pre")
+        return layers * (norms + attentions + self.feed_forward()) + extra + outer + self.positions(layers)
+
+    def attention(self) -> int:
+        queries, keys = self.H * self.K, self.G * self.K
+        projections = linear(self.D, queries, self.c.attention_bias) + linear(queries, self.D, self.out_bias)
+        projections += linear(self.D, keys, self.key_bias) + linear(self.D, keys, self.c.attention_bias)
+        return projections + (2 * self.norm(self.K) if self.c.qk_norm else 0)
+
+    def attention_extra(self, kind: str) -> int:
+        """What self-attention of this kind has beside the usual projections."""
+        c, D, queries, keys = self.c, self.D, self.H * self.K, self.G * self.K
+        if kind == "local_global_attention":
+            own_queries, own_values = linear(D, queries, c.attention_bias), linear(D, keys, c.attention_bias)
+            return own_queries + linear(D, keys, self.key_bias) + own_values
+        if c.position_encoding != "disentangled" or c.share_att_key:
+            return 0
+        terms = {"c2p": linear(D, keys, self.key_bias), "p2c": linear(D, queries)}
+        return sum(terms[name] for name in c.pos_att_type or terms)
+
+    def feed_forward(self) -> int:
+        gates = 2 if self.c.mlp_type == "glu" else 1
+        return gates * linear(self.D, self.F, self.c.mlp_bias) + linear(self.F, self.D, self.c.mlp_bias)
+
+    def positions(self, layers: int) -> int:
+        c = self.c
+        if c.position_encoding == "learned":
+            return (c.max_position_embeddings + c.position_offset) * self.E
+        if c.position_encoding == "relative":
+            return c.relative_attention_num_buckets * self.H * (1 if c.relative_attention_shared else layers)
+        if c.position_encoding == "disentangled":
+            span = c.position_buckets or c.max_relative_positions or c.max_position_embeddings
+            return 2 * span * self.D + (self.norm(self.D) if c.relative_embedding_norm else 0)
+        return 0
+
+    def head(self) -> int:
+        c = self.c
+        return c.vocab_size * ((0 if c.tie_word_embeddings else self.D) + c.lm_head_bias)
+
+    def norm(self, width: int) -> int:
+        return width * (2 if self.c.norm_type == "layernorm" and self.c.norm_bias else 1)
+
+
+def linear(inputs: int, outputs: int, bias: bool = True) -> int:
+    """Parameters of a linear layer."""
+    return inputs * outputs + (outputs if bias else 0)
 
 
 def short_number(count: float) -> str:

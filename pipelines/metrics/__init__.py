@@ -22,14 +22,23 @@ class MetricRow:
     variant: str | None = None
 
 
-BINARY_ONLY = ("f1", "precision", "recall")
 AVERAGES = {
     None: "of class 1 of two classes",
-    "macro": "mean over the classes",
-    "weighted": "mean over the classes, each weighted by how often it occurs",
+    "macro": "mean over classes",
+    "weighted": "mean over examples' classes",
+}
+_OF_CLASSES = {
+    "f1": ("F1", "harmonic mean of precision and recall"),
+    "precision": ("Precision", "share of the predictions of a class that are right"),
+    "recall": ("Recall", "share of the examples of a class that are found"),
 }
 METRICS = {
     "accuracy": MetricRow("classes", "Accuracy", "share of examples given the right class"),
+    **{
+        name if variant is None else f"{name}_{variant}": MetricRow("classes", cls, f"{words}, {of}", variant)
+        for name, (cls, words) in _OF_CLASSES.items()
+        for variant, of in AVERAGES.items()
+    },
     "matthews_correlation": MetricRow("classes", "MatthewsCorrelation", "correlation of predicted and true classes"),
     "pearson": MetricRow("numbers", "Pearson", "linear correlation of predicted and true numbers"),
     "spearman": MetricRow("numbers", "Spearman", "correlation of the ranks of predicted and true numbers"),
@@ -38,14 +47,12 @@ METRICS = {
     "chrf": MetricRow("texts", "Chrf", "chrF of sacrebleu, 0 to 100: character n-grams shared with the reference"),
     "exact_match": MetricRow("texts", "ExactMatch", "share of texts equal to a reference"),
 }
-for _name, _class, _words in (
-    ("f1", "F1", "harmonic mean of precision and recall"),
-    ("precision", "Precision", "share of the predictions of a class that are right"),
-    ("recall", "Recall", "share of the examples of a class that are found"),
-):
-    for _average, _of in AVERAGES.items():
-        _key = _name if _average is None else f"{_name}_{_average}"
-        METRICS[_key] = MetricRow("classes", _class, f"{_words}, {_of}", _average)
+# What objectives report; evaluation.py computes these from summed losses, where nothing is compared.
+PERPLEXITIES = {
+    "perplexity": "exp of the mean loss per predicted token",
+    "unigram_perplexity": "that of a model which only counts how often each token occurs in the training text",
+    "word_perplexity": "exp of the summed loss per word and line end, so that tokenizers can be compared",
+}
 
 
 def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", num_classes: int | None = None) -> None:
@@ -68,7 +75,7 @@ def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", n
                 f"{field}={name!r} compares {METRICS[name].compares}, but this task predicts {compares}; "
                 f"known: {', '.join(fitting)}"
             )
-        if name in BINARY_ONLY and num_classes is not None and num_classes > 2:
+        if name in _OF_CLASSES and num_classes is not None and num_classes > 2:
             raise UserError(f"{field}={name!r} is of two classes, here are {num_classes}; use {name}_macro")
 
 

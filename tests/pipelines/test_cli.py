@@ -190,18 +190,52 @@ def test_the_printed_recipe_is_the_composed_one(capsys):
 
 
 def test_list_names_everything_on_whole_lines(capsys):
-    from anyformer.pipelines.listing import KINDS
+    from anyformer.pipelines.listing import TABLES
     from anyformer.pipelines.recipe_files import shipped, shipped_yaml
 
+    assert list(TABLES) == list(cli.LISTED)
     assert main(["list"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     for folder in ("models", "recipes"):
         for name in shipped(folder):
             words = shipped_yaml(folder, name)["description"].split()
             assert any(line[:1] == [name] and line[-len(words) :] == words for line in lines)
-    for kind in KINDS:
+    for kind in TABLES:
         assert main(["list", kind]) == 0
         assert capsys.readouterr().out.startswith(kind)
+
+
+def test_list_names_what_a_recipe_may_say():
+    from typing import get_args, get_type_hints
+
+    from anyformer.pipelines.listing import TABLES
+    from anyformer.pipelines.metrics import METRICS
+    from anyformer.pipelines.objectives import OBJECTIVES
+    from anyformer.pipelines.recipe_checks import PERPLEXITIES
+    from anyformer.pipelines.schema import ModelSection
+    from anyformer.pipelines.tasks import TASKS
+
+    import anyformer
+
+    listed = {kind: make() for kind, (make, _) in TABLES.items()}
+    names = {kind: [row[0] for row in rows] for kind, rows in listed.items()}
+    assert all(len(set(rows)) == len(rows) for rows in names.values())
+    assert all(cell for rows in listed.values() for row in rows for cell in row)
+    assert names["families"] == list(get_args(get_args(get_type_hints(ModelSection)["family"])[0]))
+    assert set(names["objectives"]) == set(OBJECTIVES)
+    assert set(names["tasks"]) == set(TASKS)
+    assert set(names["metrics"]) == {*METRICS, *PERPLEXITIES}
+    heads = {
+        name.partition("For")[2] for name in anyformer.__all__ if name.startswith("Anyformer") and "For" in name[9:]
+    }
+    assert {head for row in listed["families"] for head in row[2].split(", ")} == heads
+
+
+def test_presets_are_listed_family_by_family():
+    from anyformer.pipelines.listing import preset_rows
+
+    families = [family for _, family, *_ in preset_rows()]
+    assert families == sorted(families, key=families.index) and len(set(families)) == 3
 
 
 def test_a_reader_that_leaves_early_is_no_error(repo_root):

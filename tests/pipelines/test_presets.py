@@ -1,0 +1,62 @@
+"""Presets are the published architectures: as many parameters, by our arithmetic and in transformers' own classes."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from anyformer.pipelines.parameter_count import count_parameters
+from anyformer.pipelines.recipe import load_preset
+from anyformer.pipelines.recipe_files import shipped, shipped_yaml
+from anyformer.pipelines.source_fields import family_fields
+from published_models import PUBLISHED
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+OWN = {"nanogpt_char"}  # no vocabulary of its own, so no published count
+NATIVE = {"decoder": AutoModelForCausalLM, "encoder": AutoModel, "seq2seq": AutoModelForSeq2SeqLM}
+
+
+HEAD_BIAS_IS_A_BUFFER = {"marian", "bart"}
+
+
+def counted(name: str) -> int:
+    """By arithmetic, less what transformers has as a buffer."""
+    family, fields = load_preset(name)
+    defaults = {key: field.default for key, field in family_fields(family).items()}
+    count = count_parameters(SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields)))
+    if PUBLISHED[name].model_type in HEAD_BIAS_IS_A_BUFFER:
+        assert fields["lm_head_bias"]
+        count -= fields["vocab_size"]
+    return count
+
+
+def test_every_preset_of_a_published_model_is_in_the_table():
+    assert set(PUBLISHED) == set(shipped("models")) - OWN
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_parameter_count_is_the_published_one(name):
+    assert counted(name) == PUBLISHED[name].count
+
+
+@pytest.mark.parametrize("name", [name for name, row in PUBLISHED.items() if row.model_type])
+def test_transformers_own_class_has_as_many_parameters(name):
+    family, fields = load_preset(name)
+    with torch.device("meta"):
+        model = NATIVE[family].from_config(PUBLISHED[name].config())
+    parameters = {key: p for key, p in model.named_parameters() if "embed_positions" not in key or p.requires_grad}
+    if not fields["tie_word_embeddings"] and model.config.tie_word_embeddings:
+        # transformers ties T5 v1.1's head when it builds one, and unties it when the weights of a checkpoint differ.
+        parameters["head"] = model.get_output_embeddings().weight
+    assert sum(p.numel() for p in parameters.values()) == counted(name)
+
+
+def test_sizes_of_one_architecture_differ_in_sizes_alone():
+    sizes = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+    sizes |= {"logit_multiplier", "embedding_multiplier", "initializer_range", "description"}
+    pairs = [("bert_base", "bert_large"), ("roberta_base", "roberta_large"), ("albert_base", "albert_large")]
+    pairs += [("modernbert_base", "modernbert_large"), ("deberta_v3_small", "deberta_v3_base")]
+    pairs += [("t5_small", "t5_base"), ("t5_base", "t5_large"), ("t5_v1_1_small", "t5_v1_1_base")]
+    pairs += [("t5_v1_1_small", "mt5_small"), ("bart_base", "bart_large")]
+    for one, other in pairs:
+        one, other = shipped_yaml("models", one), shipped_yaml("models", other)
+        assert {key for key in {*one, *other} if one.get(key) != other.get(key)} <= sizes
