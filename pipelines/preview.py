@@ -1,48 +1,10 @@
 """Real rows as the model will see them: tokens, labels, documents, positions, and what is not predicted."""
 
 from rich.console import Console
-from rich.text import Text
 
 from .data import describe_data, prepare_data
+from .preview_rows import KINDS
 from .schema import Recipe
-
-DOCUMENT_COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
-NOT_PREDICTED = "underline"
-PADDING = "dim strike"
-IGNORED = -100
-
-
-def visible(token: str) -> str:
-    """A token's text with its white space made visible, so that every token takes space on the screen."""
-    return token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·") or "∅"
-
-
-def row_text(row: dict, segments: list, tokenizer) -> Text:
-    """One row: a colour per document, tokens without a label underlined, padding struck through."""
-    ids, labels = row["input_ids"].tolist(), row["labels"].tolist()
-    text, at = Text(), 0
-    for number, (_, _, length) in enumerate(segments):
-        if number:
-            text.append("│", style="bold white")
-        colour = DOCUMENT_COLOURS[number % len(DOCUMENT_COLOURS)]
-        for i in range(at, at + length):
-            style = f"{colour} {NOT_PREDICTED}" if labels[i] == IGNORED else colour
-            text.append(visible(tokenizer.decode([ids[i]])), style=style)
-        at += length
-    if at < len(ids):
-        text.append(f" {len(ids) - at} x {tokenizer.decode([ids[-1]])}", style=PADDING)
-    return text
-
-
-def head_table(row: dict, tokenizer, most: int = 12) -> list[str]:
-    """The first positions of a row as numbers: position, token, input id, label."""
-    lines = [f"{'position':>8}  {'input':>7}  {'label':>7}  token"]
-    for i in range(min(most, len(row["input_ids"]))):
-        label = row["labels"][i].item()
-        token = visible(tokenizer.decode([row["input_ids"][i].item()]))
-        shown = "-" if label == IGNORED else str(label)
-        lines.append(f"{row['position_ids'][i].item():>8}  {row['input_ids'][i].item():>7}  {shown:>7}  {token}")
-    return lines
 
 
 def spread(total: int, wanted: int) -> list[int]:
@@ -54,7 +16,7 @@ def spread(total: int, wanted: int) -> list[int]:
 def rows_to_show(train, wanted: int) -> list[int]:
     """Evenly spread rows, one of which holds several documents if any row does."""
     chosen = spread(len(train), wanted)
-    if any(len(train.segments(i)) > 1 for i in chosen):
+    if not hasattr(train, "segments") or any(len(train.segments(i)) > 1 for i in chosen):
         return chosen
     for i in range(len(train)):
         if len(train.segments(i)) > 1:
@@ -68,34 +30,28 @@ def preview(recipe: Recipe, rows: int = 5, console: Console | None = None) -> in
     console = console or Console(highlight=False, soft_wrap=True)
     data = prepare_data(recipe, progress=console.is_terminal)
     console.print(describe_data(data), markup=False)
-    console.print(
-        Text.assemble(
-            "a colour per document, ",
-            ("underlined", NOT_PREDICTED),
-            ": not predicted (no context in this row), │ where a document ends: no attention across, ",
-            ("struck through", PADDING),
-            ": padding; labels stand beside their own token, and the model shifts them by one",
-        )
-    )
+    legend, print_row = KINDS[recipe.task.name if recipe.task else recipe.objective.name]
+    console.print(legend)
     train = data.rows["train"]
-    if hasattr(train, "segments"):
-        chosen = [(i, train[i], train.segments(i)) for i in rows_to_show(train, rows)]
+    if hasattr(train, "__len__"):
+        chosen = [(i, train[i]) for i in rows_to_show(train, rows)]
     else:
-        chosen = [(i, row, segments_from_positions(row)) for i, row in zip(range(rows), train)]
-    for number, row, segments in chosen:
-        documents = ", ".join(f"{document} from token {start} ({length})" for document, start, length in segments)
-        predicted = int((row["labels"] != IGNORED).sum())
-        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
-        console.print(f"documents: {documents}", markup=False)
-        console.print(row_text(row, segments, data.tokenizer))
-        for line in head_table(row, data.tokenizer):
-            console.print(line, markup=False, style="dim")
+        chosen = list(zip(range(rows), train))
+    for number, row in chosen:
+        print_row(console, data, number, row, segments_of(train, number, row))
     return 0
 
 
-def segments_from_positions(row: dict) -> list[tuple[int, int, int]]:
-    """Documents of a streamed row, numbered within the row: (number, first position, length)."""
+def segments_of(train, number: int, row: dict) -> list[tuple[int, int, int]]:
+    """The document parts of a row: (document, first token in it, tokens); none where rows are examples.
+
+    A stream knows its documents by their places in the row alone, so they are numbered within it.
+    """
+    if hasattr(train, "segments"):
+        return train.segments(number)
+    if "position_ids" not in row:
+        return []
     positions = row["position_ids"].tolist()
     starts = [i for i, p in enumerate(positions) if p == 0 or i == 0]
     ends = [*starts[1:], len(positions)]
-    return [(number, positions[s], e - s) for number, (s, e) in enumerate(zip(starts, ends))]
+    return [(part, positions[s], e - s) for part, (s, e) in enumerate(zip(starts, ends))]

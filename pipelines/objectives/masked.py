@@ -30,6 +30,10 @@ class MaskedObjective:
             )
         self.section, self.tokenizer, self.seed = section, tokenizer, seed
 
+    def config_fields(self) -> dict:
+        """Fields of a fresh model's config that belong to the objective: none."""
+        return {}
+
     def rows(self, store: TokenStore, tail: str) -> PackedDataset:
         """Rows of `sequence_length` tokens from documents tokenised before; labels are the tokens themselves."""
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
@@ -114,10 +118,10 @@ class MaskedCollator:
         if not len(places):
             return
         number = max(1, round(self.mask_probability * len(places)))
-        chosen = np.sort(generator.choice(places, number, replace=False))
+        chosen = generator.permutation(places)[:number]
         labels[chosen] = ids[chosen]
         lot = generator.random(number)
-        random_ids = generator.choice(self.ordinary_ids, number)
+        random_ids = self.ordinary_ids[generator.integers(len(self.ordinary_ids), size=number)]
         masked = lot < self.mask_replace
         replaced = ~masked & (lot < self.mask_replace + self.random_replace)
         ids[chosen] = np.where(masked, self.mask_id, np.where(replaced, random_ids, ids[chosen]))

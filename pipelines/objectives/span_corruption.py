@@ -16,7 +16,7 @@ class SpanCorruptionObjective:
 
     Rows are slices of one stream of documents, each ended by eos, as in T5: a row may hold the end of one document and
     the beginning of the next, and tokens attend to the whole row. The slices are as long as it takes for the input to
-    come to sequence_length tokens. Raises UserError for a tokenizer without eos or with too few sentinels.
+    come to sequence_length tokens. Raises UserError for a tokenizer without eos, padding or with too few sentinels.
     """
 
     auto_class = "AutoModelForSeq2SeqLM"
@@ -25,10 +25,11 @@ class SpanCorruptionObjective:
 
     def __init__(self, section: ObjectiveSection, tokenizer, seed: int = 0):
         self.section, self.tokenizer, self.seed = section, tokenizer, seed
-        if tokenizer.eos_token_id is None:
-            raise UserError(
-                "objective.name=span_corruption needs a tokenizer with an end-of-text token; this one has none"
-            )
+        for name, words in (("eos_token_id", "an end-of-text"), ("pad_token_id", "a padding")):
+            if getattr(tokenizer, name) is None:
+                raise UserError(
+                    f"objective.name=span_corruption needs a tokenizer with {words} token; this one has none"
+                )
         self.raw_length = raw_length(section.sequence_length, section.noise_density, section.mean_span_length)
         _, spans = noise_counts(self.raw_length, section.noise_density, section.mean_span_length)
         self.sentinels = sentinel_ids(tokenizer)
@@ -38,6 +39,10 @@ class SpanCorruptionObjective:
                 f"tokenizer has {len(self.sentinels)} sentinels ({sentinel(0)}, {sentinel(1)}, ...)"
             )
 
+    def config_fields(self) -> dict:
+        """Fields of a fresh model's config that belong to the objective: padding begins each target, as in T5."""
+        return {"decoder_start_token_id": self.tokenizer.pad_token_id}
+
     def rows(self, store: TokenStore, tail: str) -> PackedDataset:
         """Rows of the raw tokens, from documents tokenised before; the collator corrupts them."""
         if tail == "drop" and 1 < store.num_tokens < self.raw_length:
@@ -45,7 +50,7 @@ class SpanCorruptionObjective:
                 f"objective.sequence_length={self.section.sequence_length} takes {self.raw_length} tokens of text, "
                 f"more than the whole text of {store.name} ({store.num_tokens:,} tokens); set objective.tail=pad"
             )
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
+        pad = self.tokenizer.pad_token_id
         return PackedDataset(store, self.raw_length, tail=tail, pad_token_id=pad, predicts_next=False)
 
     def stream(self, corpus) -> StreamingPackedDataset:
@@ -94,8 +99,7 @@ class SpanCorruptionCollator:
         seed: int,
     ):
         self.sentinels, self.seed = sentinels, seed
-        self.eos = tokenizer.eos_token_id
-        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.eos, self.pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         self.noise_density, self.mean_span_length = noise_density, mean_span_length
         noise, spans = noise_counts(
             raw_length(input_length, noise_density, mean_span_length), noise_density, mean_span_length
@@ -122,16 +126,13 @@ class SpanCorruptionCollator:
     def corrupt(self, tokens: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Source and target of one row of raw tokens, eos included."""
         noise, spans = noise_counts(len(tokens), self.noise_density, self.mean_span_length)
-        lengths = np.empty(2 * spans, dtype=np.int64)  # kept, left out, kept, left out, ...
-        lengths[::2] = random_segments(len(tokens) - noise, spans, generator)
-        lengths[1::2] = random_segments(noise, spans, generator)
-        pieces = np.split(tokens, np.cumsum(lengths)[:-1])
-        source, target = [], []
-        for number in range(spans):
-            name = self.sentinels[number : number + 1]
-            source += [pieces[2 * number], name]
-            target += [name, pieces[2 * number + 1]]
-        return np.concatenate([*source, [self.eos]]), np.concatenate([*target, [self.eos]])
+        kept = random_segments(len(tokens) - noise, spans, generator)
+        left_out = random_segments(noise, spans, generator)
+        is_noise = np.repeat(np.tile([False, True], spans), np.stack([kept, left_out], axis=1).ravel())
+        names = self.sentinels[:spans]
+        source = np.insert(tokens[~is_noise], np.cumsum(kept), names)  # each span's name after the tokens before it
+        target = np.insert(tokens[is_noise], np.cumsum(left_out) - left_out, names)
+        return np.append(source, self.eos), np.append(target, self.eos)
 
 
 def noise_counts(length: int, noise_density: float, mean_span_length: float) -> tuple[int, int]:
@@ -171,7 +172,7 @@ def random_segments(items: int, segments: int, generator: np.random.Generator) -
     """Lengths of `segments` parts, none empty, that `items` fall into; every way to cut equally likely."""
     if items < segments:  # a row of one token has nothing to keep
         return np.array([items])
-    cuts = np.sort(generator.choice(items - 1, segments - 1, replace=False)) + 1
+    cuts = np.sort(generator.permutation(items - 1)[: segments - 1]) + 1
     return np.diff(cuts, prepend=0, append=items)
 
 
