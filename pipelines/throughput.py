@@ -1,9 +1,11 @@
 """Floating-point operations per token, peak rates, and the share of the peak a run reaches (MFU).
 
 Convention: PaLM (Chowdhery et al. 2022, appendix B). A trained token costs 6 x the weights it is multiplied with
-(output head included, embedding look-ups not) + 12 x layers x heads x head size x context for the attention scores.
+(output head included, embedding look-ups not) + 12 x layers x heads x head size x context for the attention scores,
+whether or not a mask halves them. A head that runs on labelled positions, or once per row, counts for those alone.
 """
 
+import re
 import time
 
 import torch
@@ -23,22 +25,91 @@ DATA_SHEET_BF16 = {
 }
 
 
+def count_tokens(inputs: dict, is_encoder_decoder: bool):
+    """Tokens of a batch that are not padding, source and target; a tensor where the device has to count them."""
+    mask = inputs.get("attention_mask")
+    tokens = inputs["input_ids"].numel() if mask is None else mask.sum()
+    return tokens + inputs["labels"].ne(-100).sum() if is_encoder_decoder else tokens
+
+
+def linear_weights(model: torch.nn.Module) -> dict[str, int]:
+    """Number of weights of each linear layer, by its name; of a tied head, too."""
+    return {
+        # ZeRO-3 leaves empty shards and the true size.
+        name: getattr(module.weight, "ds_numel", module.weight.numel())
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"  # Conv1D: GPT-2's Linear
+    }
+
+
 def multiplied_weights(model: torch.nn.Module) -> int:
     """Number of weights a token is multiplied with in one forward pass (tied heads count, look-ups do not)."""
-    total = 0
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's Linear
-            weight = module.weight
-            total += getattr(weight, "ds_numel", weight.numel())  # ZeRO-3 leaves empty shards and the true size
-    return total
+    return sum(linear_weights(model).values())
+
+
+class FlopCount:
+    """Training FLOPs (forward and backward) of a model's batches.
+
+    The linear layers are told apart by name: those of a base model see every token; those beside it are the head, which
+    sees each position, only labelled ones (our masked language model), or one vector per row (classification). In an
+    encoder-decoder, decoder layers see target tokens, but the keys and values of cross-attention source tokens.
+    """
+
+    ROW_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
+    CROSS = re.compile(r"(cross_attn|encoder_attn|EncDecAttention)\.(k|v)(_proj)?$")
+
+    def __init__(self, model: torch.nn.Module):
+        self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
+        config = model.config.get_text_config()
+        heads = config.num_attention_heads
+        self.width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        self.layers = config.num_hidden_layers
+        self.decoder_layers = next(
+            (n for n in (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers")) if n),
+            self.layers,
+        )
+        name = type(model).__name__
+        self.head_on_labels = name.startswith("Anyformer") and name.endswith("ForMaskedLM")
+        self.head_on_rows = name.endswith(self.ROW_HEADS)
+        self.token = self.target = self.cross = self.head = self.row = 0
+        shared = self.layers / (getattr(config, "num_hidden_groups", None) or self.layers)  # ALBERT: applied so often
+        base = model.base_model_prefix if model.base_model is not model else None
+        for name, weights in linear_weights(model).items():
+            self._assign(name, weights, base, shared)
+
+    def _assign(self, name: str, weights: int, base: str | None, shared: float) -> None:
+        parts = name.split(".")
+        inside = parts[0] == base if base else parts[0] in ("encoder", "decoder")
+        if "pooler" in parts or (not inside and self.head_on_rows):
+            self.row += weights
+        elif not inside:
+            self.head += weights
+        elif self.CROSS.search(name):
+            self.cross += weights
+        elif self.is_encoder_decoder and "decoder" in parts:
+            self.target += weights
+        else:
+            self.token += weights * (shared if len(parts) > 2 else 1)
+
+    def of_batch(self, inputs: dict):
+        """FLOPs of one training step on this batch, padding included; a tensor where the device counts labels."""
+        rows, length = inputs["input_ids"].shape
+        tokens = rows * length
+        scores = 12 * self.width
+        total = 6 * (self.token * tokens + self.row * rows) + scores * self.layers * length * tokens
+        if self.is_encoder_decoder:
+            target_length = inputs["labels"].shape[-1] if inputs["labels"].dim() > 1 else length
+            targets = rows * target_length
+            total += 6 * (self.target * targets + self.cross * tokens)
+            total += scores * self.decoder_layers * (target_length + length) * targets
+            return total + 6 * self.head * targets
+        return total + 6 * self.head * (inputs["labels"].ne(-100).sum() if self.head_on_labels else tokens)
 
 
 def flops_per_token(model: torch.nn.Module, sequence_length: int) -> int:
-    """Training FLOPs (forward and backward) per token at this context length."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return 6 * multiplied_weights(model) + 12 * config.num_hidden_layers * heads * head_dim * sequence_length
+    """Training FLOPs (forward and backward) per token of a row of this length, with its head on every position."""
+    row = torch.zeros(1, sequence_length, dtype=torch.long)
+    return int(FlopCount(model).of_batch({"input_ids": row, "labels": row})) // sequence_length
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:

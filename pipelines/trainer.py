@@ -1,10 +1,12 @@
 """AnyformerTrainer: transformers' Trainer with its quiet traps set right.
 
-What differs from Trainer: checkpoints are complete or invisible; NaN stops the run with step and rows; the evaluation
-loss is exact per token; tokens per second and MFU are logged; nothing but the loss is computed in a training step.
+What differs from Trainer: checkpoints are complete or invisible; NaN stops the run with step and rows; losses are exact
+per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
+checkpoint is saved whenever it appears; nothing but the loss is computed in a training step.
 """
 
 import errno
+import functools
 import importlib.util
 import inspect
 import os
@@ -15,64 +17,45 @@ import time
 from pathlib import Path
 
 import torch
-from torch.utils.data import Dataset
+from safetensors.torch import load_file
 from transformers import PrinterCallback, ProgressCallback, Trainer
 
 from .checkpointing import RUN_FILE, STAGING, list_checkpoints, retire, seal, write_atomically
 from .errors import UserError
+from .exact_loss import IGNORED, loss_of_logits
 from .guards import LossGuard
 from .model_card import write_model_card
+from .numbered_rows import EPOCH_KEY, ROWS_KEY, EpochNumbers, NumberedRows, RowsWithFiller
 from .optimizers import build_muon
 from .progress import MetricsFile, ProgressLine
 from .stopping import StopSignal
-from .throughput import flops_per_token, peak_flops
-
-ROWS_KEY = "row_ids"  # which rows of the data set a batch holds: for error messages, never for the model
-
-
-class NumberedRows(Dataset):
-    """A map-style data set whose rows carry their own index."""
-
-    def __init__(self, rows: Dataset):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self.rows[index] | {ROWS_KEY: int(index)}
-
-
-class RowsWithFiller(Dataset):
-    """Rows, then copies of the first one without labels, up to a multiple of `multiple`.
-
-    Every process then evaluates equally many rows, and none is counted twice.
-    """
-
-    def __init__(self, rows: Dataset, multiple: int):
-        self.rows, self.length = rows, -(-len(rows) // multiple) * multiple
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        if index < len(self.rows):
-            return self.rows[index]
-        row = dict(self.rows[0])
-        return row | {"labels": torch.full_like(torch.as_tensor(row["labels"]), -100)}
+from .tasks.batching import LengthGroupedSampler
+from .throughput import FlopCount, count_tokens, peak_flops
 
 
 class AnyformerTrainer(Trainer):
-    """Trainer for causal models on packed rows.
+    """Trainer for any model that learns from labels: packed rows, padded examples, source and target.
 
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         muon_learning_rate: peak learning rate of the hidden matrices; None: plain AdamW (or `args.optim`).
+        predicts_next: whether the model shifts labels: the first label of a row then never counts.
+        scorer: has outcome(logits, labels) -> (B, K) integers and measure(outcomes) -> metrics, of all rows that are
+            evaluated; None: the loss alone is measured.
         **kwargs: as for transformers' Trainer.
     """
 
-    def __init__(self, *, run_identity: str = "{}", muon_learning_rate: float | None = None, **kwargs):
+    def __init__(
+        self,
+        *,
+        run_identity: str = "{}",
+        muon_learning_rate: float | None = None,
+        predicts_next: bool = True,
+        scorer=None,
+        **kwargs,
+    ):
         self.run_identity, self.muon_learning_rate, self._staging = run_identity, muon_learning_rate, False
+        self.predicts_next, self.scorer = predicts_next, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         remember_absent("lomo_optim")
         super().__init__(**kwargs)
@@ -81,11 +64,36 @@ class AnyformerTrainer(Trainer):
         self.guard = LossGuard(self.args.output_dir)
         self.stop_signal = StopSignal(self.accelerator)
         self.progress = ProgressLine()
-        for callback in (self.stop_signal, self.progress, MetricsFile(self.args.output_dir)):
+        self.epochs = EpochNumbers()
+        for callback in (self.stop_signal, self.progress, self.epochs, MetricsFile(self.args.output_dir)):
             self.add_callback(callback)
         self._tokens = self._logged_tokens = 0
+        self._flops = self._logged_flops = self._stored_flops = 0
         self._idle = 0.0  # seconds since the last log spent on evaluation and checkpoints, not on training
-        self._flops_per_token = self._peak = None
+        self._flop_count = self._peak = None
+        self._choose_loss()
+
+    def _choose_loss(self) -> None:
+        """Whether the model's own loss is exact, or one is computed here from its logits.
+
+        Exact means: divided by `num_items_in_batch`, which counts the labels of all batches of an optimizer step. Ours
+        do that, and transformers' decoders; its other heads take a mean and would be trained with gradients multiplied
+        by the number of accumulated batches (guides: BERT, T5, BART).
+        """
+        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        known = inspect.signature(model.forward).parameters
+        exact = "num_items_in_batch" in known or (self.predicts_next and self.model_accepts_loss_kwargs)
+        smoothing = self.args.label_smoothing_factor
+        self._skips_logits = "return_logits" in known
+        self._training_extras = {"label_smoothing": smoothing} if smoothing and "label_smoothing" in known else {}
+        self._makes_decoder_inputs = hasattr(model, "prepare_decoder_input_ids_from_labels")
+        self.label_smoother = None  # Trainer's knows only transformers' own names of models that shift
+        self._loss_shifts_labels = self.predicts_next
+        self._own_loss = exact
+        if self.compute_loss_func is None and (not exact or (smoothing and not self._training_extras)):
+            self.compute_loss_func = functools.partial(
+                loss_of_logits, shift=self.predicts_next, label_smoothing=smoothing
+            )
 
     # ---- data
 
@@ -93,10 +101,19 @@ class AnyformerTrainer(Trainer):
         original = self.train_dataset
         if hasattr(original, "__getitem__") and hasattr(original, "__len__"):
             self.train_dataset = NumberedRows(original)
+        self.epochs.listeners = [self.train_dataset] if hasattr(self.train_dataset, "set_epoch") else []
         try:
             return super().get_train_dataloader()
         finally:
             self.train_dataset = original
+
+    def _get_train_sampler(self, train_dataset=None):
+        rows = getattr(self.train_dataset, "rows", None)
+        if not hasattr(rows, "row_lengths"):
+            return super()._get_train_sampler(train_dataset)
+        sampler = LengthGroupedSampler(rows.row_lengths, self.args.train_batch_size, self.args.seed)
+        self.epochs.listeners.append(sampler)
+        return sampler
 
     def get_eval_dataloader(self, eval_dataset=None):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -107,22 +124,45 @@ class AnyformerTrainer(Trainer):
     def train(self, *args, **kwargs):
         self._clock = time.perf_counter()
         try:
-            return super().train(*args, **kwargs)
+            result = super().train(*args, **kwargs)
+            if self.args.metric_for_best_model is not None and self.state.global_step >= self.state.max_steps:
+                self._load_best()
+            return result
         finally:
             self.progress.close()
             self.model.config.use_cache = self._use_cache
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         rows = inputs.pop(ROWS_KEY, [])
-        self._tokens += inputs["input_ids"].numel() * self.args.world_size
+        inputs.pop(EPOCH_KEY, None)
+        if self._flop_count is None:
+            self._flop_count = FlopCount(self.model)
+        self._tokens = self._tokens + count_tokens(inputs, self.model.config.is_encoder_decoder)
+        self._flops = self._flops + self._flop_count.of_batch(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.watch(self.state.global_step + 1, loss, rows)
         return loss
 
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if self.compute_loss_func is not None:
+            inputs = self._with_decoder_inputs(inputs)
+        elif self.model.training:
+            inputs = {**inputs, **self._training_extras}
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _with_decoder_inputs(self, inputs: dict) -> dict:
+        """What a sequence-to-sequence model would make from the labels, which it does not see."""
+        if not self._makes_decoder_inputs or "decoder_input_ids" in inputs:
+            return inputs
+        model = self.accelerator.unwrap_model(self.model)
+        return {**inputs, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])}
+
     def floating_point_ops(self, inputs) -> int:
-        if self._flops_per_token is None:
-            self._flops_per_token = flops_per_token(self.model, inputs["input_ids"].shape[-1])
-        return inputs["input_ids"].numel() * self._flops_per_token
+        return 0  # counted in training_step, without waiting for the device
+
+    def store_flos(self):
+        self.current_flos, self._stored_flops = float(self._flops) - self._stored_flops, float(self._flops)
+        super().store_flos()
 
     def create_optimizer(self, model=None):
         if self.optimizer is None and self.muon_learning_rate is not None:
@@ -155,8 +195,10 @@ class AnyformerTrainer(Trainer):
     def _speed(self) -> dict:
         now = time.perf_counter()
         seconds = max(1e-9, now - self._clock - self._idle)
-        rate = (self._tokens - self._logged_tokens) / seconds
-        achieved = rate * (self._flops_per_token or 0) / self.args.world_size
+        local = torch.tensor([float(self._tokens), float(self._flops)], dtype=torch.float64)
+        tokens, flops = self.accelerator.reduce(local.to(self._sum_device()), "sum").tolist()
+        rate = (tokens - self._logged_tokens) / seconds
+        achieved = (flops - self._logged_flops) / seconds / self.args.world_size
         if self._peak is None or achieved > self._peak:  # a peak below the rate was measured on a busy machine
             dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
             peak, self.peak_source = peak_flops(self.args.device, dtype)
@@ -166,12 +208,12 @@ class AnyformerTrainer(Trainer):
         else:  # ru_maxrss counts bytes on macOS, KiB elsewhere
             unit = 1 if sys.platform == "darwin" else 1024
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        self._clock, self._logged_tokens, self._idle = time.perf_counter(), self._tokens, 0.0
+        self._clock, self._logged_tokens, self._logged_flops, self._idle = time.perf_counter(), tokens, flops, 0.0
         return {
             "tokens_per_second": rate,
             "mfu": achieved / self._peak,
             "memory_gb": memory / 1e9,
-            "tokens": self._tokens,
+            "tokens": int(tokens),
         }
 
     # ---- evaluation
@@ -179,12 +221,16 @@ class AnyformerTrainer(Trainer):
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
         started = time.perf_counter()
         self._evaluated = torch.zeros(2, dtype=torch.float64, device=self._sum_device())
+        self._outcomes = []
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         total, count = self.accelerator.reduce(self._evaluated, "sum").tolist()
+        measured = {}
         if count:
-            output.metrics[f"{metric_key_prefix}_loss"] = total / count
-            output.metrics[f"{metric_key_prefix}_nll"] = total
-            output.metrics[f"{metric_key_prefix}_predictions"] = count
+            measured = {"loss": total / count, "nll": total, "predictions": count}
+        if self._outcomes:
+            outcomes = self.accelerator.gather(torch.cat(self._outcomes))  # equally many on each process: see filler
+            measured |= self.scorer.measure(outcomes[(outcomes != IGNORED).all(dim=-1)].cpu().numpy())
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
         self._idle += time.perf_counter() - started
         return output
 
@@ -193,15 +239,23 @@ class AnyformerTrainer(Trainer):
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """Sum the loss over the counted labels: the mean of per-batch means would weigh short rows too much."""
-        if not (prediction_loss_only and self.model_accepts_loss_kwargs):
+        inputs.pop(ROWS_KEY, None)
+        inputs.pop(EPOCH_KEY, None)
+        if not prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)
-        forward = self.accelerator.unwrap_model(self.model).forward
-        if "return_logits" in inspect.signature(forward).parameters:
-            inputs = {**inputs, "return_logits": False}
+        labels = inputs["labels"]
         with torch.no_grad(), self.compute_loss_context_manager():
-            total = model(**inputs, num_items_in_batch=1).loss
-        count = (inputs["labels"][..., 1:] != -100).sum()
+            if self._own_loss and self.scorer is None:
+                extras = {"return_logits": False} if self._skips_logits else {}
+                total = model(**inputs, **extras, num_items_in_batch=1).loss
+            else:
+                inputs = {name: value for name, value in self._with_decoder_inputs(inputs).items() if name != "labels"}
+                outputs = model(**inputs)
+                total = loss_of_logits(outputs, labels, num_items_in_batch=1, shift=self.predicts_next)
+                if self.scorer is not None:
+                    self._outcomes.append(self.scorer.outcome(outputs.logits, labels))
+        count = (labels[..., 1:] if self.predicts_next else labels).ne(IGNORED).sum()
         self._evaluated += torch.stack([total, count]).to(self._evaluated)
         return (total / count.clamp_min(1), None, None)
 
@@ -211,6 +265,41 @@ class AnyformerTrainer(Trainer):
             write_model_card(Path(self.args.output_dir), repo_id=self.hub_model_id, license=license)
 
     # ---- checkpoints
+
+    def _determine_best_metric(self, metrics, trial):
+        """A new best model is saved at once, whatever save_steps says."""
+        is_best = super()._determine_best_metric(metrics, trial)
+        if is_best:
+            self.control.should_save = True
+        return is_best
+
+    def _best_checkpoint(self) -> Path | None:
+        """By its step, not by the path noted in the state: a run's folder may have been moved."""
+        step = self.state.best_global_step
+        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+        return folder if step and folder.is_dir() else None
+
+    def _load_best(self) -> None:
+        best = self._best_checkpoint()
+        if best is None:
+            print(
+                f"anyformer: the best checkpoint (step {self.state.best_global_step}) is gone; the last model is kept"
+            )
+            self.state.best_global_step = None
+            return
+        self.state.best_model_checkpoint = str(best)
+        self._load_best_model()
+
+    def load_average(self, number: int) -> int:
+        """Give the model the mean of the weights of the newest `number` checkpoints; returns how many there were."""
+        found = list_checkpoints(Path(self.args.output_dir))[:number]
+        total: dict[str, torch.Tensor] = {}
+        for checkpoint in found:
+            for name, tensor in load_file(checkpoint / "model.safetensors").items():
+                total[name] = total[name] + tensor if name in total else tensor
+        mean = {name: tensor / len(found) if tensor.is_floating_point() else tensor for name, tensor in total.items()}
+        self._issue_warnings_after_load(self.accelerator.unwrap_model(self.model).load_state_dict(mean, strict=False))
+        return len(found)
 
     def _save(self, output_dir=None, state_dict=None):
         # Trainer switches the cache off in the live config; a saved model must generate with it again.
@@ -243,7 +332,7 @@ class AnyformerTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 seal(staged, folder / name)
-                retire(folder, keep=self.args.save_total_limit, best=self.state.best_model_checkpoint)
+                retire(folder, keep=self.args.save_total_limit, best=self._best_checkpoint())
                 shutil.rmtree(folder / STAGING, ignore_errors=True)
         except Exception as error:
             full = is_disk_full(error, folder)  # before what was written so far is removed

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-IGNORED = -100
+from ..exact_loss import IGNORED
+
 POOL = 50  # batches whose rows are sorted by length together: near enough in length, still mostly at random
 
 

@@ -58,7 +58,7 @@ class EncodedExamples(Dataset):
         self._map()
 
     @cached_property
-    def lengths(self) -> np.ndarray:
+    def row_lengths(self) -> np.ndarray:
         """Tokens of each row, over all its sequences."""
         total = np.zeros(len(self), dtype=np.int64)
         for name in ("input_ids", "labels"):

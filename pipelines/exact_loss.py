@@ -1,0 +1,23 @@
+"""The cross-entropy of any model's logits, exact per label: over accumulated batches, processes and fillers."""
+
+import torch
+
+IGNORED = -100
+
+
+def loss_of_logits(outputs, labels, num_items_in_batch=None, *, shift: bool, label_smoothing: float = 0.0):
+    """Cross-entropy of `outputs.logits` (..., C), summed and divided by num_items_in_batch (None: by the labels).
+
+    labels: class numbers (...), -100 not counted. shift: they are aligned with the inputs, not with the predictions.
+    """
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if shift:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    total = torch.nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(),
+        labels.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+    return total / (labels.ne(IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
