@@ -7,7 +7,6 @@ inputs and gradients (as torch's profiler records it), as a share of the logits 
 import method
 import torch
 from anyformer.modeling.losses import linear_cross_entropy
-from torch.profiler import ProfilerActivity, profile
 
 SPEED, MEMORY = method.Goal(1.8), method.Goal(0.15, at_least=False)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -23,13 +22,8 @@ def extra_bytes(step, inputs) -> int:
     step()
     for tensor in inputs:
         tensor.grad = None
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        kept = step()
-    held = most = 0
-    for event in recorded.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
+    kept = []
+    most = method.peak_bytes(lambda: kept.extend(step()))
     return most - sum(tensor.nbytes for tensor in kept)
 
 

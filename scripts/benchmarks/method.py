@@ -26,6 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 GUARD = "guard"
 GUARD_RANGE = (0.97, 1.03)
@@ -134,6 +135,18 @@ def compare(arms: dict[str, Callable], reference: str, rounds: int, warm: int = 
     return timings
 
 
+def peak_bytes(step: Callable) -> int:
+    """Most bytes that torch's CPU allocator holds during `step` beyond those it began with."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    held = most = 0
+    for event in recorded.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
 def relative_to(timings: dict, peer: str, arm: str) -> Timing:
     """`arm`'s ratios to another arm of the same rounds instead of to the reference."""
     pairs = zip(timings[peer].seconds, timings[arm].seconds)
@@ -180,6 +193,13 @@ def guard_row(what: str, reference: str, timings: dict) -> str:
     verdict = "void" if is_void(timings) else "valid"
     span = f"{GUARD_RANGE[0]}-{GUARD_RANGE[1]}"
     return f"| {what} | guard | {reference} | {figures} | {timings[GUARD].milliseconds:.1f} | {span} | {verdict} |"
+
+
+def memory_row(what: str, arm: str, peer: str, peaks: dict[str, int], has_goal: bool) -> str:
+    """One line on peak memory: the goal is never to need more than the peer."""
+    share, goal = peaks[arm] / peaks[peer], Goal(1.0, at_least=False)
+    verdict = goal.verdict(share, share) if has_goal else "-"
+    return f"| {what} | {arm} | {peer} | peak memory {share:.3f} | - | {goal if has_goal else '-'} | {verdict} |"
 
 
 def machine() -> str:
