@@ -28,7 +28,9 @@ def eager_attention(
         scores = softcap * torch.tanh(scores / softcap)
     for extra in (position_bias, attention_mask):
         scores = scores if extra is None else scores + extra
-    weights = nn.functional.softmax(scores.float(), dim=-1).to(query.dtype)
+    # In fp32 at least; fp64 stays, whose least number, which masks are filled with, would become -inf and rows nan.
+    at_least_fp32 = torch.promote_types(scores.dtype, torch.float32)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=at_least_fp32).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
