@@ -5,6 +5,7 @@ import inspect
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, MultipleChoiceModelOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
@@ -16,6 +17,7 @@ from .configuration import AnyformerEncoderConfig
 from .convolution import ConvolutionLayer
 from .heads import HeadTransform, LanguageModelHead, masked_language_model_loss
 from .local_global import global_attention_context
+from .losses import IGNORE_INDEX
 from .positions import LearnedPositions
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
@@ -98,6 +100,9 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
             decode_masks: run the enhanced mask decoder (`mask_decoder_layers`) in place of the last layer.
         """
         x_BTE = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
+        needs_absolute = self.config.position_biased_input or decode_masks
+        if self.absolute_positions is not None and needs_absolute and position_ids is None:
+            self.absolute_positions.check_length(x_BTE.shape[1])
         types_BTE = None
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
@@ -307,7 +312,8 @@ class AnyformerEncoderForPreTraining(AnyformerEncoderPreTrainedModel):
         """labels: (B, T), as for AnyformerEncoderForMaskedLM. next_sentence_label: (B,), 0 or 1.
 
         The loss is the sum of the mean over masked tokens and the mean over rows. With `num_items_in_batch`, which
-        counts tokens, the rows' mean is weighted by this batch's share of them.
+        counts tokens, each row has the weight of its share of them: accumulated micro-batches then add up to the
+        whole batch, however it is cut.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -329,9 +335,11 @@ class AnyformerEncoderForPreTraining(AnyformerEncoderPreTrainedModel):
                 self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
             )
         if next_sentence_label is not None:
-            sentence_loss = token_classification_loss(relationship, next_sentence_label)
-            if num_items_in_batch is not None and labels is not None:
-                sentence_loss = sentence_loss * (labels != -100).sum() / num_items_in_batch
+            if num_items_in_batch is None or labels is None:
+                sentence_loss = token_classification_loss(relationship, next_sentence_label)
+            else:
+                of_rows = cross_entropy(relationship.float(), next_sentence_label.flatten(), reduction="none")
+                sentence_loss = (of_rows * (labels != IGNORE_INDEX).sum(-1)).sum() / num_items_in_batch
             loss = sentence_loss if loss is None else loss + sentence_loss
         if return_logits if return_logits is not None else (labels is None or not self.training):
             logits = self.lm_head(self.head_transform(hidden_states))
