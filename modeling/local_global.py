@@ -16,7 +16,8 @@ class LocalGlobalAttention(Attention):
 
     Windows are the mask's: it shows a query the keys `sliding_window` tokens to each side and all global ones, which
     it reads through the same projections as its neighbours. A global token's own output is made a second time, from all
-    tokens, by `global_q_proj`, `global_k_proj` and `global_v_proj`.
+    tokens, by `global_q_proj`, `global_k_proj` and `global_v_proj`. Positions are in the embeddings or rotations: score
+    biases, which a stack may fold into the mask, would not reach global tokens' queries.
     """
 
     def __init__(self, config, layer_idx: int):
@@ -45,8 +46,6 @@ class LocalGlobalAttention(Attention):
         if position_embeddings is not None:
             of_queries = (take_rows(x, index_BN, dim=2) for x in position_embeddings)
             q_BHNK, k_BGSK = rotate(q_BHNK, *of_queries), rotate(k_BGSK, *position_embeddings)
-        if kwargs.get("position_bias") is not None:
-            kwargs["position_bias"] = take_rows(kwargs["position_bias"], index_BN, dim=2)
         out_BNHK, global_weights = self.attend(q_BHNK, k_BGSK, v_BGSK, global_mask, **kwargs)
         out_BND = self.o_proj(out_BNHK.flatten(2))
         if weights is not None:

@@ -6,7 +6,6 @@ from anyformer.modeling.attention import Attention
 from anyformer.modeling.configuration import AnyformerEncoderConfig
 from anyformer.modeling.convolution import ConvolutionLayer
 from anyformer.modeling.disentangled import DisentangledAttention, DisentangledPositions
-from native_models import randomise
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -25,6 +24,15 @@ def make_config(backend="eager", **fields):
     config = AnyformerEncoderConfig(**(common | {"num_hidden_layers": 1} | fields))
     config._attn_implementation = backend
     return config
+
+
+def with_random_weights(module):
+    """Every parameter drawn anew, the same in every call: a default of 0 or 1 would hide a mistake."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.25, generator=generator)
+    return module.eval()
 
 
 def native_config(cls, **fields):
@@ -113,7 +121,7 @@ def own_table(config):
 @pytest.mark.parametrize("terms", TERMS, ids="+".join)
 def test_the_first_version_equals_native_with_all_gradients(terms, length, backend):
     native = v1.DisentangledSelfAttention(native_config(DebertaConfig, pos_att_type=terms, max_relative_positions=20))
-    native = randomise(native)
+    native = with_random_weights(native)
     config = make_config(backend, pos_att_type=terms, max_relative_positions=20, attention_key_bias=False)
     ours, positions = DisentangledAttention(config, 0), own_table(config)
     load(ours, ours_of_v1(native, lambda p: p.detach()))
@@ -130,7 +138,7 @@ def test_the_first_version_equals_native_with_all_gradients(terms, length, backe
 def test_the_second_version_equals_native_with_all_gradients(terms, buckets, share, length, backend):
     fields = {"pos_att_type": terms, "share_att_key": share, "max_relative_positions": 32}
     native = v2.DisentangledSelfAttention(native_config(DebertaV2Config, **fields, position_buckets=buckets or -1))
-    native = randomise(native)
+    native = with_random_weights(native)
     config = make_config(backend, **fields, position_buckets=buckets)
     ours, positions = DisentangledAttention(config, 0), own_table(config)
     load(ours, ours_of_v2(native, lambda p: p.detach()))
@@ -141,7 +149,7 @@ def test_the_second_version_equals_native_with_all_gradients(terms, buckets, sha
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_queries_of_an_own_making_equal_native(backend):
     """What the enhanced mask decoder does (He et al. 2021a, section 3.2)."""
-    native = randomise(v2.DisentangledSelfAttention(native_config(DebertaV2Config, pos_att_type=BOTH)))
+    native = with_random_weights(v2.DisentangledSelfAttention(native_config(DebertaV2Config, pos_att_type=BOTH)))
     config = make_config(backend)
     ours, positions = DisentangledAttention(config, 0), own_table(config)
     load(ours, ours_of_v2(native, lambda p: p.detach()))
@@ -160,7 +168,7 @@ def test_buckets_are_natives_at_every_distance(buckets, reach):
 
 def test_the_normalised_table_equals_natives_encoder():
     fields = {"norm_rel_ebd": "layer_norm", "position_buckets": 8, "max_relative_positions": 32}
-    native = randomise(v2.DebertaV2Encoder(native_config(DebertaV2Config, **fields, pos_att_type=BOTH)))
+    native = with_random_weights(v2.DebertaV2Encoder(native_config(DebertaV2Config, **fields, pos_att_type=BOTH)))
     positions = DisentangledPositions(
         make_config(position_buckets=8, max_relative_positions=32, relative_embedding_norm=True)
     )
@@ -180,7 +188,7 @@ def test_every_backend_gives_the_same_outputs():
     for backend in ("eager", "sdpa", "flex_attention"):
         torch.manual_seed(0)
         config = make_config(backend, position_buckets=16)
-        ours, positions = randomise(DisentangledAttention(config, 0)), own_table(config)
+        ours, positions = with_random_weights(DisentangledAttention(config, 0)), own_table(config)
         with torch.no_grad():
             table, index = positions(x)
             outs.append(ours(x, relative_table=table, relative_index=index)[0])
@@ -192,7 +200,7 @@ def test_every_backend_gives_the_same_outputs():
 def test_few_key_heads_equal_as_many_repeated(share):
     config = make_config(share_att_key=share)
     config.num_key_value_heads = 2  # after the check of what is legal: the attention itself can
-    few = randomise(DisentangledAttention(config, 0))
+    few = with_random_weights(DisentangledAttention(config, 0))
     many = DisentangledAttention(make_config(share_att_key=share), 0)
     tensors = {}
     for name, value in few.state_dict().items():
@@ -208,7 +216,7 @@ def test_few_key_heads_equal_as_many_repeated(share):
 
 def test_without_terms_only_the_content_is_compared():
     config = make_config(pos_att_type=[])
-    disentangled, plain = randomise(DisentangledAttention(config, 0)), Attention(config, 0)
+    disentangled, plain = with_random_weights(DisentangledAttention(config, 0)), Attention(config, 0)
     plain.load_state_dict(disentangled.state_dict())
     x = torch.randn(BATCH, 9, HIDDEN)
     table, index = own_table(config)(x)
@@ -262,7 +270,7 @@ def test_compiled_checkpointed_and_exported_it_is_the_same(buckets):
         out.square().sum().backward()
         return [out.detach(), *(p.grad.clone() for p in layer.parameters())]
 
-    layer, x = randomise(Layer()), torch.randn(BATCH, 24, HIDDEN)
+    layer, x = with_random_weights(Layer()), torch.randn(BATCH, 24, HIDDEN)
     expected = gradients(layer)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for run in (compiled, lambda x: checkpoint(layer, x, use_reentrant=False)):
@@ -276,7 +284,7 @@ def test_compiled_checkpointed_and_exported_it_is_the_same(buckets):
 
 def test_dropout_of_the_table_is_drawn_in_every_layer():
     config = make_config(hidden_dropout=0.5)
-    ours, x = randomise(DisentangledAttention(config, 0)).train(), torch.randn(BATCH, 9, HIDDEN)
+    ours, x = with_random_weights(DisentangledAttention(config, 0)).train(), torch.randn(BATCH, 9, HIDDEN)
     table, index = own_table(config)(x)
     first, second = (ours(x, relative_table=table, relative_index=index)[0] for _ in range(2))
     assert not torch.allclose(first, second)
@@ -287,7 +295,7 @@ def test_dropout_of_the_table_is_drawn_in_every_layer():
 
 def convolutions(size, groups):
     fields = {"conv_kernel_size": size, "conv_groups": groups, "conv_act": "gelu"}
-    native = randomise(v2.ConvLayer(native_config(DebertaV2Config, **fields)))
+    native = with_random_weights(v2.ConvLayer(native_config(DebertaV2Config, **fields)))
     ours = ConvolutionLayer(make_config(**fields)).eval()
     names = {"conv": "conv", "LayerNorm": "norm"}
     by_module = ((*name.split("."), p.detach()) for name, p in native.named_parameters())

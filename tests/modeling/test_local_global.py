@@ -6,7 +6,6 @@ from anyformer.modeling.attention import Attention
 from anyformer.modeling.configuration import AnyformerEncoderConfig
 from anyformer.modeling.local_global import LocalGlobalAttention, global_attention_context
 from anyformer.modeling.masking import bidirectional_masks
-from native_models import randomise
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -26,6 +25,15 @@ def make_config(backend="eager", kind="local_global_attention", **fields):
     config = AnyformerEncoderConfig(**(common | fields))
     config._attn_implementation = backend
     return config
+
+
+def with_random_weights(module):
+    """Every parameter drawn anew, the same in every call: a default of 0 or 1 would hide a mistake."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.25, generator=generator)
+    return module.eval()
 
 
 def native_config(**fields):
@@ -69,7 +77,7 @@ GLOBALS = {"none": [(), ()], "one row": [(), (0,)], "uneven": [(0,), (0, 5, 6)],
 @pytest.mark.parametrize("length", [12, 17])
 @pytest.mark.parametrize("where", GLOBALS)
 def test_a_layer_equals_native_with_all_gradients(where, length, backend):
-    native = randomise(LongformerSelfAttention(native_config(), 0))
+    native = with_random_weights(LongformerSelfAttention(native_config(), 0))
     ours = loaded(make_config(backend), native)
     padding, global_tokens = torch.ones(BATCH, length, dtype=torch.long), globals_at(length, *GLOBALS[where])
     padding[0, length - 2 :] = 0
@@ -100,7 +108,7 @@ def test_a_layer_equals_native_with_all_gradients(where, length, backend):
 @pytest.mark.parametrize("length, where", [(40, "uneven"), (23, "many"), (31, "none")])
 def test_every_layer_of_a_native_model_is_equal(length, where, backend):
     """Native pads to whole windows; each layer is compared on the inputs that it had."""
-    native = randomise(LongformerModel(native_config(num_hidden_layers=3, attention_window=[4, 8, 16])))
+    native = with_random_weights(LongformerModel(native_config(num_hidden_layers=3, attention_window=[4, 8, 16])))
     seen = []
     for layer in native.encoder.layer:
         layer.attention.self.register_forward_hook(lambda module, args, out: seen.append((module, args[0], out[0])))
@@ -126,7 +134,7 @@ def test_every_backend_gives_the_same_outputs():
     padding[0, 120:] = 0
     x, outs = torch.randn(BATCH, 128, HIDDEN), []
     for backend in ("eager", "sdpa", "flex_attention"):
-        ours = randomise(LocalGlobalAttention(make_config(backend, **fields), 0))
+        ours = with_random_weights(LocalGlobalAttention(make_config(backend, **fields), 0))
         with torch.no_grad():
             outs.append(ours(x, **contexts(ours.config, x, global_tokens, padding, documents))[0][padding.bool()])
     torch.testing.assert_close(outs[1], outs[0], **EXACT)
@@ -136,7 +144,7 @@ def test_every_backend_gives_the_same_outputs():
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_packed_documents_equal_separate_ones_and_no_gradient_crosses(backend):
     lengths, offsets = [3, 9, 6], [0, 3, 12]
-    ours = randomise(LocalGlobalAttention(make_config(backend), 0))
+    ours = with_random_weights(LocalGlobalAttention(make_config(backend), 0))
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
     global_tokens = globals_at(18, (0, 3, 7, 12))
     x = torch.randn(1, 18, HIDDEN, requires_grad=True)
@@ -152,7 +160,10 @@ def test_packed_documents_equal_separate_ones_and_no_gradient_crosses(backend):
 
 
 def test_a_token_sees_its_window_and_global_ones_and_a_global_token_everything():
-    ours, x = randomise(LocalGlobalAttention(make_config(), 0)), torch.randn(1, 20, HIDDEN, requires_grad=True)
+    ours, x = (
+        with_random_weights(LocalGlobalAttention(make_config(), 0)),
+        torch.randn(1, 20, HIDDEN, requires_grad=True),
+    )
     out = ours(x, **contexts(ours.config, x, globals_at(20, (2, 15))))[0]
     for query in range(20):
         (gradient,) = torch.autograd.grad(out[0, query].square().sum(), x, retain_graph=True)
@@ -161,20 +172,16 @@ def test_a_token_sees_its_window_and_global_ones_and_a_global_token_everything()
         assert seen == (set(range(20)) if query in (2, 15) else window)
 
 
-@pytest.mark.parametrize("positions", ["rotation", "bias"])
-def test_global_tokens_have_the_positions_of_their_places(positions):
+def test_global_tokens_are_rotated_by_the_positions_of_their_places():
     """With one set of weights for both parts, global rows are those of full attention."""
     ours, full = LocalGlobalAttention(make_config(), 0), Attention(make_config(kind="full_attention"), 0)
-    randomise(full)
+    with_random_weights(full)
     ours.load_state_dict(full.state_dict() | {f"global_{k}": v for k, v in full.state_dict().items() if k[0] != "o"})
     x, global_tokens = torch.randn(BATCH, 14, HIDDEN), globals_at(14, (1, 13), (6,))
-    if positions == "rotation":
-        angles = torch.arange(14.0)[None, None, :, None] * torch.rand(4)
-        kwargs = {"position_embeddings": (angles.cos().repeat(1, 1, 1, 2), angles.sin().repeat(1, 1, 1, 2))}
-    else:
-        kwargs = {"position_bias": torch.randn(HEADS, 14, 14).expand(BATCH, -1, -1, -1)}
-    out, weights = ours.eval()(x, **contexts(ours.config, x, global_tokens), **kwargs)
-    expected, full_weights = full(x, **kwargs)
+    angles = torch.arange(14.0)[None, None, :, None] * torch.rand(4)
+    rotation = angles.cos().repeat(1, 1, 1, 2), torch.cat((-angles.sin(), angles.sin()), dim=-1)
+    out, weights = ours.eval()(x, position_embeddings=rotation, **contexts(ours.config, x, global_tokens))
+    expected, full_weights = full(x, position_embeddings=rotation)
     at = global_tokens.bool()
     torch.testing.assert_close(out[at], expected[at], **EXACT)
     torch.testing.assert_close(weights.transpose(1, 2)[at], full_weights.transpose(1, 2)[at], **EXACT)
@@ -213,7 +220,7 @@ def test_without_global_tokens_there_is_no_context_and_padding_is_never_global()
 
 
 def test_a_ready_mask_gives_global_tokens_their_rows():
-    ours, x = randomise(LocalGlobalAttention(make_config(), 0)), torch.randn(BATCH, 14, HIDDEN)
+    ours, x = with_random_weights(LocalGlobalAttention(make_config(), 0)), torch.randn(BATCH, 14, HIDDEN)
     global_tokens, padding = globals_at(14, (1, 10), (6,)), torch.ones(BATCH, 14, dtype=torch.long)
     padding[0, 11:] = 0
     expected = ours(x, **contexts(ours.config, x, global_tokens, padding))[0]
@@ -241,7 +248,7 @@ def test_compiled_checkpointed_and_exported_it_is_the_same(with_padding):
         out.square().sum().backward()
         return [out.detach(), *(p.grad.clone() for p in layer.parameters())]
 
-    layer, x = randomise(Layer()), torch.randn(BATCH, 20, HIDDEN)
+    layer, x = with_random_weights(Layer()), torch.randn(BATCH, 20, HIDDEN)
     global_tokens = globals_at(20, (0, 7), (3,))
     padding = torch.ones(BATCH, 20, dtype=torch.long) if with_padding else None
     real = torch.ones(BATCH, 20, dtype=torch.bool)
