@@ -116,14 +116,17 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, past_key_values=past_key_values)
 
 
-def shift_right(labels, decoder_start_token_id, pad_token_id):
+def shift_right(labels, decoder_start_token_id, pad_token_id, position_ids=None):
     """(B, T) targets -> what the decoder reads: the start token, then all but the last target, padding for -100.
 
-    Raises ValueError without a `decoder_start_token_id`.
+    position_ids: None, or (B or 1, T), 0 where each target of packed rows starts. Raises ValueError without a
+    `decoder_start_token_id`.
     """
     if decoder_start_token_id is None:
         raise ValueError("decoder_start_token_id is not set in the config; it is the token that begins every target")
     shifted = torch.cat((torch.full_like(labels[:, :1], decoder_start_token_id), labels[:, :-1]), dim=1)
+    if position_ids is not None:
+        shifted = shifted.masked_fill(position_ids == 0, decoder_start_token_id)
     # Padding is never attended from a target that counts; without a padding token any will do.
     return shifted.masked_fill(shifted == IGNORE_INDEX, 0 if pad_token_id is None else pad_token_id)
 
@@ -163,6 +166,8 @@ class AnyformerSeq2SeqModel(AnyformerSeq2SeqPreTrainedModel):
 
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
         """
+        if use_cache is None:  # asked here: the decoder reads a copy of this config, made when the model was built
+            use_cache = self.config.use_cache
         # A step of `generate` with a cache brings `position_ids` of nobody; the encoder has run before.
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -209,8 +214,11 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
         self.lm_head = LanguageModelHead(config)
         self.post_init()
 
-    def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
+    def prepare_decoder_input_ids_from_labels(
+        self, labels: torch.LongTensor, decoder_position_ids: torch.LongTensor | None = None
+    ) -> torch.LongTensor:
+        config = self.config
+        return shift_right(labels, config.decoder_start_token_id, config.pad_token_id, decoder_position_ids)
 
     @can_return_tuple
     def forward(
@@ -242,7 +250,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
             return_logits: whether `logits` (B, T, V) is filled. None: not in a training step with labels.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_position_ids)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
