@@ -293,16 +293,13 @@ FAMILY_ILLEGAL = {
             lambda c: f"pos_att_type={c.pos_att_type} is not known; known: {', '.join(POSITION_TERMS)}",
         ),
         (
-            lambda c: c.position_encoding == "disentangled" and set(attention_kinds(c)) != {"full_attention"},
-            lambda c: "position_encoding='disentangled' needs full_attention in every layer of attention_pattern",
-        ),
-        (
             lambda c: (
-                c.position_encoding == "disentangled" and c.num_key_value_heads not in (None, c.num_attention_heads)
+                "local_global_attention" in attention_kinds(c)
+                and c.position_encoding in ("alibi", "relative", "disentangled")
             ),
             lambda c: (
-                f"num_key_value_heads={c.num_key_value_heads} must be num_attention_heads={c.num_attention_heads} or "
-                f"null with position_encoding='disentangled': positions are scored against each head's own keys"
+                f"position_encoding={c.position_encoding!r} does not go with local_global_attention, whose global "
+                f"tokens attend out of order; rotary, learned, sinusoidal and none do"
             ),
         ),
         (
