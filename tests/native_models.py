@@ -2,7 +2,12 @@
 
 import torch
 import transformers
+from anyformer.pipelines.interop.families import is_ours
+from anyformer.pipelines.interop.probing import MASKS, probe, scale_and_difference
 from transformers import CONFIG_MAPPING
+
+# Of the largest number, in fp32. Summing in another order costs 1e-6; a wrong map costs 1e-1.
+TOLERANCE = 1e-5
 
 TOKENS = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
@@ -14,12 +19,14 @@ NEOX |= {"max_position_embeddings": 64, "use_parallel_residual": False}
 BLOOM = {"hidden_size": 48, "n_layer": 2}
 MPT = {"d_model": 48, "n_layers": 2, "max_seq_len": 64, "use_cache": True}
 
+UNTIED = {"tie_word_embeddings": False}
+
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0}
 LLAMA3_ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
 
 # name -> (model_type, fields): the least for each field that a lineage translates.
-NATIVE = {
+DECODERS = {
     "gpt2": ("gpt2", GPT2),
     "gpt2_unscaled_untied": (
         "gpt2",
@@ -53,6 +60,69 @@ NATIVE = {
 }
 
 
+ENCODER = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+ENCODER |= {"max_position_embeddings": 64}
+ROBERTA = ENCODER | {"pad_token_id": 1, "bos_token_id": 0}  # positions are counted from the padding token's number
+DEBERTA = ENCODER | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+MODERNBERT = ENCODER | {"local_attention": 12, "cls_token_id": 1, "sep_token_id": 2}
+
+ENCODERS = {
+    "bert": ("bert", ENCODER),
+    "bert_one_segment": ("bert", ENCODER | {"type_vocab_size": 1, "hidden_act": "relu"}),
+    "roberta": ("roberta", ROBERTA),
+    "roberta_relu": ("roberta", ROBERTA | {"hidden_act": "relu", "type_vocab_size": 1}),
+    "albert": ("albert", ENCODER | {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2}),
+    "albert_one_group": ("albert", ENCODER | {"embedding_size": 48, "hidden_act": "relu"}),
+    "deberta": ("deberta", DEBERTA),
+    "deberta_biased": (
+        "deberta",
+        DEBERTA
+        | {"position_biased_input": True, "type_vocab_size": 2, "pos_att_type": ["c2p"], "max_relative_positions": 8},
+    ),
+    "deberta_v2": ("deberta-v2", DEBERTA | {"max_relative_positions": 12, "type_vocab_size": 2}),
+    "deberta_v3": (
+        "deberta-v2",
+        DEBERTA
+        | {"share_att_key": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "pos_att_type": "p2c|c2p"},
+    ),
+    "deberta_v2_convolution": (
+        "deberta-v2",
+        DEBERTA | {"position_biased_input": True, "conv_kernel_size": 3, "conv_act": "gelu", "conv_groups": 2},
+    ),
+    "longformer": ("longformer", ROBERTA | {"attention_window": 8, "sep_token_id": 2}),
+    "longformer_window_per_layer": ("longformer", ROBERTA | {"attention_window": [12, 12, 12], "hidden_act": "relu"}),
+    "modernbert": ("modernbert", MODERNBERT),
+    "modernbert_all_biases": (
+        "modernbert",
+        MODERNBERT
+        | dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
+        | {"decoder_bias": False, "hidden_activation": "relu", "classifier_activation": "silu"}
+        | {"classifier_pooling": "mean", "layer_types": ["full_attention"] * 3},
+    ),
+}
+
+BART = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
+BART |= {"decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+BART |= {"max_position_embeddings": 64, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
+MARIAN = BART | {"decoder_start_token_id": 0}
+# The decoder not deeper: transformers' T5 makes its cache as long as the encoder.
+T5 = {"d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}
+T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "decoder_start_token_id": 0}
+
+SEQ2SEQ = {
+    "t5": ("t5", T5),
+    "t5_v1_1": ("t5", T5 | {"feed_forward_proj": "gated-gelu"} | UNTIED),
+    "t5_gated_silu": ("t5", T5 | {"feed_forward_proj": "gated-silu", "num_decoder_layers": None}),
+    "mt5": ("mt5", T5),
+    "umt5": ("umt5", T5),
+    "bart": ("bart", BART),
+    "bart_scaled": ("bart", BART | {"scale_embedding": True, "activation_function": "relu"}),
+    "marian": ("marian", MARIAN | {"scale_embedding": True}),
+    "marian_unscaled": ("marian", MARIAN | {"activation_function": "swish"}),
+}
+NATIVE = DECODERS | ENCODERS | SEQ2SEQ
+
+
 def native_config(name: str, **fields):
     model_type, own = NATIVE[name]
     return CONFIG_MAPPING[model_type](**(TOKENS | own | fields))
@@ -61,15 +131,39 @@ def native_config(name: str, **fields):
 def randomise(model, seed: int = 0):
     """Draw every parameter anew, norms and biases included, large enough that each one moves the logits."""
     generator = torch.Generator().manual_seed(seed)
+    # T5 does not scale its scores: what is large here saturates its softmax, and rounding grows from layer to layer.
+    size = 0.15 if model.config.model_type in ("t5", "mt5", "umt5") else 0.25
+    own = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]  # no table of sines
+    own += [(name, tensor) for name, tensor in model.named_buffers() if name == "final_logits_bias"]
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:  # a table of sines
-                continue
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = parameter.ndim == 1 and name.endswith("weight")
-            parameter.copy_(1 + 0.3 * noise if is_norm else 0.25 * noise)
+        for name, tensor in own:
+            noise = torch.randn(tensor.shape, generator=generator)
+            is_norm = tensor.ndim == 1 and name.endswith("weight")
+            tensor.copy_(1 + 0.3 * noise if is_norm else size * noise)
     return model.eval()
 
 
 def native_model(name: str, auto_class: str = "AutoModelForCausalLM", **fields):
-    return randomise(getattr(transformers, auto_class).from_config(native_config(name, **fields)))
+    config = native_config(name, **fields)
+    # transformers 5.17's UMT5 forgets on sdpa that its decoder is causal.
+    backend = {"attn_implementation": "eager"} if config.model_type == "umt5" else {}
+    model = getattr(transformers, auto_class).from_config(config, **backend)
+    if name == "t5_v1_1" and hasattr(model, "lm_head"):  # tied by the class, and not in any published checkpoint
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    return randomise(model)
+
+
+def assert_same_logits(model, twin, padded: bool = True):
+    """Outputs agree on a padded batch, or on one without padding, which is then given no mask at all."""
+    inputs = probe(twin if is_ours(twin.config) else model, rows=3, tokens=40, seed=1, padded=padded)
+    if not padded and inputs["input_ids"].ndim == 2:  # ModernBERT's mean of choices needs a mask
+        inputs = {name: tensor for name, tensor in inputs.items() if name not in MASKS}
+    scale, difference = scale_and_difference(model, twin, inputs)
+    assert scale > 0.1 and difference <= TOLERANCE * scale, (difference / scale, padded)
+
+
+def assert_same_weights(model, other):
+    here, there = model.state_dict(), other.state_dict()
+    assert here.keys() == there.keys()
+    for name, tensor in here.items():
+        assert tensor.dtype == there[name].dtype and torch.equal(tensor, there[name]), name

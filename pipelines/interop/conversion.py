@@ -103,15 +103,19 @@ def load_config(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pr
 def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedModel:
     """Load a checkpoint, ours or native, with the head it was saved with.
 
+    One that does not name its class is loaded with the head of pretraining, or without where it has none.
+
     Raises UserError where it cannot be loaded, has no twin, or lacks weights.
     """
     config = load_config(name_or_path, **from_pretrained_kwargs)
-    auto_class = getattr(transformers, _auto_class_of_config(config))
-    with _loading(name_or_path):
-        model, report = auto_class.from_pretrained(name_or_path, output_loading_info=True, **from_pretrained_kwargs)
-    if report["missing_keys"]:
-        raise UserError(f"MODEL={name_or_path} lacks the weight {min(report['missing_keys'])}")
-    return model
+    heads = [_auto_class_of_config(config)] if config.architectures else [PRETRAINING[_family(config)], "AutoModel"]
+    for head in heads:
+        auto_class = getattr(transformers, head)
+        with _loading(name_or_path):
+            model, report = auto_class.from_pretrained(name_or_path, output_loading_info=True, **from_pretrained_kwargs)
+        if not report["missing_keys"]:
+            return model
+    raise UserError(f"MODEL={name_or_path} lacks the weight {min(report['missing_keys'])}")
 
 
 @contextmanager
@@ -151,13 +155,15 @@ def _auto_class_named(class_name: str, config) -> str | None:
 
 
 def _auto_class_of_config(config) -> str:
-    """The Auto class of the architecture a checkpoint names: the head of pretraining where it names none."""
-    if not config.architectures:
-        return PRETRAINING[family_of(config) if is_ours(config) else lineage_of(config).family]
+    """The Auto class of the architecture a checkpoint names."""
     name = _auto_class_named(config.architectures[0], config)
     if name is None:
         raise UserError(f"a checkpoint of {config.architectures[0]} has no counterpart")
     return name
+
+
+def _family(config) -> str:
+    return family_of(config) if is_ours(config) else lineage_of(config).family
 
 
 def _check_plain(model: PreTrainedModel) -> None:

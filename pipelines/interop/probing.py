@@ -20,18 +20,18 @@ CHOICES = 2
 MASKS = ("attention_mask", "decoder_attention_mask")
 
 
-def probe(ours, rows: int, tokens: int, seed: int) -> dict[str, torch.Tensor]:
+def probe(ours, rows: int, tokens: int, seed: int, padded: bool = True) -> dict[str, torch.Tensor]:
     """Return what a model of ours and its twin take: input_ids and attention_mask (rows, tokens), and what else.
 
     Fewer tokens where the model has fewer positions. The last row is padded, at the begin of what a decoder reads and
-    at the end of what others do. Without a pad token there is one row and no padding: a head that reads the last token
-    of a row could not tell which it is.
+    at the end of what others do, unless `padded` is false. Without a pad token there is one row and no padding: a head
+    that reads the last token of a row could not tell which it is.
     """
     config, head = ours.config, auto_class_of(ours)
     generator = torch.Generator().manual_seed(seed)
     tokens = min(tokens, config.max_position_embeddings)
-    padding = tokens // 3 if _pad_token(config) is not None else 0
-    rows = rows if padding else 1
+    padding = tokens // 3 if padded and _pad_token(config) is not None else 0
+    rows = 1 if _pad_token(config) is None else rows
     left = family_of(config) == "decoder"
     if head == "AutoModelForMultipleChoice":
         choices = [_texts(config, rows, tokens, padding, left, generator) for _ in range(CHOICES)]

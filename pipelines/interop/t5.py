@@ -1,7 +1,7 @@
 """T5 (v1.0, and v1.1 with UL2 and Flan), mT5 and UMT5: pre-norm, relative positions, no biases."""
 
 from .heads import SEQ2SEQ_CLASSIFIER, Heads
-from .lineage import HARMLESS, Computed, Lineage, Only
+from .lineage import HARMLESS, Computed, Lineage, Only, classifier_dropout
 from .weights import Weights, copied, moved
 
 GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
@@ -69,6 +69,7 @@ FIELDS = {
     "decoder_start_token_id": "decoder_start_token_id",
     ("feed_forward_proj",): Computed(_read_feed_forward, _write_feed_forward),
     ("dropout_rate",): Computed(_read_dropout, _write_dropout),
+    **classifier_dropout("classifier_dropout"),
     "initializer_factor": HARMLESS,
     "is_decoder": Only(False),
 }

@@ -14,6 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForTokenClassification,
     AutoTokenizer,
     GenerationConfig,
@@ -77,6 +79,32 @@ def test_a_sharded_checkpoint_goes_there_and_back_through_the_command_line(name,
     assert "auto_map" not in json.loads((back / "config.json").read_text()) and not list(back.glob("*.py"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "deep", native.name]
     assert [path.name for path in ours.parent.iterdir()] == ["ours"]  # nothing half-written stays
+
+
+@pytest.mark.parametrize(
+    "name, auto, class_name, others",
+    [
+        ("bert", AutoModelForMaskedLM, "AnyformerEncoderForMaskedLM", {}),
+        ("t5_v1_1", AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", {}),
+        ("bart", AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", {"num_beams": 4}),
+        ("marian", AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", {"num_beams": 6}),
+    ],
+)
+def test_encoders_and_seq2seq_models_go_there_and_back(name, auto, class_name, others, save, tmp_path, capsys):
+    native = save(name, auto.__name__)
+    if others:  # what a published checkpoint of these generates with
+        GenerationConfig(decoder_start_token_id=0, eos_token_id=2, pad_token_id=0, **others).save_pretrained(native)
+    ours, back = tmp_path / "ours", tmp_path / "back"
+    assert main(["convert", str(native), str(ours)]) == 0
+    assert main(["convert", str(ours), str(back)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if " -> " in line]
+    model = loaded(ours, auto)
+    assert type(model).__name__ == class_name and f"-> {model.config.model_type}: " in said[0]
+    assert same_weights(loaded(native, auto), loaded(back, auto))
+    assert type(loaded(back, auto)) is type(loaded(native, auto))
+    if others:
+        assert model.generation_config.num_beams == loaded(back, auto).generation_config.num_beams > 1
+    assert len(AutoTokenizer.from_pretrained(back)) == len(AutoTokenizer.from_pretrained(native))
 
 
 def test_a_task_head_and_a_missing_tokenizer_are_converted_as_they_are(save, tmp_path):
@@ -156,3 +184,19 @@ def test_a_checkpoint_that_lacks_weights_is_refused(save, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForTokenClassification"]}))
     with pytest.raises(UserError, match=r"lacks the weight score\.bias"):
         convert(str(folder), tmp_path / "ours")
+
+
+def test_a_checkpoint_that_names_no_class_has_the_head_of_pretraining_where_it_has_one(save):
+    def without_class(auto_class, name="deberta_v3"):
+        folder = save(name, auto_class, tokenizer=False)
+        config = json.loads((folder / "config.json").read_text())
+        del config["architectures"]
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    loaded = anyformer.from_native(without_class("AutoModelForMaskedLM"))
+    assert type(loaded) is anyformer.AnyformerEncoderForMaskedLM
+    loaded = anyformer.from_native(without_class("AutoModelForTokenClassification"))
+    assert type(loaded) is anyformer.AnyformerEncoderModel
+    with pytest.raises(UserError, match=r"lacks the weight pooler\.dense\.bias"):  # which a bare BERT has
+        anyformer.from_native(without_class("AutoModelForTokenClassification", "bert"))

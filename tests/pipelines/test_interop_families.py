@@ -1,0 +1,272 @@
+"""Native twins of encoders and of sequence-to-sequence models: every head that both sides have, and back bit-equal."""
+
+import re
+
+import pytest
+import torch
+import transformers
+from anyformer.modeling.configuration import AnyformerEncoderConfig, AnyformerSeq2SeqConfig
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.interop.families import PRETRAINING, native_class_names, our_class_names
+from anyformer.pipelines.interop.twins import LINEAGES, fit, native_config, our_config
+from native_models import (
+    ENCODERS,
+    NATIVE,
+    SEQ2SEQ,
+    TOKENS,
+    UNTIED,
+    assert_same_logits,
+    assert_same_weights,
+    native_model,
+    randomise,
+)
+from native_models import native_config as tiny_native_config
+
+import anyformer
+from anyformer import from_native, to_native
+
+LABELS = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
+
+
+def heads_of(name: str) -> list[str]:
+    """The Auto classes that a lineage, transformers and our family have."""
+    lineage = LINEAGES[NATIVE[name][0]]
+    natives = native_class_names(lineage.native)
+    return [auto for auto in our_class_names(lineage.family) if auto in natives and auto in lineage.heads]
+
+
+def cases() -> list[tuple[str, str]]:
+    """Every head of the first model of each lineage, two of the others."""
+    seen, found = set(), []
+    for name, (model_type, _) in (ENCODERS | SEQ2SEQ).items():
+        two = (PRETRAINING[LINEAGES[model_type].family], "AutoModelForSequenceClassification")
+        found += [(name, head) for head in heads_of(name) if model_type not in seen or head in two]
+        seen.add(model_type)
+    return found
+
+
+@pytest.mark.parametrize("name, auto_class", cases())
+def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class):
+    fields = dict(LABELS) if auto_class.endswith(("SequenceClassification", "TokenClassification")) else {}
+    native = native_model(name, auto_class, **fields)
+    ours = from_native(native)
+    family = LINEAGES[native.config.model_type].family
+    assert type(ours).__name__ == our_class_names(family)[auto_class] and not ours.training
+    assert_same_logits(native, ours)
+    assert_same_logits(native, ours, padded=False)
+    back = to_native(ours)
+    assert type(back) is type(native)
+    assert_same_weights(native, back)
+    assert_same_logits(ours, back)
+    if fields:
+        assert back.config.id2label == ours.config.id2label == LABELS["id2label"]
+
+
+def test_every_head_of_our_families_has_a_twin_in_some_lineage():
+    for family in ("encoder", "seq2seq"):
+        natives = [name for name, (model_type, _) in NATIVE.items() if LINEAGES[model_type].family == family]
+        assert set(our_class_names(family)) == {head for name in natives for head in heads_of(name)}
+
+
+# ------------------------------------------------------------------------------------------------ what they generate
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_twins_write_the_same_text(name, beams):
+    native = native_model(name, "AutoModelForSeq2SeqLM")
+    ours = from_native(native)
+    generator = torch.Generator().manual_seed(3)
+    input_ids = torch.randint(3, TOKENS["vocab_size"], (3, 14), generator=generator)
+    attention_mask = torch.ones_like(input_ids)
+    input_ids[1, 9:], attention_mask[1, 9:] = TOKENS["pad_token_id"], 0
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "num_beams": beams, "do_sample": False}
+    inputs |= {"max_new_tokens": 12, "min_new_tokens": 12, "no_repeat_ngram_size": 1}  # not one token for ever
+    written = [model.generate(**inputs) for model in (native, ours, to_native(ours))]
+    assert torch.equal(written[0], written[1]) and torch.equal(written[0], written[2])
+
+
+# ------------------------------------------------------------------------------------------------- of one lineage only
+
+
+def test_longformer_heads_make_the_same_tokens_global_where_nobody_says_which():
+    generator = torch.Generator().manual_seed(3)
+    input_ids = torch.randint(3, TOKENS["vocab_size"], (2, 30), generator=generator)
+    input_ids[:, [8, 9, 29]] = 2  # a question, two separators, a context, an end
+    for auto_class in ("AutoModel", "AutoModelForSequenceClassification", "AutoModelForQuestionAnswering"):
+        native = native_model("longformer", auto_class)
+        ours = from_native(native)
+        with torch.no_grad():
+            here, there = (model(input_ids) for model in (native, ours))
+        for name in {"logits", "start_logits", "last_hidden_state"} & set(here):
+            torch.testing.assert_close(here[name], there[name], rtol=1e-4, atol=1e-5)
+
+
+def test_debertas_head_that_reads_the_embeddings_becomes_a_tied_one():
+    for name in ("deberta", "deberta_v3"):
+        native = native_model(name, "AutoModelForMaskedLM", legacy=False)
+        ours = from_native(native)
+        assert ours.config.tie_word_embeddings and ours.lm_head.weight is ours.get_input_embeddings().weight
+        assert_same_logits(native, ours)
+        assert_same_logits(ours, to_native(ours))
+
+
+def test_bert_with_a_head_of_its_own_keeps_it():
+    native = native_model("bert", "AutoModelForMaskedLM", **UNTIED)
+    ours = from_native(native)
+    assert not ours.config.tie_word_embeddings
+    assert_same_logits(native, ours)
+    assert_same_logits(ours, to_native(ours))
+
+
+@pytest.mark.parametrize("name, tied", [("t5", True), ("t5_v1_1", False), ("mt5", True)])
+def test_whether_t5_ties_its_head_is_read_from_the_weights_and_the_scale_from_the_config(name, tied):
+    native = native_model(name, "AutoModelForSeq2SeqLM")
+    ours = from_native(native)
+    assert ours.config.tie_word_embeddings is tied is (ours.lm_head.weight is ours.get_input_embeddings().weight)
+    assert ours.config.logit_multiplier == (32**-0.5 if name == "t5" else 1.0)
+    back = to_native(ours)
+    assert (back.lm_head.weight is back.shared.weight) is tied
+    if name.startswith("t5"):
+        assert back.config.scale_decoder_outputs is native.config.scale_decoder_outputs is tied
+
+
+def test_tables_that_transformers_would_tie_and_that_differ_are_refused():
+    native = native_model("t5", "AutoModelForSeq2SeqLM")
+    native.decoder.embed_tokens.weight = torch.nn.Parameter(torch.randn_like(native.shared.weight))
+    with pytest.raises(UserError, match=re.escape("t5 with decoder.embed_tokens.weight that differs from")):
+        from_native(native)
+
+
+def test_positions_before_the_first_are_kept_and_not_counted():
+    ours = from_native(native_model("roberta", "AutoModelForMaskedLM"))
+    assert (ours.config.position_offset, ours.config.max_position_embeddings) == (2, 62)
+    assert ours.model.position_encoding.weight.shape == (64, 32)
+    ours = from_native(native_model("bart", "AutoModel"))
+    assert (ours.config.position_offset, ours.config.max_position_embeddings) == (2, 64)
+    assert ours.decoder.position_encoding.weight.shape == (66, 32)
+
+
+def test_an_encoder_and_a_seq2seq_model_of_ours_go_native():
+    encoder = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    bert = {"norm_type": "layernorm", "norm_position": "post", "mlp_type": "mlp", "hidden_act": "gelu"}
+    bert |= {"attention_bias": True, "mlp_bias": True, "embedding_norm": True, "position_encoding": "learned"}
+    ours = anyformer.AnyformerEncoderForMaskedLM(
+        AnyformerEncoderConfig(**encoder, **bert, type_vocab_size=2, pad_token_id=0, max_position_embeddings=48)
+    )
+    native = to_native(randomise(ours))
+    assert type(native).__name__ == "BertForMaskedLM"
+    assert_same_logits(ours, native)
+    t5 = {"norm_type": "rmsnorm", "mlp_type": "mlp", "hidden_act": "relu", "position_encoding": "relative"}
+    t5 |= {"attention_multiplier": 1.0, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    ours = anyformer.AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqConfig(**encoder, **t5))
+    native = to_native(randomise(ours))
+    assert type(native).__name__ == "T5ForConditionalGeneration" and not native.config.scale_decoder_outputs
+    assert_same_logits(ours, native)
+
+
+# ------------------------------------------------------------------------------------------------ what has no twin
+
+
+@pytest.mark.parametrize(
+    "name, fields, words",
+    [
+        ("bert", {"is_decoder": True}, "is_decoder=True"),
+        ("bert", {"is_decoder": True, "add_cross_attention": True}, "is_decoder=True"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ("roberta", {"add_cross_attention": True}, "add_cross_attention=True"),
+        ("roberta", {"pad_token_id": None}, "pad_token_id=None"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num=2"),
+        ("albert", {"embedding_size": 32}, "embedding_size=32"),
+        ("albert", {"num_hidden_layers": 3, "num_hidden_groups": 2}, "num_hidden_groups=2 does not divide"),
+        ("deberta", {"relative_attention": False}, "relative_attention=False"),
+        ("deberta", {"talking_head": True}, "talking_head=True"),
+        ("deberta", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type=['c2p', 'p2p']"),
+        ("deberta", {"pos_att_type": None}, "pos_att_type=None"),
+        ("deberta", {"embedding_size": 16}, "embedding_size=16 has no anyformer twin; hidden_size's 32 has one"),
+        ("deberta_v3", {"pooler_hidden_size": 16}, "pooler_hidden_size=16"),
+        ("longformer", {"attention_window": [8, 8, 4]}, "attention_window=[8, 8, 4]"),
+        (
+            "modernbert",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                }
+            },
+            "rope_parameters.full_attention.partial_rotary_factor=0.5",
+        ),
+        ("t5", {"is_decoder": True}, "is_decoder=True"),
+        ("bart", {"decoder_attention_heads": 2}, "decoder_attention_heads=2"),
+        ("bart", {"decoder_ffn_dim": 64}, "decoder_ffn_dim=64 has no anyformer twin; encoder_ffn_dim's 48 has one"),
+        ("bart", UNTIED, "tie_word_embeddings=False"),
+        ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False"),
+        ("marian", {"decoder_vocab_size": 31}, "decoder_vocab_size=31"),
+    ],
+)
+def test_a_value_that_changes_the_maths_and_has_no_field_is_refused(name, fields, words):
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        our_config(tiny_native_config(name, **fields))
+    assert str(caught.value).startswith(NATIVE[name][0]) and str(caught.value).count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    "name, class_name",
+    [
+        ("bert", "BertForNextSentencePrediction"),
+        ("bert", "BertLMHeadModel"),
+        ("roberta", "RobertaForCausalLM"),
+        ("t5", "T5ForTokenClassification"),
+        ("t5", "T5ForQuestionAnswering"),
+        ("bart", "BartForCausalLM"),
+        ("bart", "BartForQuestionAnswering"),
+    ],
+)
+def test_a_head_that_ours_do_not_have_is_refused(name, class_name):
+    native = getattr(transformers, class_name)(tiny_native_config(name))
+    with pytest.raises(UserError, match=f"{class_name} has no counterpart"):
+        from_native(native)
+
+
+def test_a_head_that_the_lineage_does_not_have_is_refused():
+    for name, class_name in (
+        ("roberta", "AnyformerEncoderForPreTraining"),
+        ("deberta", "AnyformerEncoderForMultipleChoice"),
+        ("bart", "AnyformerSeq2SeqEncoderModel"),
+        ("marian", "AnyformerSeq2SeqForSequenceClassification"),
+    ):
+        ours = getattr(anyformer, class_name)(our_config(tiny_native_config(name)))
+        with pytest.raises(UserError, match=f"{NATIVE[name][0]} has no counterpart of {class_name} in transformers"):
+            to_native(ours)
+
+
+@pytest.mark.parametrize(
+    "name, fields, nearest, differing",
+    [
+        ("bert", {"norm_position": "pre"}, "bert", "norm_position ('pre' here, 'post' there)"),
+        ("bert", {"type_vocab_size": 0}, "bert", "type_vocab_size (0 here, 1 there)"),
+        ("bert", {"pooler_type": "mean"}, "bert", "pooler_type ('mean' here, 'cls' there)"),
+        ("bert", {"position_offset": 3}, "bert", "position_offset (3 here, 0 there)"),
+        ("albert", {"skip_first_norm": False, "qk_norm": True}, "albert", "qk_norm (True here, False there)"),
+        ("deberta", {"mask_decoder_layers": 2}, "deberta", "mask_decoder_layers (2 here, 0 there)"),
+        ("t5", {"logit_multiplier": 0.5}, "t5", "logit_multiplier (0.5 here,"),
+        ("t5", {"attention_bias": True}, "t5", "attention_bias (True here, False there)"),
+        ("bart", {"embedding_multiplier": 2.0}, "bart", "embedding_multiplier (2.0 here,"),
+        ("marian", {"norm_eps": 1e-6}, "marian", "norm_eps (1e-06 here, 1e-05 there)"),
+    ],
+)
+def test_a_config_without_twin_is_refused_with_the_nearest_and_what_differs(name, fields, nearest, differing):
+    config = our_config(tiny_native_config(name))
+    config = type(config)(**config.to_dict() | {"layer_types": None} | fields)
+    with pytest.raises(UserError, match="no native twin") as caught:
+        native_config(config)
+    assert f"the nearest, {nearest}, differs in " in str(caught.value) and differing in str(caught.value)
+
+
+def test_the_padding_token_of_roberta_decides_where_positions_begin():
+    config = our_config(tiny_native_config("roberta"))
+    assert native_config(config)[0].native == "roberta"
+    config.pad_token_id = 0
+    assert "position_offset (2 here, 1 there)" in fit(LINEAGES["roberta"], config).differences
+    with pytest.raises(UserError, match=re.escape("position_offset (2 here, ")):
+        native_config(config)
