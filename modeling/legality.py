@@ -168,10 +168,17 @@ def _positive(name, optional=False):
     return is_bad, lambda c: f"{name}={getattr(c, name)} is not a positive number"
 
 
-def _probability(name):
+def _probability(name, optional=False):
     return (
-        lambda c: not 0 <= getattr(c, name) < 1,
+        lambda c: not (optional and getattr(c, name) is None) and not 0 <= getattr(c, name) < 1,
         lambda c: f"{name}={getattr(c, name)} is not a probability; it must be at least 0 and below 1",
+    )
+
+
+def _count(name, things):
+    return (
+        lambda c: getattr(c, name) < 0,
+        lambda c: f"{name}={getattr(c, name)} is not a number of {things}; 0 means none",
     )
 
 
@@ -180,10 +187,7 @@ ILLEGAL = [
     *(_positive(name) for name in POSITIVE),
     *(_positive(name, optional=True) for name in POSITIVE_OR_NONE),
     *(_probability(name) for name in PROBABILITIES),
-    (
-        lambda c: c.position_offset < 0,
-        lambda c: f"position_offset={c.position_offset} is not a number of rows; 0 means none",
-    ),
+    _count("position_offset", "rows"),
     _one_of("position_encoding", POSITION_ENCODINGS),
     _one_of("norm_type", NORM_TYPES),
     _one_of("norm_position", NORM_POSITIONS),
@@ -309,10 +313,9 @@ FAMILY_ILLEGAL = {
                 f"for the task heads; leave embedding_size null"
             ),
         ),
-        (
-            lambda c: c.mask_decoder_layers < 0,
-            lambda c: f"mask_decoder_layers={c.mask_decoder_layers} is not a number of layers; 0 means none",
-        ),
+        _count("type_vocab_size", "segments"),
+        _count("mask_decoder_layers", "layers"),
+        _probability("classifier_dropout", optional=True),
         (
             lambda c: (
                 c.mask_decoder_layers > 0 and (c.position_encoding != "disentangled" or c.norm_position != "post")
@@ -320,6 +323,13 @@ FAMILY_ILLEGAL = {
             lambda c: (
                 f"mask_decoder_layers={c.mask_decoder_layers} needs position_encoding='disentangled' and "
                 f"norm_position='post': it brings absolute positions in after the layers"
+            ),
+        ),
+        (
+            lambda c: c.mask_decoder_layers > 0 and c.embedding_size not in (None, c.hidden_size),
+            lambda c: (
+                f"mask_decoder_layers={c.mask_decoder_layers} adds absolute positions of embedding_size="
+                f"{c.embedding_size} channels to hidden_size={c.hidden_size}; leave embedding_size null"
             ),
         ),
         (
@@ -341,7 +351,10 @@ FAMILY_ILLEGAL = {
             ),
         ),
     ],
-    "anyformer_seq2seq": [_positive("num_decoder_layers", optional=True)],
+    "anyformer_seq2seq": [
+        _positive("num_decoder_layers", optional=True),
+        _probability("classifier_dropout", optional=True),
+    ],
 }
 
 

@@ -58,3 +58,47 @@ def tiny_config():
         return AnyformerDecoderConfig(**(fields | overrides))
 
     return make
+
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "norm_type": "layernorm",
+    "norm_position": "post",
+    "mlp_type": "mlp",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def tiny_encoder_config():
+    """Factory of an encoder config, BERT-like unless keyword arguments say otherwise."""
+    from anyformer import AnyformerEncoderConfig
+
+    def make(**overrides):
+        own = {"position_encoding": "learned", "embedding_norm": True, "type_vocab_size": 2, "hidden_act": "gelu"}
+        own |= {"cls_token_id": 1, "sep_token_id": 2, "mask_token_id": 3}
+        return AnyformerEncoderConfig(**(TINY | own | overrides))
+
+    return make
+
+
+@pytest.fixture
+def tiny_seq2seq_config():
+    """Factory of a sequence-to-sequence config, the original Transformer unless keyword arguments say otherwise."""
+    from anyformer import AnyformerSeq2SeqConfig
+
+    def make(**overrides):
+        own = {"position_encoding": "sinusoidal", "embedding_multiplier": 32**0.5, "hidden_act": "relu"}
+        own |= {"decoder_start_token_id": 1}
+        return AnyformerSeq2SeqConfig(**(TINY | own | overrides))
+
+    return make

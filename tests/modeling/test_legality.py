@@ -3,9 +3,16 @@
 from types import SimpleNamespace
 
 import pytest
-from anyformer.modeling.legality import check_legal
+from anyformer.modeling.legality import (
+    FAMILY_ILLEGAL,
+    ILLEGAL,
+    POSITIVE,
+    POSITIVE_OR_NONE,
+    PROBABILITIES,
+    check_legal,
+)
 
-from anyformer import AnyformerDecoderConfig
+from anyformer import AnyformerDecoderConfig, AnyformerEncoderConfig, AnyformerSeq2SeqConfig
 
 CASES = {
     "num_attention_heads=7 does not divide hidden_size=256; 4, 8 and 16 do": {
@@ -58,12 +65,100 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("sentence", CASES)
-def test_every_illegal_combination_is_refused_with_its_sentence(sentence):
+DISENTANGLED = {"position_encoding": "disentangled"}
+ENCODER_CASES = {
+    "embedding_size=0 is not a positive number": {"embedding_size": 0},
+    "position_buckets=0 is not a positive number": DISENTANGLED | {"position_buckets": 0},
+    "max_relative_positions=-1 is not a positive number": DISENTANGLED | {"max_relative_positions": -1},
+    "pooler_type='max' is not known; known: cls, mean": {"pooler_type": "max"},
+    "num_hidden_groups=0 is not a positive number": {"num_hidden_groups": 0},
+    "num_hidden_groups=3 does not divide num_hidden_layers=8; 2, 4": {"num_hidden_groups": 3},
+    "num_hidden_groups=1 shares weights between layers, which must then be alike": {
+        "num_hidden_groups": 1,
+        "attention_pattern": ["full_attention", "sliding_attention"],
+        "sliding_window": 4,
+    },
+    "one kind of attention in attention_pattern, and skip_first_norm=False": {
+        "num_hidden_groups": 2,
+        "skip_first_norm": True,
+    },
+    "skip_first_norm=True needs norm_position='pre' and embedding_norm=True": {"skip_first_norm": True},
+    "pos_att_type=['c2p', 'p2p'] is not known; known: c2p, p2c": DISENTANGLED | {"pos_att_type": ["c2p", "p2p"]},
+    "position_encoding='relative' does not go with local_global_attention": {
+        "position_encoding": "relative",
+        "attention_pattern": ["local_global_attention"],
+        "sliding_window": 4,
+    },
+    "task_head_transform=True makes 64 channels of hidden_size=512, too few for the task heads": {
+        "task_head_transform": True,
+        "embedding_size": 64,
+    },
+    "type_vocab_size=-1 is not a number of segments; 0 means none": {"type_vocab_size": -1},
+    "mask_decoder_layers=-1 is not a number of layers; 0 means none": DISENTANGLED | {"mask_decoder_layers": -1},
+    "mask_decoder_layers=2 needs position_encoding='disentangled' and norm_position='post'": DISENTANGLED
+    | {"mask_decoder_layers": 2},
+    "mask_decoder_layers=1 adds absolute positions of embedding_size=64 channels to hidden_size=512": DISENTANGLED
+    | {"mask_decoder_layers": 1, "norm_position": "post", "embedding_size": 64},
+    "position_biased_input=True is for position_encoding='disentangled'; with 'rotary' leave it false": {
+        "position_biased_input": True
+    },
+    "conv_kernel_size=4 must be odd, or 0 for no convolution": {"conv_kernel_size": 4},
+    "conv_groups=3 does not divide hidden_size=512; 2, 4 and 8 do": {"conv_kernel_size": 3, "conv_groups": 3},
+    "conv_groups=0 does not divide hidden_size=512": {"conv_groups": 0},
+    "classifier_dropout=1.0 is not a probability": {"classifier_dropout": 1.0},
+    "attention_pattern holds 'strided_attention', which an encoder does not have; known: full_attention, "
+    "sliding_attention, local_global_attention": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
+    "local_global_attention layers need sliding_window": {"attention_pattern": ["local_global_attention"]},
+    "sliding_window=4 is used by no layer; name sliding_attention or local_global_attention in attention_pattern": {
+        "sliding_window": 4
+    },
+    "attention_stride=4 is used by no layer; name no such setting here": {"attention_stride": 4},
+    "position_offset=-2 is not a number of rows; 0 means none": {"position_offset": -2},
+    "logit_multiplier=0 is not a positive number": {"logit_multiplier": 0},
+}
+SEQ2SEQ_CASES = {
+    "num_decoder_layers=0 is not a positive number": {"num_decoder_layers": 0},
+    "position_encoding='disentangled' needs bidirectional attention; a sequence-to-sequence model can use none, "
+    "learned, sinusoidal, rotary, alibi, relative": DISENTANGLED,
+    "attention_pattern holds 'sliding_attention', which a sequence-to-sequence model does not have; known: "
+    "full_attention": {"attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "sliding_window=4 is used by no layer": {"sliding_window": 4},
+    "classifier_dropout=-0.1 is not a probability": {"classifier_dropout": -0.1},
+}
+ALL_CASES = [
+    *((AnyformerDecoderConfig, f"{name}=0 is not a positive", {name: 0}) for name in (*POSITIVE, *POSITIVE_OR_NONE)),
+    *((AnyformerDecoderConfig, f"{name}=1.0 is not a probability", {name: 1.0}) for name in PROBABILITIES),
+    *((AnyformerDecoderConfig, sentence, fields) for sentence, fields in CASES.items()),
+    (AnyformerDecoderConfig, "disentangled' needs bidirectional attention; a decoder can use none", DISENTANGLED),
+    *((AnyformerEncoderConfig, sentence, fields) for sentence, fields in ENCODER_CASES.items()),
+    *((AnyformerSeq2SeqConfig, sentence, fields) for sentence, fields in SEQ2SEQ_CASES.items()),
+]
+
+
+@pytest.mark.parametrize("config_class, sentence, fields", ALL_CASES, ids=[case[1] for case in ALL_CASES])
+def test_every_illegal_combination_is_refused_with_its_sentence(config_class, sentence, fields):
     with pytest.raises(ValueError) as error:
-        AnyformerDecoderConfig(**CASES[sentence])
+        config_class(**fields)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_no_row_of_the_table_is_without_a_case():
+    """Each row refuses some config above: one that none reaches is dead, or hidden by a row before it."""
+    refusing = set()
+    for config_class, _, fields in ALL_CASES:
+        config = config_class()
+        plain = {name: getattr(config, name) for name in config_class.__dataclass_fields__}
+        # As the config sees itself when it is checked first: what is derived is not derived yet.
+        derived = ("num_key_value_heads", "head_dim", "layer_types", "embedding_size", "num_hidden_groups")
+        plain |= {name: None for name in derived if name in plain}
+        given = SimpleNamespace(**(plain | {"model_type": config_class.model_type} | fields))
+        for i, (is_illegal, _) in enumerate((*ILLEGAL, *FAMILY_ILLEGAL.get(given.model_type, ()))):
+            if is_illegal(given):
+                refusing.add(i if i < len(ILLEGAL) else (given.model_type, i - len(ILLEGAL)))
+                break
+    rows = {*range(len(ILLEGAL)), *((family, i) for family, own in FAMILY_ILLEGAL.items() for i in range(len(own)))}
+    assert refusing == rows
 
 
 def test_the_table_reads_plain_namespaces_too():
