@@ -64,6 +64,7 @@ MASKED_LM = {
     "lm_predictions.lm_head.dense": moved("head_transform.dense"),
     "lm_predictions.lm_head.LayerNorm": moved("head_transform.norm"),
     "lm_predictions.lm_head.bias": moved("lm_head.bias"),
+    "lm_predictions.lm_head.weight": moved("lm_head.weight"),  # the embeddings', where transformers is older than 5.23
 }
 POOLING_CLASSIFIER = {"pooler.dense": moved("model.pooler.dense"), **CLASSIFIER}
 HEADS: Heads = {
