@@ -5,10 +5,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from .errors import UserError, did_you_mean
 
-VERBS = ("list", "train", "preview", "generate", "convert", "publish")
+VERBS = ("list", "train", "preview", "evaluate", "generate", "convert", "publish")
 LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics")
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
@@ -80,8 +81,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if hasattr(args, "overrides"):
         args.overrides += rest  # overrides after an option, which argparse leaves over
         if "=" in args.recipe:
+            words = "MODEL TASK" if verb == "evaluate" else "RECIPE"
             raise UserError(
-                f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} RECIPE {args.recipe}"
+                f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} {words} {args.recipe}"
             )
     return args
 
@@ -102,7 +104,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"anyformer {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(title="commands", metavar="VERB", required=True, parser_class=Parser)
-    for add in (_add_list, _add_train, _add_preview, _add_generate, _add_convert, _add_publish):
+    for add in (_add_list, _add_train, _add_preview, _add_evaluate, _add_generate, _add_convert, _add_publish):
         verb = add(verbs)
         # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
         verb.add_argument(
@@ -124,8 +126,8 @@ def _add_list(verbs) -> Parser:
     return parser
 
 
-def _add_recipe_arguments(parser: Parser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or the name of a shipped recipe")
+def _add_recipe_arguments(parser: Parser, metavar: str = "RECIPE") -> None:
+    parser.add_argument("recipe", metavar=metavar, help="a YAML file, or the name of a shipped recipe")
     parser.add_argument(
         "overrides", metavar="section.key=value", nargs="*", default=[], help="settings that win over the recipe's"
     )
@@ -174,6 +176,34 @@ def _add_preview(verbs) -> Parser:
     _add_recipe_arguments(parser)
     parser.add_argument("--rows", type=_at_least(1), default=5, help="how many rows (default 5)")
     parser.set_defaults(run=_run_preview)
+    return parser
+
+
+def _add_evaluate(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "evaluate",
+        help="measure a saved model on a task",
+        description="Measure a model (the folder of a run, any saved model, or a repository on the Hub; ours or\n"
+        "transformers' own) on the test data of a recipe: the metrics of its task, or the perplexities of its text.\n"
+        "The numbers are printed, and kept as JSON in the model's folder.",
+        epilog="examples:\n"
+        "  anyformer evaluate runs/quickstart quickstart\n"
+        "  anyformer evaluate runs/quickstart quickstart --split validation --max-examples 100\n"
+        "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    _add_recipe_arguments(parser, "TASK")
+    parser.add_argument(
+        "--split", choices=("test", "validation"), help="data to measure on (default: test, else validation)"
+    )
+    parser.add_argument(
+        "--max-examples", type=_at_least(1), help="at most so many, spread over the data (default: all)"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
+    )
+    parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
+    parser.set_defaults(run=_run_evaluate)
     return parser
 
 
@@ -282,6 +312,26 @@ def _run_preview(args) -> int:
     from .preview import preview
 
     return preview(recipe, args.rows)
+
+
+def _run_evaluate(args) -> int:
+    from .evaluation_recipe import check_one_process, check_writable, choose_split, evaluation_recipe, result_file
+
+    check_one_process()
+    recipe = evaluation_recipe(args.model, args.recipe, args.overrides)
+    split = choose_split(recipe, args.split)
+    output = Path(args.output) if args.output else result_file(args.model, recipe, args.split)
+    if output is not None:
+        check_writable(output)
+    _say_loading()
+    from .evaluate_model import evaluate_model, print_evaluation, write_evaluation
+
+    result = evaluate_model(recipe, split, max_examples=args.max_examples, trust_remote_code=args.trust_remote_code)
+    print_evaluation(result)
+    if output is not None:
+        write_evaluation(result, output)
+        print(f"written to {output}")
+    return 0
 
 
 def _run_generate(args) -> int:

@@ -93,3 +93,18 @@ def load_metric(name: str, **kwargs) -> Any:
     row = METRICS[name]
     module = importlib.import_module(f".{row.compares}", __name__)
     return getattr(module, row.name)(name, row.description, row.variant, **kwargs)
+
+
+def compute_metrics(names: Iterable[str], predictions, references) -> tuple[dict[str, float], dict[str, str]]:
+    """({name: number}, {name: settings and versions it depends on, where it says so}) of several metrics.
+
+    Raises:
+        UserError: no such metric, or one of two classes where others occur.
+    """
+    numbers, signatures = {}, {}
+    for name in names:
+        metric = load_metric(name)
+        numbers |= metric.compute(predictions=predictions, references=references)
+        if metric.signature is not None:
+            signatures[name] = metric.signature
+    return numbers, signatures

@@ -62,6 +62,8 @@ def fake_module(monkeypatch):
         (["train", "no_such_recipe"], 2),
         (["train", "quickstart", "--print-recipe"], 0),
         (["preview", "quickstart", "data.files=x"], 2),
+        (["evaluate", "no/such/model", "quickstart"], 2),
+        (["evaluate", os.path.dirname(__file__), "quickstart", "task.num_beams=1"], 2),
         (["generate", "no/such/model", "text"], 2),
         (["convert", "gpt2", os.path.dirname(__file__)], 2),
     ],
@@ -97,6 +99,10 @@ def test_user_errors_are_one_sentence_with_exit_code_2(capsys):
         (["preview", "quickstart", "--rows", "0"], "0 must be at least 1"),
         (["preview", "quickstart", "--rows", "x"], "whole number"),
         (["list", "recipe"], "recipes"),
+        (["evaluate", "runs"], "TASK"),
+        (["evaluate", "runs", "task.num_beams=1"], "anyformer evaluate MODEL TASK task.num_beams=1"),
+        (["evaluate", "runs", "quickstart", "--split", "train"], "invalid choice: 'train'"),
+        (["evaluate", "runs", "quickstart", "--max-examples", "0"], "0 must be at least 1"),
         (["list", "recipes", "more"], "'more': no such argument"),
         (["generate", "runs"], "PROMPT"),
         (["generate", "runs", "text", "--greedy", "--do-sample"], "not allowed with"),
@@ -247,7 +253,7 @@ def test_a_reader_that_leaves_early_is_no_error(repo_root):
     assert (done.returncode, done.stderr) == (cli.EXIT_BROKEN_PIPE, "")
 
 
-@pytest.mark.parametrize("verb", ["train", "preview", "generate", "convert", "publish"])
+@pytest.mark.parametrize("verb", ["train", "preview", "evaluate", "generate", "convert", "publish"])
 def test_scripts_are_doors_to_the_same_commands(verb, repo_root, tmp_path):
     door = [sys.executable, str(repo_root / "scripts" / f"{verb}.py"), "--no-such-option"]
     done = subprocess.run(door, capture_output=True, text=True, timeout=120, cwd=tmp_path)

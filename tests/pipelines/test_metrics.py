@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 CLASSES = [name for name, row in METRICS.items() if row.compares == "classes"]
 AVERAGED = [name for name, row in METRICS.items() if row.name in ("F1", "Precision", "Recall")]
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=15, deadline=None)
 
 
 def pairs(values, **kwargs):

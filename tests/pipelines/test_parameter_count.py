@@ -97,7 +97,7 @@ MODEL_KINDS = {
 
 @pytest.mark.parametrize("kind", MODEL_KINDS)
 def test_parameters_are_counted_as_built(kind):
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(SHARED, MODEL_KINDS[kind])
     def law(shared, own):
         family, fields = kind.split()[0], SIZES | {"max_position_embeddings": 32} | shared | own

@@ -1,0 +1,272 @@
+"""Laws of `anyformer evaluate`: training's own numbers from a saved model, ours or native; one sentence otherwise."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.evaluation_recipe import choose_split, evaluation_recipe
+from anyformer.pipelines.metrics import load_metric
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+import anyformer
+from anyformer_main import main
+
+NOUNS = ["film", "book", "song", "play", "story", "scene", "actor", "plot"]
+GOOD, BAD = ["fine", "great", "lovely", "warm"], ["dull", "poor", "weak", "cold"]
+GERMAN = {"film": "Film", "book": "Buch", "song": "Lied", "play": "Stück", "story": "Geschichte", "scene": "Szene"}
+GERMAN |= {"actor": "Schauspieler", "plot": "Handlung", "fine": "fein", "great": "groß", "lovely": "schön"}
+GERMAN |= {"warm": "warm", "dull": "fad", "poor": "arm", "weak": "schwach", "cold": "kalt"}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+SIZES |= {"intermediate_size": 64}
+# fp32 sums in another order, where rows come in batches of another size.
+ORDER_OF_SUMS = 1e-5
+
+
+def write_lines(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def write_data(folder: Path) -> dict[str, dict]:
+    """Data sections of the three kinds of recipe, over a few dozen sentences."""
+    rows = []
+    for i in range(96):
+        noun, word = NOUNS[i % 8], (BAD if i % 3 else GOOD)[i % 4]
+        english = f"the {noun} is {word}" + " and long" * (i % 5)
+        rows.append({"text": english, "label": int(i % 3 == 0), "de": f"{GERMAN[noun]} ist {GERMAN[word]}"})
+    parts = {"files": rows[:64], "validation_files": rows[64:80], "test_files": rows[80:]}
+    data = {name: write_lines(folder / f"{name}.jsonl", part) for name, part in parts.items()}
+    return data
+
+
+def recipes(folder: Path) -> dict[str, Path]:
+    """A recipe file of each kind: trained in seconds, evaluated in one."""
+    data = write_data(folder)
+    kinds = {
+        "text": {
+            "model": {"family": "decoder"},
+            "data": data,
+            "objective": {"name": "causal", "sequence_length": 32},
+            "evaluation": {"metrics": ["perplexity", "unigram_perplexity", "word_perplexity"]},
+        },
+        "masked": {
+            "model": {"family": "encoder"},
+            "data": data,
+            "objective": {"name": "masked", "sequence_length": 32},
+            "evaluation": {"metrics": ["perplexity"]},
+        },
+        "classes": {
+            "model": {"family": "encoder", "position_encoding": "learned"},
+            "data": data,
+            "task": {"name": "sequence_classification", "label_names": ["neg", "pos"], "max_length": 32},
+            "evaluation": {"metrics": ["accuracy", "f1"]},
+        },
+        "texts": {
+            "model": {"family": "seq2seq"},
+            "data": data,
+            "task": {"name": "translation", "source_field": "text", "target_field": "de", "max_length": 32}
+            | {"num_beams": 2, "max_new_tokens": 8},
+            "evaluation": {"metrics": ["bleu", "exact_match"]},
+        },
+    }
+    paths = {}
+    for name, recipe in kinds.items():
+        recipe["model"] |= SIZES
+        recipe["tokenizer"] = {"type": "byte_bpe", "vocab_size": 300}
+        recipe["training"] = {"output_dir": str(folder / "runs" / name), "max_steps": 6, "bf16": False}
+        recipe["training"] |= {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "warmup_steps": 0}
+        paths[name] = folder / f"{name}.yaml"
+        paths[name].write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """A folder with recipes, and a finished run of each in runs/."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    paths = recipes(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANYFORMER_CACHE", str(folder / "cache"))
+        for path in paths.values():
+            assert main(["train", str(path)]) == 0
+    return folder
+
+
+@pytest.fixture
+def evaluate(stage, monkeypatch, tmp_path, capsys):
+    """Function: run `anyformer evaluate` on a run and a recipe of the stage; return what it wrote."""
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+
+    def run(model, task, *arguments):
+        model = stage / "runs" / model if (stage / "runs" / model).is_dir() else model
+        output = tmp_path / "result.json"
+        assert main(["evaluate", str(model), str(stage / f"{task}.yaml"), "--output", str(output), *arguments]) == 0
+        printed = capsys.readouterr().out
+        result = json.loads(output.read_text())
+        assert all(name.replace("_", " ") in printed for name in result["metrics"])
+        assert all(signature in printed for signature in result["signatures"].values())
+        return result
+
+    return run
+
+
+@pytest.fixture
+def refused(stage, monkeypatch, capsys):
+    """Function: the sentence with which `anyformer evaluate` refuses, having written nothing."""
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    monkeypatch.chdir(stage)
+
+    def run(*arguments):
+        before = sorted((stage / "runs").rglob("*"))
+        assert main(["evaluate", *map(str, arguments)]) == 2
+        _, err = capsys.readouterr()
+        assert err.startswith("anyformer: ") and err.count("\n") == 1 and sorted((stage / "runs").rglob("*")) == before
+        return err.removeprefix("anyformer: ").rstrip("\n")
+
+    return run
+
+
+KINDS = ["text", "masked", "classes", "texts"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_a_finished_run_is_evaluated_to_the_numbers_of_its_end(kind, split, stage, evaluate):
+    result = evaluate(kind, kind, "--split", split)
+    trained = json.loads((stage / "runs" / kind / "run.json").read_text())["metrics"]
+    trained = {name.removeprefix(f"{split}_"): value for name, value in trained.items() if name.startswith(split)}
+    assert result["metrics"] == pytest.approx(trained, rel=ORDER_OF_SUMS)
+    assert (result["task"], result["split"]) == (kind, split)
+    assert result["examples"] == 16 or kind in ("text", "masked")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluating_again_or_in_other_batches_gives_the_same(kind, evaluate):
+    first, again = evaluate(kind, kind), evaluate(kind, kind)
+    assert {**first, "seconds": 0} == {**again, "seconds": 0}
+    other = evaluate(kind, kind, "training.per_device_eval_batch_size=3")
+    assert other["metrics"] == pytest.approx(first["metrics"], rel=ORDER_OF_SUMS)
+
+
+def test_the_result_is_kept_beside_the_model_and_nothing_else_is_touched(stage, monkeypatch, capsys):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    folder = stage / "runs" / "classes"
+
+    def contents():
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+    before = contents()
+    assert main(["evaluate", str(folder), str(stage / "classes.yaml")]) == 0
+    assert main(["evaluate", str(folder), str(stage / "classes.yaml"), "--split", "validation"]) == 0
+    after = contents()
+    written = {"evaluation-classes.json": "test", "evaluation-classes-validation.json": "validation"}
+    assert {name: json.loads(after.pop(name))["split"] for name in written} == written
+    assert after == before
+    assert f"written to {folder / 'evaluation-classes.json'}" in capsys.readouterr().out
+    for name in written:
+        (folder / name).unlink()
+
+
+def test_a_part_of_the_examples_is_spread_over_all(evaluate):
+    result = evaluate("classes", "classes", "--max-examples", "5", "--split", "validation")
+    assert result["examples"] == 5 and 5 * result["metrics"]["accuracy"] == pytest.approx(
+        round(5 * result["metrics"]["accuracy"])
+    )
+    assert evaluate("texts", "texts", "--max-examples", "3")["examples"] == 3
+    part = evaluate("text", "text", "--max-examples", "2")
+    assert part["examples"] == 2 and set(part["metrics"]) == {"loss", "perplexity"}  # the others are of a whole text
+
+
+def test_settings_of_the_task_are_overridden_as_in_training(evaluate):
+    greedy = evaluate("texts", "texts", "task.num_beams=1", "evaluation.metrics=[chrf]")
+    assert set(greedy["metrics"]) == {"loss", "chrf"} and greedy["recipe"]["task"]["num_beams"] == 1
+    assert greedy["signatures"]["chrf"].startswith("nrefs:1|")
+
+
+def test_a_native_classifier_is_evaluated_as_a_plain_loop_would(stage, evaluate, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(stage / "runs" / "classes")
+    torch.manual_seed(3)
+    model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **SIZES, initializer_range=1.0)).eval()
+    model.save_pretrained(tmp_path / "native")
+    tokenizer.save_pretrained(tmp_path / "native")
+    result = evaluate(tmp_path / "native", "classes")
+    rows = [json.loads(line) for line in (stage / "test_files.jsonl").read_text().splitlines()]
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(row["text"], return_tensors="pt")).logits for row in rows])
+    labels = torch.tensor([row["label"] for row in rows])
+    assert result["metrics"]["loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4
+    )
+    expected = load_metric("accuracy").compute(predictions=logits.argmax(-1), references=labels)
+    assert result["metrics"]["accuracy"] == expected["accuracy"]
+
+
+def test_a_native_twin_has_the_perplexity_of_our_model(stage, evaluate, tmp_path):
+    ours = evaluate("text", "text")
+    assert main(["convert", str(stage / "runs" / "text"), str(tmp_path / "native")]) == 0
+    native = evaluate(tmp_path / "native", "text")
+    assert native["metrics"] == pytest.approx(ours["metrics"], rel=1e-4)
+    assert math.log(native["metrics"]["perplexity"]) == pytest.approx(native["metrics"]["loss"])
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["nowhere/at/all", "text.yaml"], "MODEL=nowhere/at/all: no such folder"),
+        (["runs", "text.yaml"], "MODEL=runs: no model in this folder"),
+        (["runs/text", "txt.yaml"], "recipe 'txt.yaml': no such file"),
+        (["runs/text", "quikstart"], "did you mean quickstart?"),
+        (["runs/text", "text.yaml", "--split", "test", "data.test_files=null"], "TASK=text has no test split"),
+        (["runs/text", "text.yaml", "evaluation.metrics=[bleu]"], "evaluation.metrics='bleu' is not for an objective"),
+        (["runs/text", "text.yaml", "model.hidden_size=8"], "model.hidden_size cannot be set"),
+        (["runs/classes", "classes.yaml", "evaluation.metrics=[acuracy]"], "did you mean accuracy?"),
+        (["runs/classes", "classes.yaml", "data.test_files=no.jsonl"], "no.jsonl"),
+        (["runs/classes", "classes.yaml", "--output", "no/such/folder.json"], "the folder no/such does not exist"),
+        (["runs/classes", "classes.yaml", "--output", "runs"], "--output runs is a folder"),
+        (["runs/classes", "classes.yaml", "--max-examples", "0"], "0 must be at least 1"),
+        (["runs/classes", "task.max_length=3"], "write anyformer evaluate MODEL TASK task.max_length=3"),
+        (["runs/classes", "classes.yaml", "task.max_length=128"], "max_position_embeddings=64"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_sentence(arguments, words, refused):
+    assert words in refused(*arguments)
+
+
+def test_a_model_without_the_tasks_head_is_refused_instead_of_measured_at_random(refused):
+    sentence = refused("runs/masked", "classes.yaml")
+    assert sentence.startswith("MODEL=runs/masked was not trained for this: it has no ")
+    assert sentence.endswith("train it first, with anyformer train classes model.name_or_path=runs/masked")
+    assert "cannot be loaded by AutoModelForSeq2SeqLM" in refused("runs/text", "texts.yaml")
+
+
+def test_classes_of_another_name_or_order_are_refused(refused, evaluate):
+    sentence = refused("runs/classes", "classes.yaml", "task.label_names=[pos, neg]")
+    assert "tells neg, pos apart, but the classes of classes are pos, neg" in sentence
+    assert "add task.label_names='[neg, pos]'" in sentence
+    unnamed = evaluate("classes", "classes", "task.label_names=null")  # the model says them
+    assert unnamed["recipe"]["task"]["label_names"] == ["neg", "pos"]
+
+
+def test_several_processes_are_refused(refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert main(["evaluate", "runs/text", "text.yaml"]) == 2
+
+
+def test_the_split_is_the_test_data_where_there_is_some(stage):
+    def split(*overrides, wanted=None):
+        recipe = evaluation_recipe(str(stage / "runs" / "text"), str(stage / "text.yaml"), list(overrides))
+        return choose_split(recipe, wanted)
+
+    assert split() == "test" and split(wanted="validation") == "validation"
+    assert split("data.test_files=null") == "validation"
+    assert split("data.test_files=null", "data.validation_files=null") == "validation"  # a part held back
+    with pytest.raises(anyformer.pipelines.errors.UserError, match="has no test split, it has training data alone"):
+        split("data.test_files=null", "data.validation_files=null", "data.validation_fraction=0")
