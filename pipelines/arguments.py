@@ -123,6 +123,8 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
         "report_to": section.report_to,
         "eval_strategy": "no" if recipe.evaluation.every_steps is None else "steps",
         "eval_steps": recipe.evaluation.every_steps,
+        "metric_for_best_model": recipe.evaluation.best_metric,
+        "greater_is_better": recipe.evaluation.best_metric != "loss",
         # Without an accelerator the process group must be gloo; with one this stays off.
         "use_cpu": device == "cpu",
         # Traps of Trainer: NaN logged as 0.0; our own guard stops the run instead.

@@ -1,20 +1,24 @@
 """From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
 
+import torch
+import transformers
 from transformers import AutoConfig
+from transformers.utils import logging
 
 from .arguments import whole_weights
-from .errors import UserError
+from .errors import UserError, did_you_mean
 from .schema import Recipe
 
 
-def model_config(recipe: Recipe, tokenizer):
+def model_config(recipe: Recipe, tokenizer, task_fields: dict):
     """The config of fresh weights, with vocabulary and special tokens taken from the tokenizer where not set.
 
+    task_fields: what the task adds, such as the names of the classes.
     Raises UserError where the model's vocabulary is smaller than the tokenizer's, or the config is illegal.
     """
     section = recipe.model
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    fields = {"vocab_size": len(tokenizer), **special, **section.fields}
+    fields = {"vocab_size": len(tokenizer), **special, **task_fields, **section.fields}
     if fields["vocab_size"] < len(tokenizer):
         raise UserError(
             f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {len(tokenizer)} entries; "
@@ -26,22 +30,67 @@ def model_config(recipe: Recipe, tokenizer):
         raise UserError(f"model: {error}") from error
 
 
-def build_model(recipe: Recipe, tokenizer, auto_class, arguments):
+def build_model(recipe: Recipe, data, arguments):
     """A model to train: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`, in fp32.
 
     fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
+    data: PreparedData, whose objective or task says which head the model gets.
     """
-    import torch
+    job = data.objective
+    auto_class = getattr(transformers, job.auto_class)
+    task_fields = job.config_fields() if hasattr(job, "config_fields") else {}
+    if recipe.model.name_or_path is None:
+        config = model_config(recipe, data.tokenizer, task_fields)
+        try:
+            with whole_weights(arguments):
+                model = auto_class.from_config(config)
+        except ValueError as error:  # the family has no such head
+            raise UserError(
+                f"model.family={recipe.model.family} has no head for {kind_of(recipe)}: {first_line(error)}"
+            ) from error
+    else:
+        model = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments.process_index == 0)
+    if hasattr(job, "prepare_model"):
+        job.prepare_model(model)
+    return model
 
+
+def kind_of(recipe: Recipe) -> str:
+    return f"task.name={recipe.task.name}" if recipe.task else f"objective.name={recipe.objective.name}"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, speak: bool):
+    """The checkpoint with the head of `auto_class`; one line says which weights it does not have.
+
+    Raises UserError where it cannot be loaded, lacks a dropout the recipe sets, or has too small a vocabulary.
+    """
     name = recipe.model.name_or_path
-    if name is None:
-        with whole_weights(arguments):
-            return auto_class.from_config(model_config(recipe, tokenizer))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # transformers' table of missing weights, which our line sums up
     try:
-        model = auto_class.from_pretrained(name, dtype=torch.float32)
+        config = AutoConfig.from_pretrained(name)
+        for field, value in recipe.model.fields.items():
+            if not hasattr(config, field):
+                known = [known for known in config.to_dict() if "drop" in known]
+                raise UserError(f"model.{field}: {name} has no such setting{did_you_mean(field, known, 'model.')}")
+            setattr(config, field, value)
+        for field, value in task_fields.items():
+            if field != "decoder_start_token_id" or getattr(config, field, None) is None:
+                setattr(config, field, value)
+        model, found = auto_class.from_pretrained(
+            name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
     except (OSError, ValueError) as error:
-        sentence = str(error).strip().splitlines()[0]
-        raise UserError(f"model.name_or_path={name!r} cannot be loaded: {sentence}") from error
+        raise UserError(f"model.name_or_path={name!r} cannot be loaded: {first_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    fresh = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    if fresh and speak:
+        print(f"new weights, not taken from {name}: {', '.join(fresh[:12])}{', ...' if len(fresh) > 12 else ''}")
     size = model.get_input_embeddings().weight.shape[0]
     if size < len(tokenizer):
         raise UserError(
@@ -54,9 +103,18 @@ def build_model(recipe: Recipe, tokenizer, auto_class, arguments):
 def check_length(recipe: Recipe, config) -> None:
     """Raise UserError where rows are longer than the positions a model has vectors for."""
     most = getattr(config, "max_position_embeddings", None)
-    learned = getattr(config, "position_encoding", "learned") == "learned"
-    if learned and most is not None and recipe.objective.sequence_length > most:
-        raise UserError(
-            f"objective.sequence_length={recipe.objective.sequence_length} is longer than the model's "
-            f"max_position_embeddings={most}; at most {most} works"
-        )
+    rotary = getattr(config, "rope_parameters", None) is not None
+    learned = getattr(config, "position_encoding", "none" if rotary else "learned") == "learned"
+    if not learned or most is None:
+        return
+    for section, names in (
+        ("objective", ("sequence_length",)),
+        ("task", ("max_length", "max_target_length", "max_new_tokens")),
+    ):
+        for name in names:
+            length = getattr(getattr(recipe, section), name, None)
+            if length is not None and length > most:
+                raise UserError(
+                    f"{section}.{name}={length} is longer than the model's max_position_embeddings={most}; "
+                    f"at most {most} works"
+                )

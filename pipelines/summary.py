@@ -9,7 +9,7 @@ from .data import PreparedData, describe_data
 from .parameter_count import short_number
 from .progress import human_time
 from .schema import Recipe
-from .throughput import flops_per_token
+from .throughput import FlopCount, count_tokens
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -31,9 +31,9 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
     console.print(f"model: {describe_model(trainer.model)}", markup=False)
     console.print(describe_data(data), markup=False)
+    rows = f"rows x {recipe.objective.sequence_length} tokens" if recipe.objective else "examples"
     console.print(
-        f"step: {per_step} rows x {recipe.objective.sequence_length} tokens, {section.optim}, "
-        f"{section.lr_scheduler_type}, {precision}",
+        f"step: {per_step} {rows}, {section.optim}, {section.lr_scheduler_type}, {precision}",
         markup=False,
     )
     engine = trainer.accelerator.distributed_type.value
@@ -47,16 +47,18 @@ def print_dry_run(recipe: Recipe, data: PreparedData, model) -> None:
     """What would be trained, proved by one forward and backward pass."""
     import torch
 
-    from .objectives.causal import CausalCollator
-
-    row = next(iter(data.rows["train"]))
-    loss = model.train()(**CausalCollator(packed=data.packed)([row])).loss
+    row = {"row_ids": 0, "epoch": 0} | next(iter(data.rows["train"]))
+    batch = data.objective.collator(data.packed)([row])
+    batch = {name: value for name, value in batch.items() if name not in ("row_ids", "epoch")}
+    loss = model.train()(**batch).loss
     loss.backward()
     finite = all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     console.print(f"model: {describe_model(model)}", markup=False)
     console.print(describe_data(data), markup=False)
-    flops = short_number(flops_per_token(model, recipe.objective.sequence_length))
-    console.print(f"one row: loss {loss.item():.4f}, gradients {'finite' if finite else 'NOT finite'}", markup=False)
+    tokens = int(count_tokens(batch, model.config.is_encoder_decoder))
+    flops = short_number(int(FlopCount(model).of_batch(batch)) // tokens)
+    noun = "row" if recipe.task is None else "example"
+    console.print(f"one {noun}: loss {loss.item():.4f}, gradients {'finite' if finite else 'NOT finite'}", markup=False)
     console.print(f"training costs {flops} FLOPs per token; dry run: nothing was trained or written", markup=False)
 
 
@@ -69,13 +71,32 @@ def print_result(folder: Path, run: dict, again: bool = False) -> None:
         table.add_row(name.replace("_", " "), f"{value:.4f}" if value < 100 else f"{value:,.1f}")
     console.print(table)
     for sample in run.get("samples", []):
-        console.rule(f"sample after {sample['prompt']!r}", align="left")
+        translated = recipe_of(run).get("task") is not None
+        console.rule(f"{'translation of' if translated else 'sample after'} {sample['prompt']!r}", align="left")
         console.print(sample["text"], markup=False)
+        if "reference" in sample:
+            console.print(f"reference: {sample['reference']}", markup=False, style="dim")
     console.rule()
     console.print(
         f"{run['steps']} steps in {human_time(run['wall_seconds'])} on {run['world_size']} process(es); "
         f"model, tokenizer, card and metrics are in {folder}",
         markup=False,
     )
-    console.print(f'next: anyformer generate {folder} "your prompt"', markup=False)
+    console.print(f"next: {how_to_use(folder, recipe_of(run))}", markup=False)
     console.print(f"      anyformer publish {folder} your-name/your-model", markup=False)
+
+
+def recipe_of(run: dict) -> dict:
+    return run.get("recipe") or {}
+
+
+def how_to_use(folder: Path, recipe: dict) -> str:
+    """One line that puts a finished model to work."""
+    name = (recipe.get("task") or recipe.get("objective") or {}).get("name", "causal")
+    pipeline = {"sequence_classification": "text-classification", "masked": "fill-mask"}.get(name)
+    if pipeline is not None:
+        call = f"transformers.pipeline('{pipeline}', '{folder}')('your text')"
+        return f'python -c "import anyformer, transformers; print({call})"'
+    if name == "span_corruption":
+        return f"anyformer train RECIPE model.name_or_path={folder}"
+    return f'anyformer generate {folder} "your {"text" if name == "translation" else "prompt"}"'

@@ -6,6 +6,9 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+import transformers
+
 import anyformer
 
 from .arguments import start_deepspeed, training_arguments, whole_weights
@@ -19,6 +22,8 @@ from .run_folder import RunFolder
 from .schema import Recipe
 from .summary import print_dry_run, print_result, print_start
 
+SAMPLES = 3  # generated texts that are shown
+
 
 def train(recipe: Recipe, *, dry_run: bool = False) -> int:
     """Train (or go on training) the recipe's model and print the result; return the exit code.
@@ -30,7 +35,6 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
     Raises:
         UserError: a mistake in recipe, data or folders, before any training; a full disk or a NaN loss during it.
     """
-    import transformers
     from transformers import set_seed
 
     anyformer.register()
@@ -45,12 +49,11 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
     with arguments.main_process_first(local=False, desc="preparing data"):
         data = prepare_data(recipe, progress=main and sys.stdout.isatty())
     folder.data = data.facts
-    auto_class = getattr(transformers, data.objective.auto_class)
     arguments = training_arguments(recipe, rows=row_count(data))
     start_deepspeed(arguments)
     if dry_run:
         set_seed(arguments.seed)
-        model = build_model(recipe, data.tokenizer, auto_class, arguments)
+        model = build_model(recipe, data, arguments)
         check_length(recipe, model.config)
         print_dry_run(recipe, data, model)
         return 0
@@ -62,7 +65,7 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
             publish_finished(recipe, folder, finished)
         return 0
     set_seed(arguments.seed)
-    model = build_model(recipe, data.tokenizer, auto_class, arguments)
+    model = build_model(recipe, data, arguments)
     check_length(recipe, model.config)
     trainer = build_trainer(recipe, folder, arguments, data, model)
     checkpoint = agreed_checkpoint(trainer, folder)
@@ -83,7 +86,6 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
 
     from torch.utils.data import Subset
 
-    from .objectives.causal import CausalCollator
     from .trainer import AnyformerTrainer
 
     validation = data.rows.get("validation")
@@ -98,10 +100,12 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         args=arguments,
         train_dataset=data.rows["train"],
         eval_dataset=validation,
-        data_collator=CausalCollator(packed=data.packed),
+        data_collator=data.objective.collator(data.packed),
         processing_class=data.tokenizer,
         run_identity=json.dumps(folder.identity() | {"world_size": arguments.world_size}),
         muon_learning_rate=recipe.training.muon_learning_rate if recipe.training.optim == "muon" else None,
+        predicts_next=data.objective.predicts_next,
+        scorer=data.objective if hasattr(data.objective, "outcome") else None,
     )
 
 
@@ -133,15 +137,21 @@ def run(trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoi
             )
         return 128 + trainer.stop_signal.received
     trainer.guard.check()
+    average(trainer, recipe)
     metrics = evaluate_splits(trainer, recipe, data)
     save_final(trainer, folder)
-    samples = write_samples(trainer, recipe, data)
+    if hasattr(data.objective, "generate"):
+        found, samples = generate_splits(trainer, recipe, data)
+        metrics |= found
+    else:
+        samples = write_samples(trainer, recipe, data)
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.is_main_process:  # nobody waits from here on: an error of the upload stops no other process
         facts = {
             "metrics": metrics,
             "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in trainer.model.parameters()),
             "steps": trainer.state.global_step,
+            "best_step": trainer.state.best_global_step,
             "world_size": trainer.args.world_size,
             "engine": type(trainer.model_wrapped).__name__,  # what really ran: DDP, DeepSpeedEngine, ...
             "wall_seconds": round(time.time() - started, 1),
@@ -154,19 +164,64 @@ def run(trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoi
     return 0
 
 
+def average(trainer, recipe: Recipe) -> None:
+    """Average the newest checkpoints where the recipe asks for it."""
+    wanted = recipe.evaluation.average_checkpoints
+    if wanted is not None:
+        found = trainer.load_average(wanted)
+        if trainer.accelerator.is_main_process:
+            print(f"the final model is the mean of the newest {found} checkpoints")
+
+
 def evaluate_splits(trainer, recipe: Recipe, data: PreparedData) -> dict:
-    """The metrics of the whole validation and test texts: {"validation_loss": ..., "test_perplexity": ...}."""
+    """The metrics of the whole validation and test splits: {"validation_loss": ..., "test_perplexity": ...}."""
     metrics = {}
     train_store = getattr(data.rows["train"], "store", None)
     for split, rows in data.rows.items():
         if split == "train":
             continue
         result = trainer.evaluate(rows, metric_key_prefix=split)
-        names = [n for n in recipe.evaluation.metrics if n != "unigram_perplexity" or train_store is not None]
-        nll, predictions = result[f"{split}_nll"], result[f"{split}_predictions"]
-        found = final_metrics(names, nll, predictions, rows, train_store, len(data.tokenizer))
+        if recipe.task is None:
+            names = [n for n in recipe.evaluation.metrics if n != "unigram_perplexity" or train_store is not None]
+            nll, predictions = result[f"{split}_nll"], result[f"{split}_predictions"]
+            found = final_metrics(names, nll, predictions, rows, train_store, len(data.tokenizer))
+        else:  # what can be measured on the model's own answers comes later, from the saved model
+            known = ["loss", *recipe.evaluation.metrics]
+            found = {name: result[f"{split}_{name}"] for name in known if f"{split}_{name}" in result}
         metrics |= {f"{split}_{name}": value for name, value in found.items()}
     return metrics
+
+
+def generate_splits(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict]]:
+    """Metrics of the generated texts of every split but train, and some of them as samples.
+
+    Every process answers for a share of the rows, with a model loaded from the saved files: they are proved to load,
+    and it does not matter how the engine has split the trained one.
+    """
+    from accelerate.utils import gather_object
+
+    auto_class, arguments = getattr(transformers, data.objective.auto_class), trainer.args
+    with whole_weights(arguments):
+        model = auto_class.from_pretrained(recipe.training.output_dir, dtype=torch.float32)
+    model = model.to(arguments.device).eval()
+    metrics, samples = {}, []
+    for split, rows in data.rows.items():
+        if split == "train":
+            continue
+        mine = list(range(arguments.process_index, len(rows), arguments.world_size))
+        texts = data.objective.generate(model, rows, mine, arguments.per_device_eval_batch_size)
+        found = dict(gather_object(list(zip(mine, texts))))
+        texts, references = [found[i] for i in range(len(rows))], rows.texts("target")
+        measured = data.objective.measure_texts(texts, references)
+        metrics |= {f"{split}_{name}": value for name, value in measured.items()}
+        some = range(min(SAMPLES, len(rows)))
+        samples = [
+            {"prompt": s, "reference": references[i], "text": texts[i]} for i, s in zip(some, rows.texts("source"))
+        ]
+    prompts = recipe.evaluation.sample_prompts
+    if prompts:
+        samples = [{"prompt": p, "text": t} for p, t in zip(prompts, data.objective.generate_texts(model, prompts))]
+    return metrics, samples
 
 
 def save_final(trainer, folder: RunFolder) -> None:
@@ -209,5 +264,5 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
     if repo_id is None or facts.get("published") == repo_id:
         return
     publish(folder.path, repo_id, private=recipe.publish.private, license=recipe.publish.license)
-    known = ("metrics", "parameters", "steps", "world_size", "engine", "wall_seconds", "samples")
+    known = ("metrics", "parameters", "steps", "best_step", "world_size", "engine", "wall_seconds", "samples")
     folder.write("finished", **{name: facts[name] for name in known if name in facts}, published=repo_id)

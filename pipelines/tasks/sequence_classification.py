@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
+import torch
 
 from ..cache import cached_folder
 from ..documents import sha
@@ -123,8 +124,6 @@ class SequenceClassification:
 
     def outcome(self, logits, labels):
         """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has."""
-        import torch
-
         return torch.stack([logits.argmax(-1), labels], dim=-1)
 
     def measure(self, outcomes) -> dict[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
+import torch
 
 from ..documents import sha
 from ..errors import UserError
@@ -15,8 +16,6 @@ from ..tokenization import tokenizer_fingerprint
 from .batching import PaddingCollator
 from .encoded import EncodedExamples, encode_examples, in_batches
 from .examples import Examples, examples_fingerprint, text_of
-
-SAMPLES = 3
 
 
 def columns_of(section: TaskSection) -> dict[str, str]:
@@ -129,16 +128,23 @@ class Translation:
 
     def generate(self, model, rows: EncodedExamples, numbers: list[int], batch_size: int) -> list[str]:
         """Translations of the rows `numbers`, in that order, by the model's generation config."""
-        import torch
-
-        collate, found = self.collator(packed=False), {}
+        found = {}
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
         for batch in in_batches(longest_first, batch_size):
-            inputs = collate([{"input_ids": rows[i]["input_ids"]} for i in batch])
-            with torch.inference_mode():
-                output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
-            found |= zip(batch, self.tokenizer.batch_decode(output, skip_special_tokens=True))
+            found |= zip(batch, self._answers(model, [rows[i]["input_ids"] for i in batch]))
         return [found[i] for i in numbers]
+
+    def generate_texts(self, model, sources: list[str]) -> list[str]:
+        """Translations of texts that stand in no row."""
+        tokenizer = copy.deepcopy(self.tokenizer)
+        ids = tokenizer(sources, truncation=True, max_length=self.section.max_length)["input_ids"]
+        return self._answers(model, [torch.tensor(self._ended(row, self.section.max_length)) for row in ids])
+
+    def _answers(self, model, ids: list[torch.Tensor]) -> list[str]:
+        inputs = self.collator(packed=False)([{"input_ids": row} for row in ids])
+        with torch.inference_mode():
+            output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
+        return self.tokenizer.batch_decode(output, skip_special_tokens=True)
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Metrics of the translations of a whole split."""
