@@ -18,10 +18,6 @@ class CausalObjective:
     def __init__(self, section: ObjectiveSection, tokenizer, seed: int = 0):
         self.section, self.tokenizer = section, tokenizer  # nothing here is random
 
-    def config_fields(self) -> dict:
-        """Fields of a fresh model's config that belong to the objective: none."""
-        return {}
-
     def rows(self, store: TokenStore, tail: str) -> PackedDataset:
         """Rows of `sequence_length` tokens from documents tokenised before."""
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0

@@ -31,8 +31,8 @@ class MaskedObjective:
         self.section, self.tokenizer, self.seed = section, tokenizer, seed
 
     def config_fields(self) -> dict:
-        """Fields of a fresh model's config that belong to the objective: none."""
-        return {}
+        """Fields of a fresh model's config that belong to the objective."""
+        return {name: getattr(self.tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id")}
 
     def rows(self, store: TokenStore, tail: str) -> PackedDataset:
         """Rows of `sequence_length` tokens from documents tokenised before; labels are the tokens themselves."""

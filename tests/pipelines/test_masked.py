@@ -238,6 +238,8 @@ def test_documents_of_an_encoder_begin_with_cls_and_end_with_sep(tiny_recipe):
     texts = [tokenizer.decode(store.document(i)[1:-1]) for i in range(3)]
     for number, text in enumerate(texts):
         assert store.document(number).tolist() == tokenizer(text).input_ids
+    ids = {"cls_token_id": 0, "sep_token_id": 1, "mask_token_id": 3}
+    assert data.objective.config_fields() == ids == {name: getattr(tokenizer, name) for name in ids}
     batch = data.objective.collator(data.packed)([data.rows["train"][0]])
     assert batch["labels"].max() < len(tokenizer) and tokenizer.mask_token_id in batch["input_ids"]
 

@@ -1,0 +1,61 @@
+"""Whole runs of the objectives that hide tokens: what is hidden is the same again after a kill."""
+
+import json
+import signal
+
+import pytest
+import torch
+from processes import Process
+from safetensors.torch import load_file
+
+RUNS = {
+    "masked": ("encoder", 32),
+    "span_corruption": ("seq2seq", 32),
+}
+
+
+def recipe_of(tiny_recipe, name, **training):
+    family, length = RUNS[name]
+    return tiny_recipe(
+        model={"family": family},
+        objective={"name": name, "sequence_length": length},
+        data={"max_documents": 4},  # a pass of a few steps: epochs begin on both sides of the kill
+        training={"max_steps": 40, "per_device_train_batch_size": 16} | training,
+        evaluation={"metrics": ["perplexity"], "every_steps": 10},
+    )
+
+
+def lines_of(run):
+    path = run / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def validations(run):
+    return {line["step"]: line["eval_loss"] for line in lines_of(run) if "eval_loss" in line}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_killed_run_hides_the_same_again_past_the_end_of_an_epoch(tiny_recipe, command, tmp_path, name):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    recipe = recipe_of(tiny_recipe, name)
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    process = Process(command, "train", recipe, f"training.output_dir={broken}", output=tmp_path / "log.txt")
+    process.wait_until(lambda: max((line["step"] for line in lines_of(broken)), default=0) >= 23)
+    process.kill()
+    assert process.code == -signal.SIGKILL and not (broken / "model.safetensors").exists()
+    assert command("train", recipe, f"training.output_dir={broken}") == 0
+    one, other = load_file(whole / "model.safetensors"), load_file(broken / "model.safetensors")
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert validations(whole) == validations(broken) and len(validations(whole)) == 4
+    epochs = [line["epoch"] for line in lines_of(whole) if "loss" in line]
+    assert max(epochs) > 2
+
+
+def test_workers_do_not_change_what_is_hidden(tiny_recipe, command, tmp_path):
+    losses = []
+    for workers in (0, 2):
+        recipe = recipe_of(tiny_recipe, "masked", max_steps=16, dataloader_num_workers=workers)
+        assert command("train", recipe, f"training.output_dir={tmp_path / str(workers)}") == 0
+        losses.append([line["loss"] for line in lines_of(tmp_path / str(workers)) if "loss" in line])
+    assert losses[0] == losses[1] and len(losses[0]) >= 16
