@@ -189,6 +189,7 @@ def _add_evaluate(verbs) -> Parser:
         epilog="examples:\n"
         "  anyformer evaluate runs/quickstart quickstart\n"
         "  anyformer evaluate runs/quickstart quickstart --split validation --max-examples 100\n"
+        "  anyformer evaluate runs/multi30k_en_de multi30k_en_de task.num_beams=1\n"
         "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json",
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
@@ -320,7 +321,7 @@ def _run_evaluate(args) -> int:
     check_one_process()
     recipe = evaluation_recipe(args.model, args.recipe, args.overrides)
     split = choose_split(recipe, args.split)
-    output = Path(args.output) if args.output else result_file(args.model, recipe, args.split)
+    output = Path(args.output) if args.output else result_file(args.model, recipe, args.split, args.max_examples)
     if output is not None:
         check_writable(output)
     _say_loading()

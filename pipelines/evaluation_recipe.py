@@ -53,15 +53,16 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     return wanted
 
 
-def result_file(model: str, recipe: Recipe, split: str | None = None) -> Path | None:
+def result_file(model: str, recipe: Recipe, split: str | None = None, max_examples: int | None = None) -> Path | None:
     """Where a result is kept if nobody says: in the model's folder, under the name of the task; None on the Hub.
 
-    `split` is in the name where it was asked for, so that it does not take the place of the usual one.
+    A split or number of examples that was asked for is in the name: such a result must not replace the usual one.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None
-    return folder / f"evaluation-{recipe.name}{f'-{split}' if split else ''}.json"
+    parts = ["evaluation", recipe.name, split, max_examples and f"{max_examples}-examples"]
+    return folder / f"{'-'.join(part for part in parts if part)}.json"
 
 
 def check_one_process() -> None:

@@ -161,8 +161,10 @@ def test_the_result_is_kept_beside_the_model_and_nothing_else_is_touched(stage, 
     before = contents()
     assert main(["evaluate", str(folder), str(stage / "classes.yaml")]) == 0
     assert main(["evaluate", str(folder), str(stage / "classes.yaml"), "--split", "validation"]) == 0
+    assert main(["evaluate", str(folder), str(stage / "classes.yaml"), "--max-examples", "4"]) == 0
     after = contents()
     written = {"evaluation-classes.json": "test", "evaluation-classes-validation.json": "validation"}
+    written |= {"evaluation-classes-4-examples.json": "test"}
     assert {name: json.loads(after.pop(name))["split"] for name in written} == written
     assert after == before
     assert f"written to {folder / 'evaluation-classes.json'}" in capsys.readouterr().out
