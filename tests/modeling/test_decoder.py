@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.utils._device import _device_constructors
+from family_variants import poison_empty_memory
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -306,23 +306,6 @@ def test_outputs_hold_every_layer(tiny_config):
     assert len(out.hidden_states) == 3 and out.hidden_states[0].shape == (2, 24, 32)
     assert len(out.attentions) == 2 and out.attentions[0].shape == (2, 4, 24, 24)
     torch.testing.assert_close(out.attentions[0].sum(-1), torch.ones(2, 4, 24))
-
-
-def poison_empty_memory(monkeypatch):
-    """Fill whatever transformers allocates without writing to it, so that a forgotten buffer shows."""
-    # torch caches which functions `with torch.device("meta")` catches. Were the first call to fall into this test, the
-    # cache would hold the functions below instead of the real ones, and later tests would allocate for real.
-    _device_constructors()
-    for name in ("empty", "empty_like"):
-        original = getattr(torch, name)
-
-        def poisoned(*args, original=original, **kwargs):
-            out = original(*args, **kwargs)
-            if out.is_floating_point() and out.device.type == "cpu":
-                out.fill_(float("nan"))
-            return out
-
-        monkeypatch.setattr(torch, name, poisoned)
 
 
 @torch.no_grad()

@@ -1,0 +1,245 @@
+"""Laws of the encoder's task heads, whatever the encoder: padding, losses, exact accumulation in Trainer, saving."""
+
+import inspect
+
+import pytest
+import torch
+import transformers
+from family_variants import ENCODERS, close, encoder_row, gradients_of, padded, poison_empty_memory
+from native_models import randomise
+from torch.nn import functional
+from transformers import Trainer, TrainingArguments
+
+import anyformer
+
+HEADS = {
+    "MaskedLM": None,
+    "PreTraining": None,
+    "SequenceClassification": "single_label_classification",
+    "SequenceClassification, several": "multi_label_classification",
+    "SequenceClassification, numbers": "regression",
+    "TokenClassification": None,
+    "QuestionAnswering": None,
+    "MultipleChoice": None,
+}
+PLAIN_HEADS = [head for head in HEADS if "," not in head]
+SOME = ["bert", "albert", "deberta_conv", "longformer", "modernbert"]
+
+
+def build(head, config):
+    torch.manual_seed(0)
+    config.num_labels = 2 if head in ("QuestionAnswering", "MultipleChoice", "PreTraining") else 4
+    config.problem_type = HEADS[head]
+    return randomise(getattr(anyformer, f"AnyformerEncoderFor{head.split(',')[0]}")(config))
+
+
+def labels_for(head, row, seed=0) -> dict:
+    """Labels of a row (1, T) for every input that the head's loss has."""
+    g, length = torch.Generator().manual_seed(seed), row["input_ids"].shape[-1]
+    per_token = row["input_ids"].masked_fill(torch.rand(row["input_ids"].shape, generator=g) > 0.4, -100)
+    return {
+        "MaskedLM": {"labels": per_token},
+        "PreTraining": {"labels": per_token, "next_sentence_label": torch.tensor([seed % 2])},
+        "SequenceClassification": {"labels": torch.tensor([seed % 4])},
+        "SequenceClassification, several": {"labels": torch.randint(0, 2, (1, 4), generator=g).float()},
+        "SequenceClassification, numbers": {"labels": torch.randn(1, 4, generator=g)},
+        "TokenClassification": {"labels": per_token.where(per_token == -100, per_token % 4)},
+        "QuestionAnswering": {
+            "start_positions": torch.tensor([seed % length]),
+            "end_positions": torch.tensor([length - 1]),
+        },
+        "MultipleChoice": {"labels": torch.tensor([seed % 2])},
+    }[head]
+
+
+def example(head, config, length, seed=0) -> dict:
+    """One row with its labels; two of them, side by side, for multiple choice."""
+    if head != "MultipleChoice":
+        row = encoder_row(config, length, seed)
+        return row | labels_for(head, row, seed)
+    row = {name: x[None] for name, x in encoder_row(config, length, seed, batch=2).items()}
+    return row | labels_for(head, row, seed)
+
+
+def logits_of(out) -> list:
+    names = ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits")
+    return [out[name] for name in names if name in out]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("head", PLAIN_HEADS)
+def test_padding_on_the_right_changes_no_real_logit(tiny_encoder_config, head, name):
+    model = build(head, tiny_encoder_config(**ENCODERS[name]))
+    rows = [encoder_row(model.config, n, seed=n) for n in (9, 4, 6)]
+    batch, choices = padded(rows, "right"), head == "MultipleChoice"
+    together = model(**{name: x[None] for name, x in batch.items()} if choices else batch)
+    for i, row in enumerate(rows):
+        alone = model(**{name: x[None] for name, x in row.items()} if choices else row)
+        for got, expected in zip(logits_of(together), logits_of(alone), strict=True):
+            got = got[:, i : i + 1] if choices else got[i : i + 1]
+            per_token = got.dim() == 3 or head == "QuestionAnswering"
+            close(got[:, : row["input_ids"].shape[1]] if per_token else got, expected, 1e-5)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_loss_is_that_of_the_logits(tiny_encoder_config, head):
+    model = build(head, tiny_encoder_config())
+    rows = [example(head, model.config, 9, seed=seed) for seed in range(3)]
+    batch = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    out = model(**batch)
+    if head in ("MaskedLM", "TokenClassification"):
+        expected = functional.cross_entropy(out.logits.flatten(0, 1), batch["labels"].flatten())
+    elif head == "PreTraining":
+        expected = functional.cross_entropy(out.prediction_logits.flatten(0, 1), batch["labels"].flatten())
+        expected = expected + functional.cross_entropy(out.seq_relationship_logits, batch["next_sentence_label"])
+    elif head == "QuestionAnswering":
+        starts = functional.cross_entropy(out.start_logits, batch["start_positions"])
+        expected = (starts + functional.cross_entropy(out.end_logits, batch["end_positions"])) / 2
+    else:
+        loss = {
+            "multi_label_classification": functional.binary_cross_entropy_with_logits,
+            "regression": functional.mse_loss,
+        }.get(HEADS[head], functional.cross_entropy)
+        expected = loss(out.logits, batch["labels"])
+    torch.testing.assert_close(out.loss, expected, atol=1e-6, rtol=1e-5)
+    for training in (False, True):
+        named, as_tuple = (model.train(training)(**batch, return_dict=r) for r in (True, False))
+        assert isinstance(as_tuple, tuple) and torch.equal(as_tuple[0], named.loss)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_trainer_accumulates_to_the_gradient_of_the_whole_batch(tiny_encoder_config, tmp_path, head):
+    config = tiny_encoder_config()
+    rows = [{name: x[0] for name, x in example(head, config, 8, seed=seed).items()} for seed in range(4)]
+    if head in ("MaskedLM", "PreTraining", "TokenClassification"):
+        rows[1]["labels"][2:] = -100  # micro-batches of different weight
+        rows[1]["labels"][0] = 3
+
+    def weights_after_a_step(batch_size):
+        model = build(head, tiny_encoder_config())
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=4 // batch_size,
+            max_steps=1,
+            learning_rate=0.5,
+            optim="sgd",
+            max_grad_norm=0.0,
+            lr_scheduler_type="constant",
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        Trainer(model=model, args=arguments, train_dataset=rows).train()
+        return dict(model.named_parameters())
+
+    whole, accumulated = weights_after_a_step(4), weights_after_a_step(1)
+    before = dict(build(head, config).named_parameters())
+    assert any(not torch.equal(whole[name], p) for name, p in before.items())
+    for name, p in whole.items():
+        torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_both_losses_of_pretraining_count_alone_and_together(tiny_encoder_config):
+    model = build("PreTraining", tiny_encoder_config()).train()
+    row = example("PreTraining", model.config, 12)
+    labels = {name: row.pop(name) for name in ("labels", "next_sentence_label")}
+    both = model(**row, **labels).loss
+    apart = [model(**row, **{name: x}).loss for name, x in labels.items()]
+    torch.testing.assert_close(both, sum(apart), atol=1e-6, rtol=1e-6)
+    assert model(**row).loss is None and model(**row).prediction_logits is not None
+    assert model(**row, **labels).prediction_logits is None
+    assert model(**row, **labels, return_logits=True).prediction_logits.shape == (1, 12, 97)
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("head", PLAIN_HEADS)
+def test_gradient_checkpointing_changes_no_gradient(tiny_encoder_config, head, name):
+    model = build(head, tiny_encoder_config(**ENCODERS[name])).train()
+    row = example(head, model.config, 9)
+    expected = gradients_of(model, lambda: model(**row).loss)
+    model.gradient_checkpointing_enable()
+    got = gradients_of(model, lambda: model(**row).loss)
+    assert got.keys() == expected.keys()
+    for parameter, gradient in got.items():
+        torch.testing.assert_close(gradient, expected[parameter], atol=1e-6, rtol=1e-5, msg=parameter)
+
+
+@pytest.mark.parametrize("head", PLAIN_HEADS)
+def test_saved_heads_come_back_through_their_auto_class_and_from_a_masked_language_model(
+    tiny_encoder_config, tmp_path, monkeypatch, head
+):
+    model, auto = build(head, tiny_encoder_config()), getattr(transformers, f"AutoModelFor{head}")
+    language_model = build("MaskedLM", tiny_encoder_config())
+    model.save_pretrained(tmp_path / "head"), language_model.save_pretrained(tmp_path / "lm")
+    poison_empty_memory(monkeypatch)
+    again, facts = auto.from_pretrained(tmp_path / "head", output_loading_info=True)
+    assert type(again) is type(model) and not any(facts.values()), facts
+    assert all(torch.equal(p, q) for p, q in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    # A pretrained language model: its body is kept, the rest is new.
+    fresh, facts = auto.from_pretrained(tmp_path / "lm", output_loading_info=True)
+    assert torch.equal(fresh.model.embed_tokens.weight, language_model.model.embed_tokens.weight)
+    new = {name.split(".")[0] if not name.startswith("model.") else name for name in facts["missing_keys"]}
+    allowed = {"score", "qa_outputs", "seq_relationship", "model.pooler.dense.weight", "model.pooler.dense.bias"}
+    assert new <= allowed and (new or head == "MaskedLM")
+    assert all(torch.isfinite(p).all() for p in fresh.parameters())
+
+
+@pytest.mark.parametrize("pooler_type", ["cls", "mean"])
+@pytest.mark.parametrize("fields", [{}, {"pooler_act": None}, {"task_head_transform": True, "head_act": "relu"}])
+def test_poolers_read_the_first_token_or_the_mean_of_real_ones(tiny_encoder_config, pooler_type, fields):
+    model = build("SequenceClassification", tiny_encoder_config(pooler_type=pooler_type, **fields))
+    batch = padded([encoder_row(model.config, n) for n in (8, 5)], "right")
+    x = model.model(**batch).last_hidden_state
+    real = batch["attention_mask"][..., None]
+    pooled = x[:, 0] if pooler_type == "cls" else (x * real).sum(1) / real.sum(1)
+    if "task_head_transform" in fields:
+        assert model.model.pooler is None
+        pooled = model.head_transform.norm(model.head_transform.dense(pooled).relu())
+    elif not fields:
+        pooled = model.model.pooler.dense(pooled).tanh()
+    torch.testing.assert_close(model(**batch).logits, model.score(pooled), atol=1e-5, rtol=1e-5)
+
+
+def test_the_task_says_which_tokens_are_global(tiny_encoder_config):
+    """Beltagy et al. 2020, section 3.1: the first for a text, the question for its answer, none for each token."""
+    fields = ENCODERS["longformer"]
+    ids = torch.tensor([[1, 7, 8, 2, 9, 10, 11, 12, 2, 13, 14, 15]])
+    marks = {
+        "SequenceClassification": ids * 0 + (torch.arange(12) == 0),
+        "QuestionAnswering": ids * 0 + (torch.arange(12) < 3),
+        "TokenClassification": ids * 0,
+        "MaskedLM": ids * 0,
+    }
+    for head, mark in marks.items():
+        model = build(head, tiny_encoder_config(**fields))
+        for got, expected in zip(logits_of(model(ids)), logits_of(model(ids, global_attention_mask=mark))):
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    model = build("MultipleChoice", tiny_encoder_config(**fields))
+    ids = ids.expand(2, -1)[None]
+    mark = ids * 0 + (torch.arange(12) == 0)
+    torch.testing.assert_close(model(ids).logits, model(ids, global_attention_mask=mark).logits)
+    embeds = model.get_input_embeddings()(ids)
+    torch.testing.assert_close(model(inputs_embeds=embeds).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("head", PLAIN_HEADS)
+def test_trainer_finds_every_column_in_the_signature(head):
+    forward = getattr(anyformer, f"AnyformerEncoderFor{head}").forward
+    columns = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "global_attention_mask"}
+    labels = {"QuestionAnswering": {"start_positions", "end_positions"}}.get(head, {"labels"})
+    assert columns | labels | {"inputs_embeds", "num_items_in_batch"} <= inspect.signature(forward).parameters.keys()
+
+
+@pytest.mark.parametrize("own, rate", [(None, 0.5), (0.0, 0.0), (0.9, 0.9)])
+def test_classifiers_have_a_dropout_of_their_own_or_that_of_the_layers(tiny_encoder_config, own, rate):
+    config = tiny_encoder_config(hidden_dropout=0.5, classifier_dropout=own)
+    rates = {
+        "SequenceClassification": lambda model: model.classifier_dropout.p,
+        "TokenClassification": lambda model: model.dropout.p,
+        "PreTraining": lambda model: model.dropout.p,
+    }
+    for head, rate_of in rates.items():
+        assert rate_of(build(head, config)) == rate

@@ -1,0 +1,608 @@
+"""Laws of the sequence-to-sequence family, whatever it is composed of: backends, padding, packing, decoding, losses."""
+
+import inspect
+import logging
+import math
+
+import pytest
+import torch
+import transformers
+from family_variants import (
+    DISTANCES_ONLY,
+    SEQ2SEQS,
+    close,
+    gradients_of,
+    packed,
+    poison_empty_memory,
+    positions_of,
+    tokens,
+)
+from native_models import randomise
+from torch.nn.functional import cross_entropy, pad
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.modeling_outputs import BaseModelOutput
+
+import anyformer
+from anyformer import (
+    AnyformerSeq2SeqConfig,
+    AnyformerSeq2SeqEncoderModel,
+    AnyformerSeq2SeqForConditionalGeneration,
+    AnyformerSeq2SeqForSequenceClassification,
+    AnyformerSeq2SeqModel,
+)
+
+EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, same maths in another order of operations
+PAIRS, LONG = [(7, 5), (1, 3), (11, 6), (5, 1)], [(60, 35), (33, 50), (41, 33), (35, 40)]
+NEW = 10
+
+
+def build(config, **kwargs):
+    return randomise(AnyformerSeq2SeqForConditionalGeneration._from_config(config, **kwargs))
+
+
+@pytest.fixture(params=SEQ2SEQS)
+def variant(request, tiny_seq2seq_config):
+    return build(tiny_seq2seq_config(**SEQ2SEQS[request.param]))
+
+
+def pair(source, target, batch=1, seed=0) -> dict:
+    return {
+        "input_ids": tokens(batch, source, seed=seed),
+        "decoder_input_ids": tokens(batch, target, seed=seed + 100),
+    }
+
+
+def pairs(lengths) -> list[dict]:
+    return [pair(*both, seed=i) for i, both in enumerate(lengths)]
+
+
+def padded_pairs(rows, side) -> dict:
+    """Pairs of different lengths as one batch; targets are padded on the right."""
+    longest = [max(row[name].shape[1] for row in rows) for name in ("input_ids", "decoder_input_ids")]
+    batch = {name: [] for name in ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")}
+    for row in rows:
+        for prefix, length in zip(("", "decoder_"), longest):
+            missing = length - row[f"{prefix}input_ids"].shape[1]
+            sides = (missing, 0) if side == "left" and not prefix else (0, missing)
+            batch[f"{prefix}input_ids"].append(pad(row[f"{prefix}input_ids"], sides))
+            batch[f"{prefix}attention_mask"].append(pad(torch.ones_like(row[f"{prefix}input_ids"]), sides))
+    return {name: torch.cat(parts) for name, parts in batch.items()}
+
+
+def labels_for(ids, share=0.7):
+    drawn = torch.rand(ids.shape, generator=torch.Generator().manual_seed(9))
+    return ids.masked_fill(drawn > share, -100)
+
+
+@torch.no_grad()
+def test_eager_equals_sdpa_in_both_stacks(variant):
+    batches = [pair(12, 9, batch=2), padded_pairs(pairs(PAIRS), "right")]
+    expected = [variant(**batch).logits for batch in batches]
+    variant.set_attn_implementation("eager")
+    stacks = (variant.model.encoder, variant.model.decoder)
+    assert all(stack.config._attn_implementation == "eager" for stack in stacks)
+    for batch, logits in zip(batches, expected):
+        real = batch.get("decoder_attention_mask", torch.ones_like(batch["decoder_input_ids"])).bool()
+        torch.testing.assert_close(variant(**batch).logits[real], logits[real], **EXACT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attn", ["eager", "sdpa"])
+def test_a_padded_batch_has_the_outputs_of_its_rows_alone(variant, attn):
+    variant.set_attn_implementation(attn)
+    rows = pairs(PAIRS)
+    expected = torch.cat([variant(**row).logits[0] for row in rows])
+    right, left = padded_pairs(rows, "right"), padded_pairs(rows, "left")
+    left |= {"position_ids": (left["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
+    batches = [right] + ([left] if variant.config.position_encoding not in DISTANCES_ONLY else [])
+    if variant.config.position_encoding in DISTANCES_ONLY:  # what stands before the row does not matter
+        batches.append({name: x for name, x in left.items() if name != "position_ids"})
+    for batch in batches:
+        # The decoder's positions are known only where the encoder's are: these rows are not packed.
+        real = batch["decoder_attention_mask"].bool()
+        close(variant(**batch).logits[real], expected, 1e-5)
+        out = variant(**batch, output_hidden_states=True)
+        assert {tuple(x.shape) for x in out.encoder_hidden_states} == {(4, 11, 32)}
+        close(out.logits[real], expected, 1e-5)
+
+
+@pytest.mark.parametrize("attn", ["eager", "sdpa"])
+@pytest.mark.parametrize("lengths", [PAIRS, LONG], ids=["short", "long"])
+def test_packed_rows_equal_separate_pairs_and_leak_no_gradient(variant, lengths, attn):
+    variant.set_attn_implementation(attn)
+    variant.double()  # in fp32 rounding alone comes close to 1e-6
+    rows = pairs(lengths)
+    sources, targets = zip(*lengths)
+    with torch.no_grad():
+        separate = [variant(**row, output_hidden_states=True) for row in rows]
+    both = packed(rows)
+    ones = {"attention_mask": torch.ones_like(both["input_ids"])}
+    ones |= {"decoder_attention_mask": torch.ones_like(both["decoder_input_ids"])}
+    embed = variant.get_input_embeddings()
+    inner = [(sum(x[:2]), sum(x[:3])) for x in (sources, targets)]
+    for extra in ({}, ones, {"use_cache": True}):
+        embeds = [embed(both[name]).detach().requires_grad_() for name in ("input_ids", "decoder_input_ids")]
+        out = variant(
+            inputs_embeds=embeds[0],
+            decoder_inputs_embeds=embeds[1],
+            position_ids=positions_of(sources),
+            decoder_position_ids=positions_of(targets),
+            output_hidden_states=True,
+            **extra,
+        )
+        for name in ("encoder_last_hidden_state", "logits"):
+            close(out[name], torch.cat([x[name] for x in separate], 1), 1e-6)
+        expected = torch.cat([x.decoder_hidden_states[-1] for x in separate], 1)
+        close(out.decoder_hidden_states[-1], expected, 1e-6)
+        gradients = torch.autograd.grad(out.logits[:, slice(*inner[1])].square().sum(), embeds)
+        for gradient, (first, after) in zip(gradients, inner):
+            assert gradient[:, first:after].abs().sum() > 0
+            assert torch.all(gradient[:, :first] == 0) and torch.all(gradient[:, after:] == 0)
+
+
+def test_the_loss_of_a_packed_row_is_the_weighted_mean_of_its_pairs(variant):
+    variant.train()
+    rows = [
+        {"input_ids": row["input_ids"], "labels": labels_for(row["decoder_input_ids"], 0.9)} for row in pairs(PAIRS)
+    ]
+    counts = [(row["labels"] != -100).sum() for row in rows]
+    sources, targets = zip(*PAIRS)
+    positions = {"position_ids": positions_of(sources), "decoder_position_ids": positions_of(targets)}
+    loss = variant(**packed(rows), **positions).loss
+    separate = sum(variant(**row).loss * count for row, count in zip(rows, counts) if count) / sum(counts)
+    torch.testing.assert_close(loss, separate, **EXACT)
+
+
+def test_gradient_checkpointing_changes_no_gradient(variant):
+    variant.train()
+    batch = {"input_ids": tokens(2, 12), "labels": labels_for(tokens(2, 9))}
+    expected = gradients_of(variant, lambda: variant(**batch).loss)
+    variant.gradient_checkpointing_enable()
+    got = gradients_of(variant, lambda: variant(**batch, use_cache=True).loss)
+    assert got.keys() == expected.keys() == dict(variant.named_parameters()).keys()
+    for name, gradient in got.items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+@torch.no_grad()
+def test_outputs_hold_every_layer_of_both_stacks_and_embeddings_may_be_given(variant):
+    variant.set_attn_implementation("eager")
+    batch, layers, decoder_layers = pair(12, 9, batch=2), 2, variant.config.num_decoder_layers
+    out = variant(**batch, output_hidden_states=True, output_attentions=True)
+    shapes = {
+        "encoder_hidden_states": (layers + 1, (2, 12, 32)),
+        "encoder_attentions": (layers, (2, 4, 12, 12)),
+        "decoder_hidden_states": (decoder_layers + 1, (2, 9, 32)),
+        "decoder_attentions": (decoder_layers, (2, 4, 9, 9)),
+        "cross_attentions": (decoder_layers, (2, 4, 9, 12)),
+    }
+    for name, (count, shape) in shapes.items():
+        assert len(out[name]) == count and {tuple(x.shape) for x in out[name]} == {shape}, name
+        if "attentions" in name:
+            for weights in out[name]:
+                torch.testing.assert_close(weights.sum(-1), torch.ones(shape[:-1]))
+    embed = variant.get_input_embeddings()
+    embeds = {"inputs_embeds": embed(batch["input_ids"])}
+    embeds |= {"decoder_inputs_embeds": embed(batch["decoder_input_ids"])}
+    again = variant(**embeds)
+    assert torch.equal(again.logits, out.logits) and again.cross_attentions is None
+    as_tuple = variant(**embeds, return_dict=False)
+    assert isinstance(as_tuple, tuple) and torch.equal(as_tuple[0], out.logits)
+    with pytest.raises(ValueError, match="exactly one of"):
+        variant(**batch, **embeds)
+
+
+@torch.no_grad()
+def test_outputs_of_the_encoder_may_be_given(variant):
+    batch = padded_pairs(pairs(PAIRS), "right")
+    expected = variant(**batch).logits
+    ids = batch.pop("input_ids")
+    hidden = variant.get_encoder()(ids, attention_mask=batch["attention_mask"]).last_hidden_state
+    for outputs in (BaseModelOutput(hidden), (hidden,)):
+        out = variant(**batch, encoder_outputs=outputs)
+        assert torch.equal(out.logits, expected) and torch.equal(out.encoder_last_hidden_state, hidden)
+    given = variant.generate(encoder_outputs=BaseModelOutput(hidden), attention_mask=batch["attention_mask"], **GREEDY)
+    assert torch.equal(given, variant.generate(ids, attention_mask=batch["attention_mask"], **GREEDY))
+
+
+# ---- losses
+
+
+def test_training_has_the_loss_and_gradients_of_all_logits_with_and_without_smoothing(variant):
+    variant.train()
+    ids, labels = tokens(2, 12), labels_for(tokens(2, 9))
+    decoder_input_ids = variant.prepare_decoder_input_ids_from_labels(labels)
+    for smoothing, count in ((0.0, None), (0.1, None), (0.1, torch.tensor(31)), (0.0, 31)):
+
+        def of_logits(smoothing=smoothing, count=count):
+            logits = variant(input_ids=ids, decoder_input_ids=decoder_input_ids).logits.flatten(0, 1)
+            total = cross_entropy(logits, labels.flatten(), reduction="sum", label_smoothing=smoothing)
+            return total / ((labels != -100).sum() if count is None else count)
+
+        def of_labels(smoothing=smoothing, count=count):
+            out = variant(input_ids=ids, labels=labels, label_smoothing=smoothing, num_items_in_batch=count)
+            assert out.logits is None
+            return out.loss
+
+        torch.testing.assert_close(of_labels(), of_logits(), **EXACT)
+        expected, got = gradients_of(variant, of_logits), gradients_of(variant, of_labels)
+        assert got.keys() == expected.keys()
+        for name, gradient in got.items():
+            torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-4, msg=name)
+    assert variant(input_ids=ids, labels=labels, return_logits=True).logits.shape == (2, 9, 97)
+    assert variant.eval()(input_ids=ids, labels=labels).logits.shape == (2, 9, 97)
+    assert variant(input_ids=ids, labels=labels, return_logits=False).logits is None
+
+
+def test_labels_are_shifted_as_native_bart_and_t5_shift_them(tiny_seq2seq_config):
+    labels = tokens(2, 9)
+    labels[1, 5:] = -100
+    common = {"vocab_size": 97, "d_model": 8, "pad_token_id": 0}
+    for start in (0, 2):
+        ours = build(tiny_seq2seq_config(decoder_start_token_id=start))
+        heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
+        bart = BartForConditionalGeneration(BartConfig(**common, **heads, decoder_start_token_id=start))
+        t5 = T5ForConditionalGeneration(T5Config(**common, num_layers=1, decoder_start_token_id=start))
+        expected = bart.prepare_decoder_input_ids_from_labels(labels)
+        assert torch.equal(expected, t5.prepare_decoder_input_ids_from_labels(labels))
+        assert torch.equal(ours.prepare_decoder_input_ids_from_labels(labels), expected)
+        out, given = ours(tokens(), labels=labels), ours(tokens(), decoder_input_ids=expected)
+        assert torch.equal(out.logits, given.logits)
+
+
+def test_without_a_start_token_labels_cannot_be_shifted_and_one_sentence_says_so(tiny_seq2seq_config):
+    model = build(tiny_seq2seq_config(decoder_start_token_id=None))
+    with pytest.raises(ValueError, match="decoder_start_token_id is not set"):
+        model(tokens(), labels=tokens())
+
+
+@pytest.mark.parametrize("head", ["ForConditionalGeneration", "ForSequenceClassification"])
+def test_trainer_accumulates_to_the_gradient_of_the_whole_batch(tiny_seq2seq_config, tmp_path, head):
+    generates, rows = head == "ForConditionalGeneration", []
+    for i, (ids, labels) in enumerate(zip(tokens(4, 8), tokens(4, 6, seed=1))):
+        labels[i + 1 :] = -100  # micro-batches of different weight
+        rows.append({"input_ids": ids, "labels": labels if generates else torch.tensor(i % 3)})
+
+    def build_it():
+        return randomise(getattr(anyformer, f"AnyformerSeq2Seq{head}")(tiny_seq2seq_config(num_labels=3)))
+
+    def weights_after_a_step(batch_size):
+        model = build_it()
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=4 // batch_size,
+            max_steps=1,
+            learning_rate=0.5,
+            optim="sgd",
+            max_grad_norm=0.0,
+            lr_scheduler_type="constant",
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        Trainer(model=model, args=arguments, train_dataset=rows).train()
+        return dict(model.named_parameters())
+
+    whole, accumulated = weights_after_a_step(4), weights_after_a_step(1)
+    assert any(not torch.equal(whole[name], p) for name, p in build_it().named_parameters())
+    for name, p in whole.items():
+        torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_loss_at_the_start_is_that_of_a_uniform_guess(tiny_seq2seq_config):
+    model = AnyformerSeq2SeqForConditionalGeneration(tiny_seq2seq_config())
+    assert model(tokens(8), labels=tokens(8, seed=1)).loss.item() == pytest.approx(math.log(97), rel=0.05)
+
+
+def test_bf16_autocast_trains_close_to_fp32(tiny_seq2seq_config):
+    model = AnyformerSeq2SeqForConditionalGeneration(tiny_seq2seq_config()).train()
+    expected = model(tokens(), labels=tokens(seed=1)).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens(), labels=tokens(seed=1)).loss
+    assert loss.dtype == torch.float32 and abs(loss - expected) < 2e-2
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+# ---- decoding
+
+GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "num_beams": 1}
+
+
+def by_full_forwards(model, ids, mask=None):
+    """Greedy decoding without any cache: the reference."""
+    out = torch.full((ids.shape[0], 1), model.config.decoder_start_token_id)
+    for _ in range(NEW):
+        logits = model(ids, attention_mask=mask, decoder_input_ids=out, use_cache=False).logits[:, -1]
+        logits[:, model.config.eos_token_id] = -torch.inf
+        out = torch.cat((out, logits.argmax(-1, keepdim=True)), dim=1)
+    return out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attn", ["eager", "sdpa"])
+def test_every_cache_generates_the_tokens_of_full_forwards_whatever_the_padding(variant, attn):
+    variant.set_attn_implementation(attn)
+    batch = padded_pairs(pairs(PAIRS), "right")
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    expected = by_full_forwards(variant, ids, mask)
+    for options in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+        assert torch.equal(variant.generate(ids, attention_mask=mask, **GREEDY, **options), expected), options
+    alone = [variant.generate(row["input_ids"], **GREEDY) for row in pairs(PAIRS)]
+    assert torch.equal(torch.cat(alone), expected)
+    if variant.config.position_encoding in DISTANCES_ONLY:
+        left = padded_pairs(pairs(PAIRS), "left")
+        assert torch.equal(
+            variant.generate(left["input_ids"], attention_mask=left["attention_mask"], **GREEDY), expected
+        )
+
+
+@torch.no_grad()
+def test_stepwise_decoding_has_the_logits_of_the_full_forward_and_projects_the_source_once(variant):
+    batch = pair(12, 9, batch=2)
+    expected = variant(**batch, use_cache=False)
+    assert expected.past_key_values is None
+    calls = []
+    for layer in variant.model.decoder.layers:
+        layer.cross_attn.k_proj.register_forward_hook(lambda *_: calls.append(1))
+    cache, encoder_outputs, steps = None, variant.get_encoder()(batch["input_ids"]), []
+    for part in batch["decoder_input_ids"].split([4, 1, 1, 3], dim=1):
+        out = variant(encoder_outputs=encoder_outputs, decoder_input_ids=part, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        steps.append(out.logits)
+    torch.testing.assert_close(torch.cat(steps, 1), expected.logits, **EXACT)
+    assert len(calls) == variant.config.num_decoder_layers
+
+
+@torch.no_grad()
+def test_beams_are_the_same_with_every_cache_and_likelier_than_greedy(variant):
+    batch = padded_pairs(pairs(PAIRS), "right")
+    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+    def log_likelihood(rows):
+        log_probs = variant(**source, decoder_input_ids=rows, use_cache=False).logits.log_softmax(-1)[:, :-1]
+        return log_probs.gather(-1, rows[:, 1:, None]).sum()
+
+    options = GREEDY | {"num_beams": 4}
+    beams = variant.generate(**source, **options)
+    assert torch.equal(variant.generate(**source, **options, use_cache=False), beams)
+    assert torch.equal(variant.generate(**source, **options, cache_implementation="static"), beams)
+    assert log_likelihood(beams) >= log_likelihood(variant.generate(**source, **GREEDY)) - 1e-4
+    torch.manual_seed(1)
+    sampled = [variant.generate(**source, do_sample=True, top_k=5, max_new_tokens=4, num_return_sequences=2)]
+    assert sampled[0].shape[0] == 8
+
+
+@torch.no_grad()
+def test_assisted_and_prompt_lookup_decoding_give_the_greedy_tokens(variant):
+    ids = tokens(1, 12)
+    expected = variant.generate(ids, **GREEDY)
+    assistant = randomise(AnyformerSeq2SeqForConditionalGeneration(variant.config), seed=1)
+    assert torch.equal(variant.generate(ids, **GREEDY, assistant_model=assistant), expected)
+    assert torch.equal(variant.generate(ids, **GREEDY, prompt_lookup_num_tokens=3), expected)
+
+
+@torch.no_grad()
+def test_the_configs_use_cache_counts(tiny_seq2seq_config):
+    model = build(tiny_seq2seq_config())
+    assert model(**pair(5, 4)).past_key_values is not None
+    model.config.use_cache = False
+    assert model(**pair(5, 4)).past_key_values is None
+
+
+# ---- saving and loading
+
+
+@torch.no_grad()
+def test_loading_through_the_meta_device_restores_every_class_of_the_family(variant, tmp_path, monkeypatch):
+    batch = pair(12, 9, batch=2)
+    expected, buffers = variant(**batch), dict(variant.named_buffers())
+    variant.save_pretrained(tmp_path)
+    poison_empty_memory(monkeypatch)
+    loaded, facts = AnyformerSeq2SeqForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(facts.values()), facts
+    table = loaded.model.encoder.embed_tokens.weight
+    assert (loaded.lm_head.weight is table) == variant.config.tie_word_embeddings
+    for name, buffer in loaded.named_buffers():
+        assert torch.equal(buffer, buffers[name]), name
+    assert torch.equal(loaded(**batch).logits, expected.logits)
+    base, facts = AnyformerSeq2SeqModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not facts["missing_keys"]
+    assert torch.equal(base(**batch).last_hidden_state, variant.model(**batch).last_hidden_state)
+    encoder, facts = AnyformerSeq2SeqEncoderModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(facts.values()), facts
+    hidden = encoder(batch["input_ids"]).last_hidden_state
+    assert torch.equal(hidden, expected.encoder_last_hidden_state)
+    classifier = AnyformerSeq2SeqForSequenceClassification.from_pretrained(tmp_path)
+    assert all(torch.isfinite(p).all() for p in classifier.parameters())
+    decoder = variant.model.decoder.state_dict()
+    assert all(torch.equal(p, decoder[name]) for name, p in classifier.model.decoder.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "auto, name",
+    [
+        ("AutoModel", "Model"),
+        ("AutoModelForSeq2SeqLM", "ForConditionalGeneration"),
+        ("AutoModelForTextEncoding", "EncoderModel"),
+        ("AutoModelForSequenceClassification", "ForSequenceClassification"),
+    ],
+)
+def test_each_class_comes_back_through_its_auto_class(tiny_seq2seq_config, tmp_path, monkeypatch, auto, name):
+    model = randomise(getattr(anyformer, f"AnyformerSeq2Seq{name}")(tiny_seq2seq_config(num_labels=3)))
+    model.save_pretrained(tmp_path)
+    poison_empty_memory(monkeypatch)
+    again, facts = getattr(transformers, auto).from_pretrained(tmp_path, output_loading_info=True)
+    assert type(again) is type(model) and not any(facts.values()), facts
+    assert isinstance(again.config, AnyformerSeq2SeqConfig) and again.config.is_encoder_decoder
+    assert all(torch.equal(p, q) for p, q in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"lm_head_bias": True}])
+def test_resized_embeddings_stay_tied_if_they_were(tiny_seq2seq_config, tmp_path, fields):
+    model, batch = build(tiny_seq2seq_config(**fields)), pair(12, 9)
+    with torch.no_grad():
+        before = model(**batch).logits
+    model.resize_token_embeddings(120, mean_resizing=False)
+    table, tied = model.model.encoder.embed_tokens.weight, model.config.tie_word_embeddings
+    assert (model.lm_head.weight is table) == tied and table.shape[0] == model.lm_head.weight.shape[0] == 120
+    torch.testing.assert_close(model(**batch).logits[..., :97], before, **EXACT)
+    model.train()(batch["input_ids"], labels=batch["decoder_input_ids"]).loss.backward()
+    model.eval().save_pretrained(tmp_path)
+    again = AnyformerSeq2SeqForConditionalGeneration.from_pretrained(tmp_path)
+    assert again.config.vocab_size == 120 and torch.equal(again(**batch).logits, model(**batch).logits)
+    assert (again.lm_head.weight is again.model.encoder.embed_tokens.weight) == tied
+
+
+def test_the_configs_of_the_stacks_are_not_saved_into_the_models(tiny_seq2seq_config, tmp_path):
+    config = tiny_seq2seq_config(num_decoder_layers=3)
+    model = build(config)
+    model.generate(tokens(), max_new_tokens=2)
+    assert model.config.is_encoder_decoder and model.config.num_hidden_layers == 2
+    model.save_pretrained(tmp_path)
+    again = AnyformerSeq2SeqConfig.from_pretrained(tmp_path)
+    assert (again.num_hidden_layers, again.num_decoder_layers, again.is_encoder_decoder) == (2, 3, True)
+    assert [len(stack.layers) for stack in (model.model.encoder, model.model.decoder)] == [2, 3]
+
+
+# ---- classification
+
+
+def test_a_text_is_classified_by_its_last_end_token(tiny_seq2seq_config):
+    model = randomise(AnyformerSeq2SeqForSequenceClassification(tiny_seq2seq_config(num_labels=3)))
+    rows = [torch.cat((tokens(1, n, seed=n), torch.tensor([[2]])), 1) for n in (8, 3, 5)]
+    ids = torch.cat([pad(row, (0, 9 - row.shape[1])) for row in rows])
+    mask = (ids != 0).long()
+    together = model(ids, attention_mask=mask).logits
+    for row, logits in zip(rows, together):
+        torch.testing.assert_close(model(row).logits[0], logits, **EXACT)
+    assert model.last_token(ids, mask).tolist() == [8, 3, 5]
+    assert model.last_token(torch.tensor([[5, 2, 7, 2, 0], [5, 6, 7, 0, 0]]), None).tolist() == [3, 2]
+    with pytest.raises(ValueError, match="give input_ids"):
+        model(inputs_embeds=torch.randn(1, 3, 32))
+
+
+@pytest.mark.parametrize("name", ["original", "t5", "bart"])
+def test_a_classifier_learns_through_both_stacks_and_checkpoints(tiny_seq2seq_config, name):
+    model = AnyformerSeq2SeqForSequenceClassification(tiny_seq2seq_config(num_labels=3, **SEQ2SEQS[name]))
+    randomise(model).train()
+    batch = {"input_ids": tokens(3, 9), "labels": torch.tensor([0, 2, 1])}
+    expected = gradients_of(model, lambda: model(**batch).loss)
+    assert expected.keys() == dict(model.named_parameters()).keys()
+    out = model(**batch)
+    torch.testing.assert_close(out.loss, cross_entropy(out.logits, batch["labels"]), atol=1e-6, rtol=1e-6)
+    model.gradient_checkpointing_enable()
+    for parameter, gradient in gradients_of(model, lambda: model(**batch).loss).items():
+        torch.testing.assert_close(gradient, expected[parameter], atol=1e-6, rtol=1e-5, msg=parameter)
+
+
+def test_trainer_finds_every_column_in_the_signature():
+    for cls in (AnyformerSeq2SeqForConditionalGeneration, AnyformerSeq2SeqForSequenceClassification):
+        columns = {"input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask", "labels"}
+        assert columns <= inspect.signature(cls.forward).parameters.keys()
+
+
+# ---- flex, torch.compile and torch.export
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_flex_attention_equals_sdpa_forward(variant):
+    """Forward only and 128 tokens: what flex can do on a CPU (see test_decoder.py)."""
+    torch.compiler.reset()
+    fields = variant.config.to_diff_dict() | {"max_position_embeddings": 128}
+    model = build(AnyformerSeq2SeqConfig.from_dict(fields))
+    batch, mask = pair(128, 128, batch=2), torch.ones(2, 128, dtype=torch.long)
+    mask[1, 120:] = 0
+    rows = {"position_ids": [50, 78], "decoder_position_ids": [60, 68]}
+    rows = {name: positions_of(lengths).expand(2, -1) for name, lengths in rows.items()}
+    calls = [{}, rows, {"attention_mask": mask}]
+    expected = [model(**batch, **options, use_cache=False).logits for options in calls]
+    model.set_attn_implementation("flex_attention")
+    for options, logits in zip(calls, expected):
+        torch.testing.assert_close(model(**batch, **options, use_cache=False).logits, logits, atol=1e-4, rtol=1e-5)
+
+
+@pytest.fixture
+def fresh_compiler():
+    logging.getLogger("torch.__trace").handlers.clear()  # pytest would collect a record of every traced tensor
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+COMPILED = [
+    pytest.param(name, backend, marks=() if (name, backend) == ("t5", "aot_eager") else pytest.mark.slow)
+    for name in SEQ2SEQS
+    for backend in ("aot_eager", "inductor")
+]
+
+
+@pytest.mark.parametrize("name, backend", COMPILED)
+def test_a_compiled_training_step_has_the_loss_and_gradients_of_the_eager_one(
+    tiny_seq2seq_config, fresh_compiler, name, backend
+):
+    model = build(tiny_seq2seq_config(**SEQ2SEQS[name])).train()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    batch = {"input_ids": tokens(2, 12), "labels": labels_for(tokens(2, 9)), "label_smoothing": 0.1}
+    batch |= {"attention_mask": (torch.arange(12) < torch.tensor([[12], [9]])).long()}
+    batch |= {"num_items_in_batch": torch.tensor(20)}
+    expected, got = (gradients_of(model, lambda run=run: run(**batch).loss) for run in (model, compiled))
+    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss, **EXACT)
+    for parameter, gradient in expected.items():
+        torch.testing.assert_close(got[parameter], gradient, atol=1e-5, rtol=1e-4, msg=parameter)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "t5" else pytest.mark.slow) for n in SEQ2SEQS])
+def test_an_exported_encoder_and_step_serve_every_batch_and_length(tiny_seq2seq_config, name):
+    model = build(tiny_seq2seq_config(**SEQ2SEQS[name]))
+    batch, length, targets = (torch.export.Dim(n, min=2, max=64) for n in ("batch", "length", "targets"))
+
+    def padded_source(batch, length):
+        mask = torch.ones(batch, length, dtype=torch.long)
+        mask[-1, length - 3 :] = 0
+        return {"input_ids": tokens(batch, length), "attention_mask": mask}
+
+    source = {0: batch, 1: length}
+    encoder = torch.export.export(
+        encoder_of(model),
+        (),
+        padded_source(2, 12),
+        dynamic_shapes={"input_ids": source, "attention_mask": source},
+        strict=False,
+    )
+    whole = torch.export.export(
+        model,
+        (),
+        padded_source(2, 12) | {"decoder_input_ids": tokens(2, 9), "use_cache": False},
+        dynamic_shapes={
+            "input_ids": source,
+            "attention_mask": source,
+            "decoder_input_ids": {0: batch, 1: targets},
+            "use_cache": None,
+        },
+        strict=False,
+    )
+    for rows, long, short in ((2, 12, 9), (3, 17, 5), (5, 40, 33)):
+        inputs = padded_source(rows, long)
+        real = inputs["attention_mask"].bool()
+        expected = model.get_encoder()(**inputs).last_hidden_state[real]
+        torch.testing.assert_close(encoder.module()(**inputs).last_hidden_state[real], expected, **EXACT)
+        inputs |= {"decoder_input_ids": tokens(rows, short), "use_cache": False}
+        torch.testing.assert_close(whole.module()(**inputs).logits, model(**inputs).logits, **EXACT)
+
+
+def encoder_of(model):
+    encoder = AnyformerSeq2SeqEncoderModel(model.config)
+    encoder.encoder.load_state_dict(model.model.encoder.state_dict())
+    return encoder.eval()
