@@ -111,7 +111,10 @@ class AnyformerTrainer(Trainer):
         rows = getattr(self.train_dataset, "rows", None)
         if not hasattr(rows, "row_lengths"):
             return super()._get_train_sampler(train_dataset)
-        sampler = LengthGroupedSampler(rows.row_lengths, self.args.train_batch_size, self.args.seed)
+        # All rows of an optimizer step together: how they are spread over processes and batches changes nothing.
+        arguments = self.args
+        together = arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+        sampler = LengthGroupedSampler(rows.row_lengths, together, arguments.seed)
         self.epochs.listeners.append(sampler)
         return sampler
 

@@ -14,6 +14,8 @@ POOL = 50  # batches whose rows are sorted by length together: near enough in le
 class LengthGroupedSampler(Sampler):
     """Row numbers of one pass, such that each batch holds rows of similar length. A pure function of seed and epoch.
 
+    batch_size: rows of one optimizer step; inside of it they come longest first.
+
     All rows are shuffled, cut into pools of `POOL` batches, sorted by length inside each pool, and the batches of all
     pools are shuffled. The longest batch comes first: if memory does not suffice, that shows at once.
     """

@@ -1,0 +1,244 @@
+"""Laws of labelled examples: nothing is lost or mixed up on the way from a file to a batch, mistakes are a sentence."""
+
+import gzip
+import json
+import pickle
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from anyformer.pipelines.data import prepare_data
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipe import load_recipe
+from anyformer.pipelines.tasks.batching import LengthGroupedSampler, PaddingCollator
+from anyformer.pipelines.tasks.examples import open_examples
+from anyformer.pipelines.tasks.sequence_classification import SequenceClassification
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_data import CHARACTERS, reviews, task_recipe, write_lines
+
+COLUMNS = {"text_field": "text", "label_field": "label"}
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    """Prepared data of a task's tiny recipe; overrides as on the command line."""
+
+    def run(kind, *overrides, **sections):
+        return prepare_data(load_recipe(str(task_recipe(tmp_path, kind, **sections)), overrides))
+
+    return run
+
+
+# ---- which examples
+
+
+def test_held_back_examples_are_the_same_every_time_and_in_one_split_only(tmp_path):
+    path = reviews(tmp_path / "reviews.jsonl", 200)
+    data = load_recipe(str(task_recipe(tmp_path, "sequence_classification", data={"files": str(path)}))).data
+    first, second = ({s: [place for place, _ in e] for s, e in open_examples(data, COLUMNS).items()} for _ in range(2))
+    assert first == second
+    train, validation = set(first["train"]), set(first["validation"])
+    assert len(train) + len(validation) == 200 and not train & validation and 20 < len(validation) < 60
+
+
+def test_jsonl_gzip_and_parquet_hold_the_same_examples(tmp_path, prepare):
+    plain = reviews(tmp_path / "reviews.jsonl", 60)
+    packed, parquet = tmp_path / "reviews.jsonl.gz", tmp_path / "reviews.parquet"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    rows = [json.loads(line) for line in plain.read_text().splitlines()]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), parquet)
+    found = []
+    for path in (plain, packed, parquet):
+        data = prepare("sequence_classification", data={"files": str(path)})
+        found.append([[*row["input_ids"].tolist(), int(row["labels"])] for row in data.rows["train"]])
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_data_set_in_a_folder_brings_its_class_names(tmp_path, prepare):
+    import datasets
+
+    folder = tmp_path / "dataset"
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = {"text": ["a bad film", "a good film"] * 20, "label": [0, 1] * 20}
+    for split in ("train", "test"):
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / f"{split}.parquet")
+    overrides = ["data.files=null", "data.test_files=null", f"data.dataset={folder}", "data.test_split=test"]
+    data = prepare("sequence_classification", *overrides, tokenizer=CHARACTERS)
+    assert data.objective.config_fields()["id2label"] == {0: "no", 1: "yes"}
+    assert len(data.rows["test"]) == 40 and len(data.rows["train"]) + len(data.rows["validation"]) == 40
+
+
+@pytest.mark.parametrize(
+    "label, names", [(int, ["LABEL_0", "LABEL_1"]), (bool, ["LABEL_0", "LABEL_1"]), (lambda p: "ab"[p], ["a", "b"])]
+)
+def test_classes_come_from_the_data_where_the_recipe_names_none(tmp_path, prepare, label, names):
+    path = reviews(tmp_path / "named.jsonl", 40, label=label)
+    data = prepare("sequence_classification", "data.test_files=null", data={"files": str(path)})
+    fields = data.objective.config_fields()
+    assert list(fields["id2label"].values()) == names and fields["label2id"] == {n: i for i, n in enumerate(names)}
+    assert {int(row["labels"]) for row in data.rows["train"]} == {0, 1}
+
+
+# ---- mistakes
+
+GOOD_ROWS = [{"text": f"text {i}", "label": i % 2} for i in range(8)]
+MISTAKES = {
+    "no-such-column": (
+        [{"text": "a", "lable": 1}],
+        {},
+        r"task.label_field='label': no such column in .*did you mean l",
+    ),
+    "no-text": ([{"text": None, "label": 1}], {}, r"task.text_field='text': .*line 1 holds null, not text"),
+    "a-number-as-text": ([{"text": 7, "label": 1}], {}, r"task.text_field='text': .*line 1 holds int, not text"),
+    "a-fraction-as-class": ([*GOOD_ROWS, {"text": "a", "label": 0.5}], {}, r"line 9 holds 0.5, which is no class"),
+    "out-of-range": (
+        [*GOOD_ROWS, {"text": "a", "label": 2}],
+        {"label_names": ["no", "yes"]},
+        r"line 9 holds 2, but the classes are numbered 0 to 1 \(no, yes\)",
+    ),
+    "unknown-name": (
+        [{"text": "a", "label": "yes"}, {"text": "b", "label": "noo"}],
+        {"label_names": ["no", "yes"]},
+        r"line 2 is of the unknown class 'noo'; did you mean no",
+    ),
+    "mixed": ([{"text": "a", "label": "yes"}, {"text": "b", "label": 1}], {}, r"line 2 holds 1, but others before"),
+    "one-class": ([{"text": "a", "label": 1}], {}, r"every training example has the class 1; it takes two"),
+    "negative": ([{"text": "a", "label": -1}], {}, r"line 1 holds -1; classes are numbered from 0"),
+    "empty": ([], {}, r"data: data.jsonl holds no example for train"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_the_data_is_one_sentence_before_training(name, tmp_path, command, capsys):
+    rows, task, says = MISTAKES[name]
+    path = write_lines(tmp_path / "data.jsonl", rows)
+    data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+    sections = {"data": data, "task": task, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+    recipe = task_recipe(tmp_path, "sequence_classification", **sections)
+    assert command("train", recipe) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    with pytest.raises(UserError, match=says):
+        raise UserError(error)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+REFUSED = {
+    "objective={name: causal}": "objective and task are both set",
+    "task.nmae=x": "task.nmae: no such setting; did you mean task.name",
+    "task.source_field=en": "task.source_field has no effect with task.name=sequence_classification",
+    "task.label_names=[one]": "must be two or more different names",
+    "data.text_field=body": "data.text_field has no effect with a task",
+    "evaluation.metrics=[bleu]": "evaluation.metrics='bleu' compares texts",
+    "evaluation.metrics=[acuracy]": "did you mean accuracy",
+    "evaluation.best_metric=f1": "evaluation.best_metric='f1' is not measured during training",
+    "evaluation.sample_prompts=[a]": "evaluation.sample_prompts has no effect",
+    "evaluation.average_checkpoints=9": "needs so many checkpoints",
+    "evaluation={best_metric: loss}": "needs evaluation.every_steps",
+    "task.name=translation": "task.text_field",
+    "model.hidden_dropout=2": "model.hidden_dropout",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_settings_that_contradict_each_other_are_refused(override, tmp_path):
+    recipe = task_recipe(tmp_path, "sequence_classification", task={"text_field": "text"})
+    says = "task.source_field is not set" if override == "task.name=translation" else REFUSED[override]
+    with pytest.raises(UserError) as error:
+        load_recipe(str(recipe), [override])
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_translation_needs_a_sequence_to_sequence_model(tmp_path):
+    with pytest.raises(UserError, match=r"model\.family=encoder cannot translate; set it to seq2seq"):
+        load_recipe(str(task_recipe(tmp_path, "translation", model={"family": "encoder"})))
+
+
+def test_a_task_recipe_is_written_and_read_back_equal_and_a_checkpoint_replaces_its_architecture(tmp_path):
+    recipe = load_recipe(str(task_recipe(tmp_path, "translation")))
+    assert recipe.objective is None and recipe.evaluation.metrics == ["bleu"]
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert load_recipe(str(tmp_path / "again.yaml")) == recipe
+    other = load_recipe(str(tmp_path / "again.yaml"), ["model.name_or_path=some/model", "model.hidden_dropout=0.3"])
+    assert other.model.fields == {"hidden_dropout": 0.3} and other.tokenizer.name_or_path == "some/model"
+
+
+# ---- encoding
+
+
+def test_examples_are_encoded_once(prepare, monkeypatch):
+    first = prepare("sequence_classification")
+    monkeypatch.setattr(SequenceClassification, "_batches", lambda *_: pytest.fail("encoded again"))
+    again = prepare("sequence_classification")
+    assert [row["input_ids"].tolist() for row in first.rows["test"]] == [
+        row["input_ids"].tolist() for row in again.rows["test"]
+    ]
+    assert first.facts == again.facts and first.facts["train"]["examples"] == len(first.rows["train"])
+    with pytest.raises(pytest.fail.Exception):
+        prepare("sequence_classification", "task.max_length=20")
+
+
+def test_texts_are_framed_cut_and_their_pairs_marked(tmp_path, prepare):
+    rows = [{"text": "one two three", "other": "the film " * 40, "label": i % 2} for i in range(20)]
+    files = {"files": str(write_lines(tmp_path / "pairs.jsonl", rows)), "test_files": None}
+    data = prepare("sequence_classification", data=files, task={"text_pair_field": "other"}, tokenizer=CHARACTERS)
+    row, tokenizer = data.rows["train"][0], data.tokenizer
+    assert len(row["input_ids"]) == 24 and row["input_ids"][0] == tokenizer.cls_token_id
+    assert row["input_ids"][-1] == tokenizer.sep_token_id
+    assert row["token_type_ids"].tolist() == sorted(row["token_type_ids"].tolist()) and row["token_type_ids"][-1] == 1
+    assert tokenizer.backend_tokenizer.truncation is None and tokenizer.model_max_length == 24
+
+
+def test_every_target_ends_also_one_that_is_cut(prepare):
+    data = prepare("translation", "task.max_target_length=5")
+    ends = [row["labels"][-1].item() for row in data.rows["train"]]
+    assert set(ends) == {data.tokenizer.eos_token_id}
+    assert max(len(row["labels"]) for row in data.rows["train"]) == 5
+    assert data.rows["test"].texts("target")[0].split()  # the reference is the whole text, not what is left of it
+
+
+def test_rows_travel_to_worker_processes(prepare):
+    rows = prepare("translation").rows["train"]
+    copy = pickle.loads(pickle.dumps(rows))
+    assert len(pickle.dumps(rows)) < 2000 and torch.equal(copy[3]["labels"], rows[3]["labels"])
+    assert torch.equal(rows[-1]["labels"], rows[len(rows) - 1]["labels"])
+    with pytest.raises(IndexError):
+        rows[len(rows)]
+
+
+# ---- batches
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=300), st.integers(1, 16), st.integers(0, 5))
+def test_a_pass_holds_each_row_once_and_is_a_function_of_seed_and_epoch(lengths, batch_size, epoch):
+    def order(seed, epoch):
+        sampler = LengthGroupedSampler(np.array(lengths), batch_size, seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert sorted(order(1, epoch)) == list(range(len(lengths)))
+    assert order(1, epoch) == order(1, epoch)
+    if len(lengths) > 60 and batch_size > 1:
+        assert order(1, epoch) != order(1, epoch + 1) and order(1, epoch) != order(2, epoch)
+
+
+def test_grouping_by_length_saves_padding():
+    lengths = np.random.default_rng(0).integers(5, 100, 2000)
+    order = np.array(list(LengthGroupedSampler(lengths, 16, seed=0))).reshape(-1, 16)
+    wasted = 1 - lengths.sum() / (lengths[order].max(axis=1) * 16).sum()
+    random = np.random.default_rng(1).permutation(2000).reshape(-1, 16)
+    assert wasted < 0.05 < 0.3 < 1 - lengths.sum() / (lengths[random].max(axis=1) * 16).sum()
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5), st.booleans())
+def test_a_batch_holds_its_rows_and_a_mask_only_where_something_is_padded(sizes, left):
+    rows = [{"input_ids": torch.arange(1, a + 1), "labels": torch.arange(1, b + 1), "row_ids": 7} for a, b in sizes]
+    batch = PaddingCollator(0, left)(rows)
+    assert ("attention_mask" in batch) == (len({a for a, _ in sizes}) > 1)
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    for i, (a, b) in enumerate(sizes):
+        assert torch.equal(batch["input_ids"][i][mask[i]], rows[i]["input_ids"]) and mask[i].sum() == a
+        assert torch.equal(batch["labels"][i, :b], rows[i]["labels"]) and (batch["labels"][i, b:] == -100).all()
+    assert batch["row_ids"] == [7] * len(rows)

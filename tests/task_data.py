@@ -1,0 +1,71 @@
+"""Labelled examples that a tiny model can learn, and recipes on them."""
+
+import json
+import random
+from pathlib import Path
+
+import yaml
+
+GOOD, BAD = ["good", "great", "fine", "lovely"], ["bad", "awful", "poor", "dull"]
+CHARACTERS = {"type": "char", "vocab_size": None}  # a tokenizer section for texts too short to learn merges from
+NEUTRAL = ["the", "film", "was", "and", "story", "with", "actors", "in", "a", "very", "long", "scene", "about", "two"]
+WORDS = {"red": "rot", "dog": "hund", "runs": "rennt", "the": "der", "man": "mann", "sees": "sieht", "old": "alt"}
+
+
+def write_lines(path: Path, rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def reviews(path: Path, number=160, seed=0, label=lambda positive: int(positive)) -> Path:
+    """Texts of 4 to 30 words with one word that decides: {"text", "label"}."""
+    draw, rows = random.Random(seed), []
+    for i in range(number):
+        words = draw.choices(NEUTRAL, k=draw.randint(3, 29))
+        words.insert(draw.randrange(len(words)), draw.choice(GOOD if i % 2 else BAD))
+        rows.append({"text": " ".join(words), "label": label(bool(i % 2))})
+    return write_lines(path, rows)
+
+
+def sentences(path: Path, number=160, seed=0) -> Path:
+    """Sentences of 2 to 12 words and their translation word by word: {"en", "de"}."""
+    draw, rows = random.Random(seed), []
+    for _ in range(number):
+        words = draw.choices(list(WORDS), k=draw.randint(2, 12))
+        rows.append({"en": " ".join(words), "de": " ".join(WORDS[word] for word in words)})
+    return write_lines(path, rows)
+
+
+def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
+    """Write a recipe of the task `kind` that trains in a second or two; keyword sections override single settings."""
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
+    tasks = {
+        "sequence_classification": ("encoder", reviews, {"max_length": 24}),
+        "translation": ("seq2seq", sentences, {"source_field": "en", "target_field": "de", "max_length": 24}),
+    }
+    family, write, settings = tasks[kind]
+    recipe = {
+        "model": {"family": family, **small},
+        "tokenizer": {"type": "byte_bpe", "vocab_size": 300},
+        "data": {
+            "files": str(write(folder / f"{kind}.jsonl")),
+            "validation_fraction": 0.2,
+            "test_files": str(write(folder / f"{kind}-test.jsonl", 11, seed=1)),
+        },
+        "task": {"name": kind, **settings},
+        "training": {
+            "output_dir": str(folder / "run"),
+            "max_steps": 20,
+            "per_device_train_batch_size": 8,
+            "learning_rate": 5e-3,
+            "bf16": False,
+            "logging_steps": 1,
+            "save_steps": 6,
+        },
+        "evaluation": {"every_steps": 5},
+    }
+    for section, values in sections.items():
+        recipe[section] = {**recipe.get(section, {}), **values}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return path
