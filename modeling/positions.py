@@ -57,10 +57,12 @@ class SinusoidalPositions(nn.Module):
         self.hidden_size = getattr(config, "embedding_size", None) or config.hidden_size
 
     def forward(self, x_BTD, position_ids):
+        # In fp32 an angle of 1,000 is off by 6e-5; Apple's GPUs have nothing finer.
+        dtype = torch.float32 if x_BTD.device.type == "mps" else torch.float64
         sines = self.hidden_size - self.hidden_size // 2  # an odd width has one sine more
-        channels = torch.arange(sines, device=x_BTD.device, dtype=torch.float)
+        channels = torch.arange(sines, device=x_BTD.device, dtype=dtype)
         frequencies = torch.exp(channels * (-2 * math.log(10_000.0) / self.hidden_size))
-        angles = position_ids[..., None].float() * frequencies
+        angles = position_ids[..., None].to(dtype) * frequencies
         return torch.cat((angles.sin(), angles[..., : self.hidden_size // 2].cos()), dim=-1).to(x_BTD.dtype)
 
 
