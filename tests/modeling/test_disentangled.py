@@ -198,8 +198,7 @@ def test_every_backend_gives_the_same_outputs():
 
 @pytest.mark.parametrize("share", [False, True])
 def test_few_key_heads_equal_as_many_repeated(share):
-    config = make_config(share_att_key=share)
-    config.num_key_value_heads = 2  # after the check of what is legal: the attention itself can
+    config = make_config(share_att_key=share, num_key_value_heads=2)
     few = with_random_weights(DisentangledAttention(config, 0))
     many = DisentangledAttention(make_config(share_att_key=share), 0)
     tensors = {}
