@@ -37,9 +37,11 @@ def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | N
     """(Inputs, outputs) of each part of a pipeline, or None.
 
     Later stages receive the hidden states as `inputs_embeds`, so nothing may act on embeddings before the layers.
+    transformers' pipeline runs causal models only: it sends on the `past_key_values` that every head has to return.
     """
     if (
-        config.position_encoding in ("learned", "sinusoidal")
+        not config.is_causal
+        or config.position_encoding in ("learned", "sinusoidal")
         or config.embedding_norm
         or config.embedding_multiplier != 1
     ):
