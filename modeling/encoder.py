@@ -225,6 +225,7 @@ class AnyformerEncoderForMaskedLM(AnyformerEncoderPreTrainedModel):
     """The encoder with a masked-language-model head (Devlin et al. 2019, section 3.1)."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: AnyformerEncoderConfig):
         super().__init__(config)
@@ -284,6 +285,7 @@ class AnyformerEncoderForPreTraining(AnyformerEncoderPreTrainedModel):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: AnyformerEncoderConfig):
         super().__init__(config)
