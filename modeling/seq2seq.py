@@ -36,6 +36,13 @@ class AnyformerSeq2SeqPreTrainedModel(AnyformerPreTrainedModel):
         "AutoModelForSequenceClassification": "AnyformerSeq2SeqForSequenceClassification",
     }
 
+    def set_attn_implementation(self, attn_implementation, *args, **kwargs):
+        """As transformers 5.23: older ones leave out the stacks, whose configs are of the same class as the model's."""
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
+        for module in self.modules():
+            if isinstance(module, TransformerStack):
+                module.config._attn_implementation = self.config._attn_implementation
+
 
 class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
     """The encoder's half; it has the token embeddings that both halves read."""
