@@ -338,9 +338,10 @@ def _run_evaluate(args) -> int:
 def _run_generate(args) -> int:
     from .generation import check_sampling, generate_text, locate_model
 
-    do_sample = args.do_sample or not (args.greedy or args.num_beams > 1)
+    # None: as the kind of model wants it. A decoder draws, an encoder-decoder searches.
+    do_sample = True if args.do_sample else False if args.greedy or args.num_beams > 1 else None
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
-    check_sampling(do_sample, **sampling)
+    check_sampling(do_sample is not False, **sampling)
     model = locate_model(args.model)
     _say_loading()
     text = generate_text(

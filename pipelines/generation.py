@@ -1,4 +1,4 @@
-"""Text from any saved causal language model: ours or transformers' own, from a folder or the Hub."""
+"""Text from any saved model that writes text: ours or transformers' own, from a folder or the Hub."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def generate_text(
     prompt: str,
     *,
     max_new_tokens: int = 64,
-    do_sample: bool = True,
+    do_sample: bool | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -59,19 +59,20 @@ def generate_text(
     seed: int = 42,
     trust_remote_code: bool = False,
 ) -> str:
-    """Return `prompt` and its continuation by at most `max_new_tokens` tokens.
+    """Return `prompt` and its continuation by at most `max_new_tokens` tokens; of an encoder-decoder its answer alone.
 
     It is shorter where the model ends the text, or where its learned positions end.
 
     Args:
         name_or_path: folder with a saved model and tokenizer, folder of a finished run, or Hub repository.
-        do_sample: draw tokens (temperature 0.8 unless given); otherwise greedy, or beam search with `num_beams` > 1.
+        do_sample: draw tokens (temperature 0.8 unless given); False: greedy, or beam search with `num_beams` > 1.
+            None: a decoder draws, an encoder-decoder searches as its generation config says.
         seed: of the draws; the same seed gives the same text on the same machine.
 
     Raises:
         UserError: no model there, one that does not generate text, settings out of range, or a prompt too long for it.
     """
-    check_sampling(do_sample, temperature, top_k, top_p)
+    check_sampling(do_sample is not False, temperature, top_k, top_p)
     source = locate_model(name_or_path)
     import torch
 
@@ -87,10 +88,16 @@ def generate_text(
     length = inputs["input_ids"].shape[1]
     room = min(max_new_tokens, _free_positions(model.config, length))
 
-    options = {"do_sample": do_sample, "num_beams": num_beams, "max_new_tokens": room}
+    answers = bool(model.config.is_encoder_decoder)
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    if do_sample is None:
+        do_sample = not answers or any(value is not None for value in drawn.values())
+    options = {"max_new_tokens": room}
+    if do_sample or not answers:
+        options |= {"do_sample": do_sample, "num_beams": num_beams}
     if do_sample:
-        options |= {"temperature": temperature if temperature is not None else DEFAULT_TEMPERATURE}
-        options |= {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
+        options |= {"temperature": DEFAULT_TEMPERATURE}
+        options |= {name: value for name, value in drawn.items() if value is not None}
     if tokenizer.pad_token_id is not None or tokenizer.eos_token_id is not None:
         padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         options["pad_token_id"] = padding
@@ -99,14 +106,14 @@ def generate_text(
         output = model.generate(**inputs, **options)[0].tolist()
     # Decoded in one piece: a character's bytes may be split between prompt and continuation.
     text = tokenizer.decode(output, skip_special_tokens=True)
-    if text.startswith(prompt):
+    if answers or text.startswith(prompt):
         return text
     return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
 
 
 def _load(source: str, trust_remote_code: bool):
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils import logging
 
     import anyformer
@@ -116,11 +123,13 @@ def _load(source: str, trust_remote_code: bool):
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        model = auto_class.from_pretrained(source, dtype="auto", trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         # transformers explains over several lines; the first says what is missing.
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"MODEL={source} cannot be loaded as a causal language model: {reason}") from error
+        raise UserError(f"MODEL={source} cannot be loaded as a model that writes text: {reason}") from error
     return model.to(device).eval(), tokenizer
 
 

@@ -34,8 +34,34 @@ ARCHITECTURE = [
     ("context", lambda c: _number(c.get("max_position_embeddings"), " tokens")),
     ("vocabulary", lambda c: c.get("vocab_size")),
     ("tied embeddings", lambda c: {True: "yes", False: "no"}.get(c.get("tie_word_embeddings"))),
+    ("classes", lambda c: ", ".join(c["id2label"].values()) if _kind(c).head == "ForSequenceClassification" else None),
     ("stored as", lambda c: c.get("dtype")),
 ]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a model with this head is for. head: end of its class's name; task: the Hub's name of it."""
+
+    head: str
+    words: str
+    auto_class: str = "AutoModel"
+    task: str | None = None
+
+
+KINDS = (
+    Kind("ForCausalLM", "causal language model", "AutoModelForCausalLM", "text-generation"),
+    Kind("LMHeadModel", "causal language model", "AutoModelForCausalLM", "text-generation"),
+    Kind("ForMaskedLM", "masked language model", "AutoModelForMaskedLM", "fill-mask"),
+    Kind("ForSequenceClassification", "text classifier", "AutoModelForSequenceClassification", "text-classification"),
+    Kind("ForConditionalGeneration", "sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
+    Kind("MTModel", "sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
+)
+
+
+def _kind(config: dict[str, Any]) -> Kind:
+    names = config.get("architectures") or []
+    return next((kind for kind in KINDS if any(n.endswith(kind.head) for n in names)), Kind("", "transformer"))
 
 
 @dataclass(frozen=True)
@@ -127,10 +153,10 @@ def render_model_card(
 def _front_matter(model: ModelFolder, facts: RunFacts, name: str, license: str | None) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
-    source = _hub_dataset(facts)
+    source, task = _hub_dataset(facts), _hub_task(model, facts)
     scores = [
         EvalResult(
-            task_type="text-generation",
+            task_type=task or "other",
             dataset_type=source or "custom",
             dataset_name=source or _source_names(facts) or "custom",
             dataset_split=split,
@@ -144,10 +170,10 @@ def _front_matter(model: ModelFolder, facts: RunFacts, name: str, license: str |
     family = [model.config["model_type"].removeprefix("anyformer_")] if "model_type" in model.config else []
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation" if _is_causal(model) else None,
+        pipeline_tag=task,
         license=license,
         datasets=_hub_datasets(facts) or None,
-        metrics=["perplexity"] if any(score.metric_type == "perplexity" for score in scores) else None,
+        metrics=sorted({score.metric_type for score in scores} - {"loss", "word_perplexity"}) or None,
         tags=["anyformer", *family],
         model_name=name if scores else None,
         eval_results=scores or None,
@@ -156,8 +182,7 @@ def _front_matter(model: ModelFolder, facts: RunFacts, name: str, license: str |
 
 
 def _description(model: ModelFolder, facts: RunFacts) -> str:
-    kind = "causal language model" if _is_causal(model) else "transformer"
-    text = f"A {kind} with {model.parameter_count():,} parameters"
+    text = f"A {_kind(model.config).words} with {model.parameter_count():,} parameters"
     if facts.recipe.get("name"):
         text += f", trained with anyformer's recipe `{facts.recipe['name']}`"
     if facts.recipe.get("description"):
@@ -192,8 +217,8 @@ def _recipe(facts: RunFacts) -> str:
 
 def _data(facts: RunFacts) -> str:
     data = facts.run.get("data") or {}
-    sizes = ("documents", "tokens", "bytes")
-    splits = {split: sizes_of for split, sizes_of in data.items() if isinstance(sizes_of, dict)}
+    sizes = [name for name in ("documents", "examples", "tokens", "bytes") if any(name in of for of in data_of(data))]
+    splits = {split: of for split, of in data.items() if isinstance(of, dict)}
     rows = [(split, *(of.get(size) for size in sizes)) for split, of in splits.items() if any(s in of for s in sizes)]
     parts = []
     if _source_names(facts):
@@ -205,20 +230,29 @@ def _data(facts: RunFacts) -> str:
     return "\n\n".join(["## Data", *parts]) if parts else ""
 
 
+def data_of(data: dict) -> list[dict]:
+    """What is known of each split."""
+    return [of for of in data.values() if isinstance(of, dict)]
+
+
 def _results(facts: RunFacts) -> str:
     rows = [(split, metric.replace("_", " "), _score(value)) for split, metric, value in _metrics(facts)]
     if not rows:
         return ""
-    return f"## Results\n\nLoss in nats per token.\n\n{_table(('split', 'metric', 'value'), rows)}"
+    unit = "example" if facts.section("task").get("name") == "sequence_classification" else "token"
+    signatures = facts.run.get("signatures") or {}
+    notes = "".join(f"\n\n{name}: `{signature}`" for name, signature in signatures.items())
+    return f"## Results\n\nLoss in nats per {unit}.\n\n{_table(('split', 'metric', 'value'), rows)}{notes}"
 
 
 def _samples(facts: RunFacts) -> str:
     samples = [s for s in facts.run.get("samples") or [] if isinstance(s, dict) and s.get("text")]
-    return "\n\n".join(["## Samples", *(_fenced(s["text"], "text") for s in samples)]) if samples else ""
+    texts = [f"{s['prompt']}\n=> {s['text']}" if facts.section("task") else s["text"] for s in samples]
+    return "\n\n".join(["## Samples", *(_fenced(text, "text") for text in texts)]) if samples else ""
 
 
 def _loading(model: ModelFolder, repo_id: str | None) -> str:
-    auto_class = "AutoModelForCausalLM" if _is_causal(model) else "AutoModel"
+    auto_class = _kind(model.config).auto_class
     tokenizer = (model.path / "tokenizer_config.json").is_file()
     name = repo_id or f"path/to/{model.path.resolve().name}"
     if not model.is_ours:
@@ -243,6 +277,17 @@ def _example(auto_class: str, name: str, tokenizer: bool, trust: bool, first: st
             'inputs = tokenizer("Once upon a time", return_tensors="pt")',
             "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))",
         ]
+    if tokenizer and auto_class == "AutoModelForSeq2SeqLM":
+        lines += [
+            'inputs = tokenizer("your text", return_tensors="pt")',
+            "print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))",
+        ]
+    tasks = {kind.auto_class: kind.task for kind in KINDS if kind.task not in (None, "text-generation")}
+    if tokenizer and auto_class in tasks:
+        mask = " {tokenizer.mask_token}" if auto_class == "AutoModelForMaskedLM" else ""
+        lines[0 if not first else 1] += ", pipeline"
+        text = f'f"your{mask} text"' if mask else '"your text"'
+        lines.append(f'print(pipeline("{tasks[auto_class]}", model=model, tokenizer=tokenizer)({text}))')
     return "\n".join(lines)
 
 
@@ -256,8 +301,9 @@ def _environment(facts: RunFacts) -> str:
 # ---- facts
 
 
-def _is_causal(model: ModelFolder) -> bool:
-    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in model.config.get("architectures") or [])
+def _hub_task(model: ModelFolder, facts: RunFacts) -> str | None:
+    """The Hub's name of what the model is for: a head of texts from texts does not say, the recipe does."""
+    return "translation" if facts.section("task").get("name") == "translation" else _kind(model.config).task
 
 
 def _sources(facts: RunFacts) -> list[dict[str, Any]]:

@@ -156,6 +156,7 @@ def run(trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoi
             "engine": type(trainer.model_wrapped).__name__,  # what really ran: DDP, DeepSpeedEngine, ...
             "wall_seconds": round(time.time() - started, 1),
             "samples": samples,
+            "signatures": getattr(data.objective, "signatures", {}),
         }
         folder.write("finished", **facts)
         prepare_folder(folder.path)
@@ -264,5 +265,15 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
     if repo_id is None or facts.get("published") == repo_id:
         return
     publish(folder.path, repo_id, private=recipe.publish.private, license=recipe.publish.license)
-    known = ("metrics", "parameters", "steps", "best_step", "world_size", "engine", "wall_seconds", "samples")
+    known = (
+        "metrics",
+        "parameters",
+        "steps",
+        "best_step",
+        "world_size",
+        "engine",
+        "wall_seconds",
+        "samples",
+        "signatures",
+    )
     folder.write("finished", **{name: facts[name] for name in known if name in facts}, published=repo_id)

@@ -13,7 +13,7 @@ from ..cache import cached_folder
 from ..documents import sha
 from ..errors import UserError, did_you_mean
 from ..framing import NEEDED
-from ..metrics import check_metrics, load_metric
+from ..metrics import check_metrics, compute_metrics
 from ..schema import TaskSection
 from ..tokenization import tokenizer_fingerprint
 from .batching import PaddingCollator
@@ -129,11 +129,7 @@ class SequenceClassification:
     def measure(self, outcomes) -> dict[str, float]:
         """Metrics of all rows' outcomes, an array of shape (rows, 2)."""
         predictions, references = outcomes.T.tolist()
-        return {
-            name: value
-            for metric in self.metrics
-            for name, value in load_metric(metric).compute(predictions=predictions, references=references).items()
-        }
+        return compute_metrics(self.metrics, predictions, references)[0]
 
     def describe(self, rows: EncodedExamples) -> str:
         """One line for people."""

@@ -10,7 +10,7 @@ import torch
 from ..documents import sha
 from ..errors import UserError
 from ..framing import NEEDED
-from ..metrics import check_metrics, load_metric
+from ..metrics import check_metrics, compute_metrics
 from ..schema import TaskSection
 from ..tokenization import tokenizer_fingerprint
 from .batching import PaddingCollator
@@ -44,6 +44,7 @@ class Translation:
             if getattr(tokenizer, name) is None:
                 raise UserError(f"task.name=translation needs a tokenizer with {words} token; this one has none")
         check_metrics(metrics, "texts", "evaluation.metrics")
+        self.signatures: dict[str, str] = {}  # of the metrics, once they were computed: what their numbers depend on
         self.max_target_length = section.max_target_length or section.max_length
         self.max_new_tokens = section.max_new_tokens or self.max_target_length
 
@@ -148,8 +149,5 @@ class Translation:
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Metrics of the translations of a whole split."""
-        return {
-            name: value
-            for metric in self.metrics
-            for name, value in load_metric(metric).compute(predictions=predictions, references=references).items()
-        }
+        numbers, self.signatures = compute_metrics(self.metrics, predictions, references)
+        return numbers
