@@ -2,9 +2,25 @@
 
 import pytest
 import torch
-from anyformer.pipelines.throughput import cpu_flags, flops_per_token, measured_flops, multiplied_weights, prefers_bf16
+from anyformer.pipelines.throughput import (
+    FlopCount,
+    count_tokens,
+    cpu_flags,
+    flops_per_token,
+    measured_flops,
+    multiplied_weights,
+    prefers_bf16,
+)
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MarianConfig,
+    MarianMTModel,
+)
 
 from anyformer import AnyformerDecoderForCausalLM
 
@@ -30,6 +46,56 @@ def test_native_models_count_too():
         GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64), attn_implementation="eager"
     )
     assert flops_per_token(model, 48) == pytest.approx(counted_flops(model, 48), rel=0.01)
+
+
+ENCODER = BertConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+SEQ2SEQ = MarianConfig(
+    vocab_size=97,
+    d_model=32,
+    encoder_layers=2,
+    decoder_layers=1,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    encoder_ffn_dim=48,
+    decoder_ffn_dim=64,
+    pad_token_id=0,
+    decoder_start_token_id=0,
+)
+
+
+@pytest.mark.parametrize(
+    "model_class, config, labels",
+    [
+        (BertForMaskedLM, ENCODER, (3, 40)),
+        (BertForSequenceClassification, ENCODER, (3,)),
+        (MarianMTModel, SEQ2SEQ, (3, 17)),
+    ],
+)
+def test_batches_of_encoders_and_encoder_decoders_count_too(model_class, config, labels):
+    model = model_class._from_config(config, attn_implementation="eager")
+    batch = {"input_ids": torch.randint(3, 97, (3, 40)), "labels": torch.randint(0, 2, labels)}
+    with FlopCounterMode(display=False) as counter:
+        model.train()(**batch).loss.backward()
+    assert FlopCount(model).of_batch(batch) == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_a_head_on_labelled_positions_counts_for_those(tiny_config):
+    from anyformer import AnyformerEncoderConfig, AnyformerEncoderForMaskedLM
+
+    fields = {"vocab_size": 500, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    count = FlopCount(AnyformerEncoderForMaskedLM(AnyformerEncoderConfig(**fields)))
+    row = torch.ones(2, 40, dtype=torch.long)
+    few = torch.where(torch.arange(40) % 10 == 0, row, -100)
+    all_of_them, some = (int(count.of_batch({"input_ids": row, "labels": labels})) for labels in (row, few))
+    assert all_of_them - some == 6 * count.head * (80 - 8) and count.head >= 500 * 32
+
+
+def test_tokens_are_counted_without_padding():
+    ids, mask = torch.ones(2, 5), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    labels = torch.tensor([[4, -100, -100], [4, 4, 4]])
+    assert count_tokens({"input_ids": ids, "labels": labels}, False) == 10
+    assert count_tokens({"input_ids": ids, "labels": labels, "attention_mask": mask}, False) == 7
+    assert count_tokens({"input_ids": ids, "labels": labels, "attention_mask": mask}, True) == 11
 
 
 def test_look_ups_are_not_multiplications(tiny_config):

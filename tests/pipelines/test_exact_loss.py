@@ -1,0 +1,219 @@
+"""Losses are exact per label for every model, also where the model's own would be a mean of means."""
+
+import pytest
+import torch
+from anyformer.pipelines.numbered_rows import NumberedRows
+from anyformer.pipelines.tasks.batching import PaddingCollator
+from anyformer.pipelines.trainer import AnyformerTrainer
+from torch.utils.data import Dataset
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    MarianConfig,
+    MarianMTModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainingArguments,
+)
+
+from anyformer import AnyformerDecoderForCausalLM
+
+TOKENS = {"vocab_size": 50, "pad_token_id": 0, "eos_token_id": 1}
+BERT = BertConfig(
+    **TOKENS, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3
+)
+MARIAN = MarianConfig(
+    **TOKENS,
+    d_model=32,
+    encoder_layers=1,
+    decoder_layers=1,
+    encoder_attention_heads=2,
+    decoder_attention_heads=2,
+    encoder_ffn_dim=32,
+    decoder_ffn_dim=32,
+    decoder_start_token_id=0,
+    max_position_embeddings=32,
+)
+T5 = T5Config(**TOKENS, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0)
+
+
+class Rows(Dataset):
+    """Rows of 2 to 12 tokens. labels: a class, as many other tokens, or the tokens with some left out."""
+
+    def __init__(self, labels: str, number=24):
+        g = torch.Generator().manual_seed(3)
+        self.rows = []
+        for _ in range(number):
+            ids = torch.randint(2, 50, (int(torch.randint(2, 13, (), generator=g)),), generator=g)
+            if labels == "class":
+                target = torch.randint(0, 3, (), generator=g)
+            elif labels == "target":
+                target = torch.cat([ids.flip(0)[: int(torch.randint(1, 12, (), generator=g))], torch.tensor([1])])
+            else:
+                target = torch.where(torch.rand(len(ids), generator=g) < 0.4, ids, -100)
+            self.rows.append({"input_ids": ids, "labels": target})
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+def ours(kind):
+    def build():
+        import anyformer
+
+        shared = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+        if kind == "classification":
+            config = anyformer.AnyformerEncoderConfig(**TOKENS, **shared, num_labels=3)
+            return anyformer.AnyformerEncoderForSequenceClassification(config)
+        if kind == "masked":
+            return anyformer.AnyformerEncoderForMaskedLM(anyformer.AnyformerEncoderConfig(**TOKENS, **shared))
+        if kind == "causal":
+            return AnyformerDecoderForCausalLM(anyformer.AnyformerDecoderConfig(**TOKENS, **shared))
+        config = anyformer.AnyformerSeq2SeqConfig(**TOKENS, **shared, decoder_start_token_id=0)
+        return anyformer.AnyformerSeq2SeqForConditionalGeneration(config)
+
+    return build
+
+
+def native(model_class, config):
+    def build():
+        import copy
+
+        config_without_dropout = copy.deepcopy(config)
+        for name in config.to_dict():
+            if "drop" in name and isinstance(getattr(config, name), float):
+                setattr(config_without_dropout, name, 0.0)
+        return model_class(config_without_dropout)
+
+    return build
+
+
+MODELS = {
+    "bert-classes": (native(BertForSequenceClassification, BERT), "class"),
+    "bert-masked": (native(BertForMaskedLM, BERT), "same"),
+    "marian": (native(MarianMTModel, MARIAN), "target"),
+    "t5": (native(T5ForConditionalGeneration, T5), "target"),
+    "our-classes": (ours("classification"), "class"),
+    "our-masked": (ours("masked"), "same"),
+    "our-seq2seq": (ours("seq2seq"), "target"),
+    "our-causal": (ours("causal"), "same"),
+}
+
+
+@pytest.fixture
+def make_trainer(tmp_path):
+    def make(name, rows=None, **arguments):
+        build, labels = MODELS[name]
+        torch.manual_seed(0)
+        defaults = {
+            "output_dir": str(tmp_path / "run"),
+            "max_steps": 4,
+            "per_device_train_batch_size": 8,
+            "learning_rate": 1e-2,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "use_cpu": True,
+            "report_to": "none",
+            "remove_unused_columns": False,
+            "prediction_loss_only": True,
+            "disable_tqdm": True,
+            "dataloader_pin_memory": False,
+        }
+        return AnyformerTrainer(
+            model=build(),
+            args=TrainingArguments(**(defaults | arguments)),
+            train_dataset=rows or Rows(labels),
+            data_collator=PaddingCollator(0),
+            predicts_next=name == "our-causal",
+        )
+
+    return make
+
+
+def losses(trainer):
+    trainer.train()
+    return torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name", MODELS)
+def test_accumulation_follows_the_trajectory_of_the_big_batch(make_trainer, name, smoothing):
+    whole = losses(make_trainer(name, label_smoothing_factor=smoothing))
+    parts = losses(
+        make_trainer(
+            name, label_smoothing_factor=smoothing, per_device_train_batch_size=2, gradient_accumulation_steps=4
+        )
+    )
+    torch.testing.assert_close(parts, whole, atol=2e-5, rtol=0)  # fp32: other sums, four steps of Adam
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_smoothing_is_part_of_the_training_loss_and_not_of_the_evaluation(make_trainer, name):
+    def first(smoothing):
+        trainer = make_trainer(name, label_smoothing_factor=smoothing, max_steps=1)
+        before = trainer.evaluate(Rows(MODELS[name][1], 11))
+        return losses(trainer)[0].item(), before
+
+    plain, exact = first(0.0)
+    smoothed, same = first(0.5)
+    assert same["eval_loss"] == exact["eval_loss"] and abs(smoothed - plain) > 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_evaluation_counts_every_label_once(make_trainer, name):
+    rows, trainer = Rows(MODELS[name][1], 11), make_trainer(name, per_device_eval_batch_size=4)
+    found = trainer.evaluate(rows)
+    model, total, count = trainer.model.eval(), 0.0, 0
+    shift = name == "our-causal"
+    for row in rows:
+        inputs = {"input_ids": row["input_ids"][None]}
+        labels = row["labels"][None]
+        if model.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        logits = model(**inputs).logits
+        logits, labels = (logits[:, :-1], labels[:, 1:]) if shift else (logits, labels)
+        total += torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum").item()
+        count += int((labels != -100).sum())
+    assert found["eval_predictions"] == count
+    assert found["eval_loss"] == pytest.approx(total / count, abs=2e-6)
+
+
+def test_rows_are_told_the_epoch_also_after_resuming_and_in_lasting_workers(make_trainer, tmp_path):
+    seen = []
+
+    class Spy(PaddingCollator):
+        def __call__(self, rows):
+            batch = super().__call__(rows)
+            return batch | {"epoch": torch.tensor([row["epoch"] for row in rows])}
+
+    def run(folder, checkpoint=None, **arguments):
+        trainer = make_trainer("our-causal", max_steps=9, output_dir=str(tmp_path / folder), **arguments)
+        trainer.data_collator = Spy(0)
+        step = trainer.training_step
+
+        def training_step(model, inputs, *rest):
+            seen.append(inputs["epoch"].tolist())
+            return step(model, inputs, *rest)
+
+        trainer.training_step = training_step
+        trainer.train(resume_from_checkpoint=checkpoint)
+        epochs = [epochs[0] for epochs in seen]
+        assert all(len(set(epochs)) == 1 for epochs in seen)
+        seen.clear()
+        return epochs
+
+    whole = run("a", save_strategy="steps", save_steps=4)
+    assert whole == [0] * 3 + [1] * 3 + [2] * 3
+    assert run("b", str(tmp_path / "a" / "checkpoint-4")) == whole[4:]
+    assert run("c", dataloader_num_workers=1, dataloader_persistent_workers=True) == whole
+
+
+def test_numbered_rows_carry_number_and_epoch():
+    rows = NumberedRows(Rows("class", 3))
+    assert rows[2]["row_ids"] == 2 and rows[2]["epoch"] == 0
+    rows.set_epoch(4)
+    assert rows[0]["epoch"] == 4
