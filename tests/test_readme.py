@@ -33,6 +33,8 @@ TINY = [
     *("objective.sequence_length=64", "training.per_device_train_batch_size=2", "training.max_steps=4"),
     *("evaluation.max_rows=4", "evaluation.every_steps=2", "evaluation.sample_tokens=4"),
 ]
+# Recipes with a task have no rows of a length of their own.
+TASKS = ("imdb_classify", "multi30k_en_de")
 SMALL_VOCABULARY = "tokenizer.vocab_size=400"  # not for recipes whose tokenizer keeps every character
 
 
@@ -157,6 +159,19 @@ def write_texts(folder: Path) -> None:
     for number, split in enumerate(("train", "validation", "test")):
         for path in (shakespeare, wikitext):
             (path / f"{split}.txt").write_text(topics[names[number]], encoding="utf-8")
+    sentences = [line for name in names for line in topics[name].splitlines() if len(line) > 40][:24]
+    labelled = [{"text": line, "label": number % 2} for number, line in enumerate(sentences)]
+    pairs = [{"en": line, "de": line.upper()} for line in sentences]
+    for rows, place, splits in (
+        (labelled, "imdb_5k", ("train", "test")),
+        (pairs, "multi30k_en_de", ("train", "validation", "test_2016_flickr")),
+    ):
+        (folder / "data" / place).mkdir()
+        for split in splits:
+            text = "\n".join(json.dumps(row) for row in rows)
+            (folder / "data" / place / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    (folder / "data" / "imdb").mkdir()
+    pyarrow.parquet.write_table(table, folder / "data" / "imdb" / "unsupervised_15k.parquet")
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +183,10 @@ def stage(tmp_path_factory):
         patch.chdir(folder)
         patch.setenv("ANYFORMER_CACHE", str(folder / "cache"))
         assert cli.main(["train", "quickstart", *TINY, SMALL_VOCABULARY]) == 0
+        assert cli.main(["train", "imdb_mlm", *TINY, SMALL_VOCABULARY]) == 0
+        classify = ["training.output_dir=runs/imdb_finetuned", *TINY, SMALL_VOCABULARY]
+        classify = [setting for setting in classify if not setting.startswith("objective.")]
+        assert cli.main(["train", "imdb_classify", *classify]) == 0
     return folder
 
 
@@ -180,11 +199,16 @@ def on_stage(stage, monkeypatch):
 
 def made_tiny(words: list[str]) -> list[str]:
     """The words with tiny settings after them, where they name a recipe."""
-    if words[1] not in ("train", "preview") or "--help" in words:
+    if words[1] not in ("train", "preview", "evaluate") or "--help" in words:
         return words
-    if any("name_or_path" in word for word in words):  # a checkpoint brings its own sizes
-        return [*words, *(setting for setting in TINY if not setting.startswith("model."))]
-    return [*words, *TINY, *([] if "tinyshakespeare_char" in words else [SMALL_VOCABULARY])]
+    tiny = [setting for setting in TINY if not (set(TASKS) & set(words) and setting.startswith("objective."))]
+    if words[1] == "evaluate":  # a checkpoint brings its own sizes, and there is no training
+        return [*words, "task.max_new_tokens=4"] if "multi30k_en_de" in words else words
+    if any("name_or_path" in word for word in words):
+        return [*words, *(setting for setting in tiny if not setting.startswith("model."))]
+    if "multi30k_en_de" in words:
+        tiny += ["task.max_new_tokens=4", "training.save_steps=2"]
+    return [*words, *tiny, *([] if "tinyshakespeare_char" in words else [SMALL_VOCABULARY])]
 
 
 @pytest.mark.parametrize("command", RUN)
@@ -219,7 +243,8 @@ def test_python_blocks_run_with_anyformer(on_stage, capsys):
     namespace: dict[str, Any] = {}
     for block in with_it:
         exec(compile(block, "README.md", "exec"), namespace)
-    assert capsys.readouterr().out.startswith("def ")
+    label, text, *_ = capsys.readouterr().out.splitlines()
+    assert label in ("negative", "positive") and text.startswith("def ")
     assert type(namespace["model"]).__module__ == "anyformer.modeling.decoder"
 
 
