@@ -137,6 +137,10 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
             context["conv_context"] = (padding_mask, documents)
         return context
 
+    def can_unpad(self, x_BTE, attention_mask, kwargs) -> bool:
+        # Rows behind one another would be neighbours to the convolution.
+        return self.conv is None and super().can_unpad(x_BTE, attention_mask, kwargs)
+
     def run_layers(self, x_BTD, per_layer, conv_context=None, decode_masks=False, **kwargs):
         layers = list(zip(self.each_layer(), per_layer))
         last = layers.pop() if decode_masks and self.config.mask_decoder_layers > 0 else None

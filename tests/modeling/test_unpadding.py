@@ -1,0 +1,93 @@
+"""Padded rows run without their padding, and nothing but time can tell."""
+
+import pytest
+import torch
+from anyformer.modeling.stack import TransformerStack
+from anyformer.modeling.unpadding import Unpadded
+
+from anyformer import AnyformerEncoderConfig, AnyformerEncoderModel, AnyformerSeq2SeqConfig, AnyformerSeq2SeqModel
+
+TOLERANCE = 1e-5  # fp32, the same sums in another order
+SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
+VARIANTS = {
+    "rotary": {},
+    "learned_post_norm": {"position_encoding": "learned", "norm_position": "post", "embedding_norm": True},
+    "segments_narrow": {"type_vocab_size": 2, "embedding_size": 16, "position_encoding": "sinusoidal"},
+    "windows": {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 2},
+    "convolution": {"conv_kernel_size": 3},
+}
+
+
+def padded_batch(side: str = "right"):
+    lengths = torch.tensor([12, 5, 1, 9])
+    mask = (torch.arange(12)[None] < lengths[:, None]).long()
+    mask = mask if side == "right" else mask.flip(1)
+    ids = torch.randint(3, 60, mask.shape, generator=torch.Generator().manual_seed(1)) * mask
+    return ids, mask
+
+
+def without_unpadding(monkeypatch):
+    monkeypatch.setattr(TransformerStack, "can_unpad", lambda *_: False)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_real_tokens_and_gradients_are_those_of_padded_rows(variant, side, monkeypatch):
+    model = AnyformerEncoderModel(AnyformerEncoderConfig(**SIZES, **VARIANTS[variant]))
+    ids, mask = padded_batch(side)
+    results = []
+    for _ in range(2):
+        model.zero_grad()
+        out = model(ids, attention_mask=mask).last_hidden_state * mask[..., None]
+        out.pow(2).sum().backward()
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append((out.detach(), grads))
+        without_unpadding(monkeypatch)
+    (ours, our_grads), (padded, padded_grads) = results
+    torch.testing.assert_close(ours, padded, atol=TOLERANCE, rtol=0)
+    for name, grad in padded_grads.items():
+        torch.testing.assert_close(our_grads[name], grad, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_an_encoder_of_a_pair_is_unpadded_too_and_the_decoder_sees_no_difference(monkeypatch):
+    model = AnyformerSeq2SeqModel(AnyformerSeq2SeqConfig(**SIZES, decoder_start_token_id=0)).eval()
+    ids, mask = padded_batch()
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :4]}
+    ours = model(**inputs).last_hidden_state
+    without_unpadding(monkeypatch)
+    torch.testing.assert_close(ours, model(**inputs).last_hidden_state, atol=TOLERANCE, rtol=0)
+
+
+def test_padding_comes_back_as_zeros_only_where_rows_were_unpadded():
+    ids, mask = padded_batch()
+    for fields, unpads in ((VARIANTS["rotary"], True), (VARIANTS["convolution"], False)):
+        model = AnyformerEncoderModel(AnyformerEncoderConfig(**SIZES, **fields)).eval()
+        out = model(ids, attention_mask=mask).last_hidden_state
+        assert (out[mask == 0] == 0).all().item() == unpads
+
+
+def test_captured_hidden_states_keep_their_shape():
+    model = AnyformerEncoderModel(AnyformerEncoderConfig(**SIZES)).eval()
+    ids, mask = padded_batch()
+    states = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states
+    assert [tuple(x.shape) for x in states] == [(4, 12, 32)] * 3
+
+
+def test_little_padding_and_padding_amid_a_text_are_left_alone():
+    mask = torch.ones(4, 40, dtype=torch.long)
+    assert Unpadded.of(mask) is None
+    mask[0, -1] = 0
+    assert Unpadded.of(mask) is None
+    mask[:, 10:30] = 0
+    assert Unpadded.of(mask) is None
+    assert Unpadded.of(torch.zeros(2, 3, dtype=torch.long)) is None
+    mask[:, 10:] = 0
+    assert Unpadded.of(mask).lengths == [10] * 4
+
+
+def test_taking_and_putting_back_is_the_identity_on_real_tokens():
+    _, mask = padded_batch("left")
+    unpadded = Unpadded.of(mask)
+    x = torch.randn(4, 12, 3)
+    assert unpadded.take(x).shape == (1, int(mask.sum()), 3)
+    assert torch.equal(unpadded.put_back(unpadded.take(x)), x * mask[..., None])
