@@ -34,7 +34,10 @@ ARCHITECTURE = [
     ("context", lambda c: _number(c.get("max_position_embeddings"), " tokens")),
     ("vocabulary", lambda c: c.get("vocab_size")),
     ("tied embeddings", lambda c: {True: "yes", False: "no"}.get(c.get("tie_word_embeddings"))),
-    ("classes", lambda c: ", ".join(c["id2label"].values()) if _kind(c).head == "ForSequenceClassification" else None),
+    (
+        "classes",
+        lambda c: ", ".join(c.get("id2label", {}).values()) if _kind(c).head == "ForSequenceClassification" else None,
+    ),
     ("stored as", lambda c: c.get("dtype")),
 ]
 

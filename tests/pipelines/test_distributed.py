@@ -10,6 +10,7 @@ import sys
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from processes import free_port, logged_losses, run_ranks
+from task_data import task_recipe
 
 TOLERANCE = 1e-5  # fp32: the same sums in another order
 
@@ -68,6 +69,20 @@ def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropo
     assert_close(losses, logged_losses(single))
     alone = json.loads((single / "run.json").read_text())["metrics"]
     for name, value in alone.items():
+        assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
+
+
+@pytest.mark.parametrize("kind", ["sequence_classification", "translation"])
+def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ranks, tmp_path):
+    # 11 test examples on two processes: fillers count in no metric, and every text is translated once.
+    evaluation = {"best_metric": "loss"} if kind == "translation" else {"metrics": ["accuracy", "f1"]}
+    training = {"max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3}
+    recipe = task_recipe(tmp_path, kind, training=training, evaluation=evaluation)
+    single, doubled = tmp_path / "single", "training.gradient_accumulation_steps=2"
+    assert command("train", recipe, f"training.output_dir={single}", doubled) == 0
+    facts, losses = two_ranks(recipe)
+    assert_close(losses, logged_losses(single))
+    for name, value in json.loads((single / "run.json").read_text())["metrics"].items():
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
 
 

@@ -1,0 +1,150 @@
+"""Whole runs of tasks: they learn, are measured exactly, keep the best model, and go on bit-identically when killed."""
+
+import json
+import signal
+
+import pytest
+import torch
+from anyformer.pipelines.checkpointing import list_checkpoints
+from processes import Process
+from safetensors.torch import load_file
+from task_data import task_recipe
+
+KINDS = ("sequence_classification", "translation")
+
+
+def facts_of(run):
+    return json.loads((run / "run.json").read_text())
+
+
+def lines_of(run):
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_classifier_learns_keeps_its_best_and_answers_with_names(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path,
+        "sequence_classification",
+        task={"label_names": ["sad", "glad"], "max_length": 64},  # the word that decides may be the last one
+        training={"max_steps": 80, "warmup_steps": 4},
+        evaluation={"metrics": ["accuracy", "f1"], "best_metric": "accuracy"},
+    )
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    facts = facts_of(run)
+    assert facts["metrics"]["test_accuracy"] >= 10 / 11 and facts["metrics"]["validation_f1"] > 0.8
+    assert "validation loss" in printed and "accuracy" in printed and "sad" in printed
+    scores = {line["step"]: line["eval_accuracy"] for line in lines_of(run) if "eval_accuracy" in line}
+    best = max(scores, key=lambda step: (scores[step], -step))
+    assert facts["best_step"] == best and facts["metrics"]["validation_accuracy"] == scores[best]
+    assert_same(weights(run), weights(run / f"checkpoint-{best}"))  # though save_steps would not have kept it
+
+    import transformers
+
+    answer = transformers.pipeline("text-classification", str(run))("a lovely film with two people")
+    assert answer[0]["label"] == "glad"
+    card = (run / "README.md").read_text()
+    assert "text-classification" in card and "accuracy" in card and "sad, glad" in card
+
+
+def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path,
+        "translation",
+        model={"norm_type": "layernorm"},
+        task={"max_new_tokens": 30, "max_length": 60, "num_beams": 3},
+        training={
+            "max_steps": 160,
+            "per_device_train_batch_size": 16,
+            "lr_scheduler_type": "inverse_sqrt",
+            "warmup_steps": 20,
+            "label_smoothing_factor": 0.1,
+        },
+        evaluation={"every_steps": 80, "average_checkpoints": 2},
+    )
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    metrics = facts_of(run)["metrics"]
+    losses = [line["eval_loss"] for line in lines_of(run) if "eval_loss" in line]
+    assert losses[-1] < 0.6 * 5.7  # ln(300) is what a model that knows nothing has
+    assert {"validation_loss", "validation_bleu", "test_loss", "test_bleu"} <= metrics.keys()
+    assert "translation of" in printed and "reference:" in printed and "mean of the newest 2" in printed
+    config = json.loads((run / "generation_config.json").read_text())
+    assert config["num_beams"] == 3 and config["max_new_tokens"] == 30
+    assert json.loads((run / "config.json").read_text())["decoder_start_token_id"] == config["pad_token_id"]
+    found = [weights(checkpoint) for checkpoint in list_checkpoints(run)[:2]]
+    mean = {name: (found[0][name] + found[1][name]) / 2 for name in found[0]}
+    torch.testing.assert_close(weights(run), mean, atol=1e-6, rtol=0)
+    rates = [line["learning_rate"] for line in lines_of(run) if "loss" in line]
+    assert rates[21] == pytest.approx(max(rates), rel=0.1) and rates[80] == pytest.approx(max(rates) / 2, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_bit_identical_past_the_end_of_an_epoch(tmp_path, command, kind):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    best = {"best_metric": "loss"}
+    steps = {"max_steps": 40, "gradient_accumulation_steps": 2, "learning_rate": 0.02}  # epochs of 8 steps
+    recipe = task_recipe(tmp_path, kind, training=steps, evaluation=best, model={"hidden_dropout": 0.1})
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    process = Process(command, "train", recipe, f"training.output_dir={broken}", output=tmp_path / "log.txt")
+    process.wait_until(lambda: max((line["step"] for line in lines_of(broken)), default=0) >= 19)
+    process.kill()
+    assert process.code == -signal.SIGKILL and not (broken / "model.safetensors").exists()
+    assert command("train", recipe, f"training.output_dir={broken}") == 0
+    assert_same(weights(whole), weights(broken))
+    one, other = facts_of(whole), facts_of(broken)
+    assert one["metrics"] == other["metrics"] and one["best_step"] == other["best_step"] is not None
+
+
+def test_a_masked_language_model_becomes_a_classifier_with_its_own_weights(tmp_path, command, capsys):
+    pretraining = task_recipe(
+        tmp_path, "sequence_classification", "pretraining", training={"output_dir": str(tmp_path / "mlm")}
+    )
+    masked = ["task=null", "objective={name: masked, sequence_length: 32}", "evaluation={metrics: [perplexity]}"]
+    assert command("train", pretraining, *masked) == 0
+    capsys.readouterr()
+    recipe = task_recipe(tmp_path, "sequence_classification", training={"max_steps": 2})
+    start = [f"model.name_or_path={tmp_path / 'mlm'}", "model.hidden_dropout=0.2"]
+    assert command("train", recipe, *start) == 0
+    printed = capsys.readouterr().out
+    (fresh,) = [line for line in printed.splitlines() if line.startswith("new weights, not taken from")]
+    assert "score.weight" in fresh and "layers" not in fresh and "embed_tokens" not in fresh
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["hidden_dropout"] == 0.2
+    before, after = weights(tmp_path / "mlm"), weights(tmp_path / "run")
+    name = "model.embed_tokens.weight"
+    assert (before[name] - after[name]).abs().max() < 0.1 * before[name].abs().max() + 0.02
+    assert command("train", recipe, start[0], "model.hiden_dropout=0.2", "training.output_dir=x") == 2
+    assert "did you mean model.hidden_dropout?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dry_run_of_a_task_writes_nothing(tmp_path, command, capsys, kind):
+    assert command("train", task_recipe(tmp_path, kind), "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert "gradients finite" in printed and "FLOPs per token" in printed and not (tmp_path / "run").exists()
+
+
+def test_real_reviews_and_captions_train(tmp_path, command, data_folder):
+    """A subset of the data the shipped recipes are made for, by the recipes themselves."""
+    small = ["model.num_hidden_layers=1", "model.hidden_size=32", "model.num_attention_heads=2"]
+    small += ["tokenizer.vocab_size=1000", "tokenizer.max_training_bytes=200000", "training.bf16=false"]
+    small += ["training.max_steps=4", "training.save_steps=2", "data.max_documents=120", "task.max_length=48"]
+    reviews = data_folder / "imdb_5k" / "train.jsonl.gz"
+    overrides = [f"data.files={reviews}", "data.test_files=null", "evaluation.every_steps=2"]
+    assert command("train", "imdb_classify", *small, *overrides, f"training.output_dir={tmp_path / 'imdb'}") == 0
+    assert facts_of(tmp_path / "imdb")["metrics"].keys() == {f"validation_{n}" for n in ("loss", "accuracy", "f1")}
+    captions = data_folder / "multi30k_en_de"
+    overrides = [f"data.files={captions / 'train.jsonl.gz'}", "data.validation_files=null", "data.test_files=null"]
+    overrides += ["task.max_new_tokens=4", "task.num_beams=2", "data.validation_fraction=0.1"]
+    overrides += ["evaluation.every_steps=2", "evaluation.average_checkpoints=2"]
+    assert command("train", "multi30k_en_de", *small, *overrides, f"training.output_dir={tmp_path / 'm30k'}") == 0
+    assert facts_of(tmp_path / "m30k")["metrics"].keys() == {"validation_loss", "validation_bleu"}
