@@ -18,6 +18,7 @@ from family_variants import (
     tokens,
 )
 from native_models import randomise
+from packaging.version import Version
 from torch.nn.functional import cross_entropy, pad
 from transformers import (
     BartConfig,
@@ -388,6 +389,11 @@ def test_assisted_and_prompt_lookup_decoding_give_the_greedy_tokens(variant):
     expected = variant.generate(ids, **GREEDY)
     assistant = randomise(AnyformerSeq2SeqForConditionalGeneration(variant.config), seed=1)
     assert torch.equal(variant.generate(ids, **GREEDY, assistant_model=assistant), expected)
+    begins_with_end = variant.config.decoder_start_token_id == variant.config.eos_token_id
+    if begins_with_end and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip(
+            "prompt lookup of old transformers ends at a start token that is an end token; native BART's does, too"
+        )
     assert torch.equal(variant.generate(ids, **GREEDY, prompt_lookup_num_tokens=3), expected)
 
 
