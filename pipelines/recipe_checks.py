@@ -307,9 +307,11 @@ def check_model(recipe: Recipe) -> None:
     config = config_namespace(recipe)
     if config is None:
         return
-    if config.hidden_act not in source_fields.activation_names():
-        near = did_you_mean(config.hidden_act, source_fields.activation_names(), "")
-        raise UserError(f"model.hidden_act={config.hidden_act!r} is not known{near}")
+    for name in ("hidden_act", "head_act", "conv_act", "pooler_act"):
+        value = getattr(config, name, None)
+        if value is not None and value not in source_fields.activation_names():
+            near = did_you_mean(value, source_fields.activation_names(), "")
+            raise UserError(f"model.{name}={value!r} is not known{near}")
     try:
         check_legal(config)
     except ValueError as error:
