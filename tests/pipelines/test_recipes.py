@@ -5,7 +5,10 @@ import json
 
 import pytest
 from anyformer.pipelines.recipe import load_recipe
-from anyformer.pipelines.recipe_files import shipped
+from anyformer.pipelines.recipe_files import shipped, shipped_yaml
+from task_data import reviews, sentences
+
+EXAMPLES = {"sequence_classification": reviews, "translation": sentences}
 
 TINY_DATA = ["data.dataset=null", "data.config_name=null", "data.streaming=false", "data.source=null"]
 TINY_MODEL = [
@@ -27,6 +30,11 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(name, comm
     overrides = [*TINY_DATA, *TINY_MODEL, f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
     if name == "tinyshakespeare_char":
         overrides = [f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
+    task = shipped_yaml("recipes", name).get("task")
+    if task is not None:
+        text_file = EXAMPLES[task["name"]](tmp_path / "examples.jsonl")
+        tokenizer = "tokenizer={type: byte_bpe, vocab_size: 300}"
+        overrides = [f"data.files={text_file}", tokenizer, f"training.output_dir={tmp_path / 'run'}"]
     overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]
     overrides += ["data.test_files=null"]
     assert command("train", name, *overrides, "--dry-run") == 0, capsys.readouterr().err
