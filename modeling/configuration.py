@@ -8,15 +8,15 @@ from transformers import PreTrainedConfig
 from .legality import ATTENTION_KINDS, attention_kinds, check_legal
 
 
-def tensor_parallel_plan(config, stacks=("",), attentions=("self_attn",)) -> dict[str, str]:
-    """transformers' style for each module that is split over ranks: attention by heads, MLPs by channels.
+def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
+    """transformers' style for each module of a stack that is split over ranks: attention by heads, MLPs by channels.
 
-    stacks: prefixes of the stacks of layers; attentions: names that attention modules have in them.
+    attentions: names of the attention modules in a layer.
     """
     mlp = {"up_proj": "colwise", "down_proj": "rowwise"} | (
         {"gate_proj": "colwise"} if config.mlp_type == "glu" else {}
     )
-    plan = {f"{stack}layers.*.mlp.{name}": style for stack in stacks for name, style in mlp.items()}
+    plan = {f"layers.*.mlp.{name}": style for name, style in mlp.items()}
     # One score bias holds all heads, and global tokens gather whole rows: there every rank keeps all heads.
     if config.position_encoding in ("alibi", "relative", "disentangled") or "local_global_attention" in (
         config.attention_kinds
@@ -25,12 +25,7 @@ def tensor_parallel_plan(config, stacks=("",), attentions=("self_attn",)) -> dic
     heads = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
     if config.qk_norm:  # a rank's gradient covers its own heads only
         heads |= {f"{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
-    return plan | {
-        f"{stack}layers.*.{attention}.{name}": style
-        for stack in stacks
-        for attention in attentions
-        for name, style in heads.items()
-    }
+    return plan | {f"layers.*.{attention}.{name}": style for attention in attentions for name, style in heads.items()}
 
 
 def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | None:
@@ -265,15 +260,15 @@ class AnyformerSeq2SeqConfig(TransformerConfig):
         super().__post_init__(**kwargs)
 
     def set_parallel_plans(self):
-        self.base_model_tp_plan = {
-            **tensor_parallel_plan(self, stacks=("encoder.", "decoder.")),
-            **tensor_parallel_plan(self, stacks=("decoder.",), attentions=("cross_attn",)),
-        }
+        """None of the whole: transformers collects those of the stacks, under their names, in every class."""
+        self.base_model_tp_plan = {}
 
     def stack_config(self, is_causal: bool) -> "AnyformerSeq2SeqConfig":
         """The config of one stack: the decoder's, or the encoder's."""
         stack = copy.deepcopy(self)
         stack.is_causal, stack.is_encoder_decoder = is_causal, False
+        attentions = ("self_attn", "cross_attn") if is_causal else ("self_attn",)
+        stack.base_model_tp_plan = tensor_parallel_plan(stack, attentions)
         if is_causal:
             kind = self.attention_kinds[0]
             stack.num_hidden_layers = self.num_decoder_layers
