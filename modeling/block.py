@@ -40,41 +40,28 @@ class TransformerBlock(GradientCheckpointingLayer):
                 module.o_proj.writes_residual = True  # read by `_init_weights`
         self.mlp.down_proj.writes_residual = True
 
-    def attend(self, x_BTD, **context):
-        out_BTD = self.self_attn(x_BTD, **context)[0]
-        return out_BTD if self.dropout is None else self.dropout(out_BTD)
-
-    def transform(self, x_BTD):
-        out_BTD = self.mlp(x_BTD)
-        return out_BTD if self.dropout is None else self.dropout(out_BTD)
-
-    def forward(self, hidden_states, **context):
-        x_BTD = hidden_states
-        if self.cross_attn is not None:
-            return self.forward_with_encoder(x_BTD, **context)
-        if self.norm_position == "pre":
-            x_BTD = x_BTD + self.attend(self.input_layernorm(x_BTD), **context)
-            return x_BTD + self.transform(self.post_attention_layernorm(x_BTD))
-        x_BTD = self.input_layernorm(x_BTD + self.attend(x_BTD, **context))
-        return self.post_attention_layernorm(x_BTD + self.transform(x_BTD))
-
-    def forward_with_encoder(
-        self, x_BTD, encoder_hidden_states=None, encoder_attention_mask=None, past_key_values=None, **context
+    def forward(
+        self, hidden_states, past_key_values=None, encoder_hidden_states=None, encoder_attention_mask=None, **context
     ):
-        context["past_key_values"] = None if past_key_values is None else past_key_values.self_attention_cache
-        encoder = {
-            "key_value_states": encoder_hidden_states,
-            "attention_mask": encoder_attention_mask,
-            "past_key_values": past_key_values,
-        }
-        if self.norm_position == "pre":
-            x_BTD = x_BTD + self.attend(self.input_layernorm(x_BTD), **context)
-            x_BTD = x_BTD + self.look_up(self.cross_attention_layernorm(x_BTD), **encoder)
-            return x_BTD + self.transform(self.post_attention_layernorm(x_BTD))
-        x_BTD = self.input_layernorm(x_BTD + self.attend(x_BTD, **context))
-        x_BTD = self.cross_attention_layernorm(x_BTD + self.look_up(x_BTD, **encoder))
-        return self.post_attention_layernorm(x_BTD + self.transform(x_BTD))
+        x_BTD, cache = hidden_states, past_key_values
+        if self.cross_attn is not None and cache is not None:
+            cache = cache.self_attention_cache
+        x_BTD = self.add(self.input_layernorm, self.self_attn, x_BTD, past_key_values=cache, **context)
+        if self.cross_attn is not None:
+            x_BTD = self.add(
+                self.cross_attention_layernorm,
+                self.cross_attn,
+                x_BTD,
+                key_value_states=encoder_hidden_states,
+                attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+            )
+        return self.add(self.post_attention_layernorm, self.mlp, x_BTD)
 
-    def look_up(self, x_BTD, **encoder):
-        out_BTD = self.cross_attn(x_BTD, **encoder)[0]
-        return out_BTD if self.dropout is None else self.dropout(out_BTD)
+    def add(self, norm, part, x_BTD, **context):
+        """x + part(norm(x)), or post-norm norm(x + part(x)); of attention's results the weights are left out."""
+        out_BTD = part(norm(x_BTD) if self.norm_position == "pre" else x_BTD, **context)
+        if isinstance(out_BTD, tuple):
+            out_BTD = out_BTD[0]
+        x_BTD = x_BTD + (out_BTD if self.dropout is None else self.dropout(out_BTD))
+        return x_BTD if self.norm_position == "pre" else norm(x_BTD)

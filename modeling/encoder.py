@@ -225,17 +225,35 @@ def first_token(input_ids, inputs_embeds):
     return is_first
 
 
-class AnyformerEncoderForMaskedLM(AnyformerEncoderPreTrainedModel):
-    """The encoder with a masked-language-model head (Devlin et al. 2019, section 3.1)."""
+class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
+    """What the heads that fill in masked tokens share: base model, transform, output layer."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
-    def __init__(self, config: AnyformerEncoderConfig):
-        super().__init__(config)
-        self.model = AnyformerEncoderModel(config, add_pooling_layer=False)
+    def build_masked_lm(self, config, add_pooling_layer: bool) -> None:
+        self.model = AnyformerEncoderModel(config, add_pooling_layer)
         self.head_transform = HeadTransform(config)
         self.lm_head = LanguageModelHead(config)
+
+    def predict(self, hidden_states, labels, num_items_in_batch, return_logits) -> tuple:
+        """(loss or None, logits or None); see AnyformerEncoderForMaskedLM.forward."""
+        loss = logits = None
+        if labels is not None:
+            loss = masked_language_model_loss(
+                self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
+            )
+        if return_logits if return_logits is not None else (labels is None or not self.training):
+            logits = self.lm_head(self.head_transform(hidden_states))
+        return loss, logits
+
+
+class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
+    """The encoder with a masked-language-model head (Devlin et al. 2019, section 3.1)."""
+
+    def __init__(self, config: AnyformerEncoderConfig):
+        super().__init__(config)
+        self.build_masked_lm(config, add_pooling_layer=False)
         self.post_init()
 
     @can_return_tuple
@@ -270,32 +288,21 @@ class AnyformerEncoderForMaskedLM(AnyformerEncoderPreTrainedModel):
             decode_masks=True,
             **kwargs,
         )
-        hidden_states, loss, logits = outputs.last_hidden_state, None, None
-        if labels is not None:
-            loss = masked_language_model_loss(
-                self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
-            )
-        if return_logits if return_logits is not None else (labels is None or not self.training):
-            logits = self.lm_head(self.head_transform(hidden_states))
+        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
 
-class AnyformerEncoderForPreTraining(AnyformerEncoderPreTrainedModel):
+class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
     """BERT's two objectives at once: masked tokens, and whether the second sentence follows the first.
 
     ALBERT's sentence order (Lan et al. 2020, section 3.1) has the same head and other labels.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _tp_plan = {"lm_head": "colwise_gather_output"}
-
     def __init__(self, config: AnyformerEncoderConfig):
         super().__init__(config)
-        self.model = AnyformerEncoderModel(config, add_pooling_layer=True)
-        self.head_transform = HeadTransform(config)
-        self.lm_head = LanguageModelHead(config)
+        self.build_masked_lm(config, add_pooling_layer=True)
         self.dropout = classifier_dropout(config)
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
         self.post_init()
@@ -331,15 +338,11 @@ class AnyformerEncoderForPreTraining(AnyformerEncoderPreTrainedModel):
             decode_masks=True,
             **kwargs,
         )
-        hidden_states, loss, logits = outputs.last_hidden_state, None, None
         pooled = outputs.pooler_output
         if pooled is None:
-            pooled = pool_tokens(hidden_states, attention_mask, self.config.pooler_type)
+            pooled = pool_tokens(outputs.last_hidden_state, attention_mask, self.config.pooler_type)
         relationship = self.seq_relationship(self.dropout(pooled))
-        if labels is not None:
-            loss = masked_language_model_loss(
-                self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
-            )
+        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
         if next_sentence_label is not None:
             if num_items_in_batch is None or labels is None:
                 sentence_loss = token_classification_loss(relationship, next_sentence_label)
@@ -347,8 +350,6 @@ class AnyformerEncoderForPreTraining(AnyformerEncoderPreTrainedModel):
                 of_rows = cross_entropy(relationship.float(), next_sentence_label.flatten(), reduction="none")
                 sentence_loss = (of_rows * (labels != IGNORE_INDEX).sum(-1)).sum() / num_items_in_batch
             loss = sentence_loss if loss is None else loss + sentence_loss
-        if return_logits if return_logits is not None else (labels is None or not self.training):
-            logits = self.lm_head(self.head_transform(hidden_states))
         return BertForPreTrainingOutput(
             loss=loss,
             prediction_logits=logits,

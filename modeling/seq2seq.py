@@ -138,7 +138,17 @@ def shift_right(labels, decoder_start_token_id, pad_token_id, position_ids=None)
     return shifted.masked_fill(shifted == IGNORE_INDEX, 0 if pad_token_id is None else pad_token_id)
 
 
-class AnyformerSeq2SeqModel(AnyformerSeq2SeqPreTrainedModel):
+class TokensInEncoder:
+    """Models with the one table of token embeddings in their `encoder`."""
+
+    def get_input_embeddings(self):
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value):
+        self.encoder.embed_tokens = value
+
+
+class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
     """Encoder and decoder; no head."""
 
     def __init__(self, config: AnyformerSeq2SeqConfig):
@@ -146,12 +156,6 @@ class AnyformerSeq2SeqModel(AnyformerSeq2SeqPreTrainedModel):
         self.encoder = Seq2SeqEncoder(config)
         self.decoder = Seq2SeqDecoder(config)
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value):
-        self.encoder.embed_tokens = value
 
     @can_return_tuple
     def forward(
@@ -175,7 +179,6 @@ class AnyformerSeq2SeqModel(AnyformerSeq2SeqPreTrainedModel):
         """
         if use_cache is None:  # asked here: the decoder reads a copy of this config, made when the model was built
             use_cache = self.config.use_cache
-        # A step of `generate` with a cache brings `position_ids` of nobody; the encoder has run before.
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -285,7 +288,7 @@ def of_both_stacks(outputs) -> dict:
     return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
 
 
-class AnyformerSeq2SeqEncoderModel(AnyformerSeq2SeqPreTrainedModel):
+class AnyformerSeq2SeqEncoderModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
     """The encoder alone, as an encoder of texts."""
 
     _keys_to_ignore_on_load_unexpected = [r"decoder\.", r"lm_head\."]
@@ -294,12 +297,6 @@ class AnyformerSeq2SeqEncoderModel(AnyformerSeq2SeqPreTrainedModel):
         super().__init__(config)
         self.encoder = Seq2SeqEncoder(config)
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value):
-        self.encoder.embed_tokens = value
 
     @can_return_tuple
     def forward(

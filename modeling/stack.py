@@ -16,8 +16,8 @@ from .masking import (
 )
 from .normalization import build_norm
 from .positions import LearnedPositions, apply_positions, build_positions
-from .unpadding import Unpadded, attends_documents_apart
-from .varlen import document_lengths
+from .unpadding import Unpadded
+from .varlen import attends_documents_apart, document_lengths
 
 # Documents shorter than this on average are masked within their row: calls for each would cost more than they save.
 SHORT_DOCUMENT = 32
@@ -80,28 +80,13 @@ class TransformerStack:
         if unpadded is not None:
             x_BTE, position_ids, attention_mask = unpadded.take(x_BTE), unpadded.position_ids, None
             added_BTE = None if added_BTE is None else unpadded.take(added_BTE)
-            kwargs["document_lengths"] = unpadded.lengths
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(x_BTE.shape[1], device=x_BTE.device) + past).unsqueeze(0)
-        padding_mask = attention_mask
-        if documents is not None and self.config._attn_implementation.startswith("flash"):
-            kwargs |= flash_sequences(documents, attention_mask)
-            attention_mask = None
-        elif documents is not None and past_key_values is None and self.attends_packed_rows_apart(x_BTE):
-            lengths = document_lengths(documents, attention_mask)
-            if len(lengths) * SHORT_DOCUMENT <= x_BTE.shape[0] * x_BTE.shape[1]:
-                kwargs["document_lengths"] = lengths
-        if "document_lengths" in kwargs:
-            masks = dict.fromkeys(self.layers_by_kind)
-        elif self.config.is_causal:
-            masks = causal_masks(
-                self.config, x_BTE, attention_mask, past_key_values, documents, kinds=self.layers_by_kind
-            )
+        if unpadded is not None:
+            masks, seen = dict.fromkeys(self.layers_by_kind), {"document_lengths": unpadded.lengths}
         else:
-            masks = bidirectional_masks(
-                self.config, x_BTE, attention_mask, documents, self.layers_by_kind, global_attention_mask
-            )
+            masks, seen = self.what_is_seen(x_BTE, attention_mask, past_key_values, documents, global_attention_mask)
         x_BTE, per_layer = apply_positions(
             self.position_encoding, x_BTE, position_ids, past_key_values, self.attention_kinds, self.layers_by_kind
         )
@@ -109,10 +94,25 @@ class TransformerStack:
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(self.attention_kinds, per_layer)]
         if "position_bias" in per_layer[0] and self.config._attn_implementation == "sdpa":
             per_layer = self.folded(per_layer)
-        kwargs["position_ids"], kwargs["past_key_values"] = position_ids, past_key_values
-        kwargs |= self.context_of_family(x_BTD, padding_mask, documents, global_attention_mask)
+        kwargs |= seen | {"position_ids": position_ids, "past_key_values": past_key_values}
+        kwargs |= self.context_of_family(x_BTD, attention_mask, documents, global_attention_mask)
         x_BTD = self.norm(self.run_layers(x_BTD, per_layer, **kwargs))
         return x_BTD if unpadded is None else unpadded.put_back(x_BTD)
+
+    def what_is_seen(self, x_BTE, attention_mask, past_key_values, documents, global_attention_mask) -> tuple:
+        """({kind of attention: mask}, keyword arguments by which a backend sees the rest)."""
+        seen = {}
+        if documents is not None and self.config._attn_implementation.startswith("flash"):
+            seen, attention_mask = flash_sequences(documents, attention_mask), None
+        elif documents is not None and past_key_values is None and self.attends_packed_rows_apart(x_BTE):
+            lengths = document_lengths(documents, attention_mask)
+            if len(lengths) * SHORT_DOCUMENT <= x_BTE.shape[0] * x_BTE.shape[1]:
+                return dict.fromkeys(self.layers_by_kind), {"document_lengths": lengths}
+        kinds = self.layers_by_kind
+        if self.config.is_causal:
+            return causal_masks(self.config, x_BTE, attention_mask, past_key_values, documents, kinds), seen
+        masks = bidirectional_masks(self.config, x_BTE, attention_mask, documents, kinds, global_attention_mask)
+        return masks, seen
 
     def folded(self, per_layer: list[dict]) -> list[dict]:
         """Masks and score biases as one, made once for all layers that share them."""
@@ -133,7 +133,7 @@ class TransformerStack:
             self.config._attn_implementation == "sdpa"
             and place in (None, "embedding", "rotation")
             and all(kind in ("full_attention", "sliding_attention") for kind in self.layers_by_kind)
-            and attends_documents_apart(x_BTE)
+            and attends_documents_apart(x_BTE, self.config.attention_dropout if self.training else 0.0)
         )
 
     def attends_packed_rows_apart(self, x_BTE) -> bool:

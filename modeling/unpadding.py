@@ -4,23 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from .varlen import KERNEL_OPTIONS
-
 # Below this share of padding the copies cost more than the padding.
 LEAST_PADDING = 0.05
-
-
-def attends_documents_apart(x: torch.Tensor) -> bool:
-    """Whether `varlen_sdpa` is the fast way for activations like `x`: on a CPU, or by torch's flash kernel.
-
-    Never in a graph of fixed shapes, compiled or exported: lengths are read on the host.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    if x.device.type == "cpu":
-        return True
-    dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-    return x.is_cuda and {"scale", "window_size"} <= KERNEL_OPTIONS and dtype in (torch.float16, torch.bfloat16)
 
 
 class Unpadded(NamedTuple):

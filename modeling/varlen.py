@@ -40,6 +40,21 @@ def document_lengths(document_ids: torch.Tensor, attention_mask: torch.Tensor | 
     return torch.diff(starts, append=starts.new_tensor([document_ids.numel()])).tolist()
 
 
+def attends_documents_apart(x: torch.Tensor, dropout: float) -> bool:
+    """Whether `varlen_sdpa` is the fast way for activations like `x`: on a CPU, or by torch's flash kernel.
+
+    Never in a graph of fixed shapes, compiled or exported: lengths are read on the host. `dropout`: of the attention
+    weights, which that kernel does not have.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if x.device.type == "cpu":
+        return True
+    dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+    has_kernel = x.is_cuda and {"scale", "window_size"} <= KERNEL_OPTIONS
+    return has_kernel and dtype in (torch.float16, torch.bfloat16) and dropout == 0
+
+
 def varlen_sdpa(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -78,7 +78,7 @@ class AnyformerTrainer(Trainer):
 
         Exact means: divided by `num_items_in_batch`, which counts the labels of all batches of an optimizer step. Ours
         do that, and transformers' decoders; its other heads take a mean and would be trained with gradients multiplied
-        by the number of accumulated batches (guides: BERT, T5, BART).
+        by the number of accumulated batches (BERT, T5, BART).
         """
         model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         known = inspect.signature(model.forward).parameters
@@ -298,8 +298,9 @@ class AnyformerTrainer(Trainer):
         found = list_checkpoints(Path(self.args.output_dir))[:number]
         total: dict[str, torch.Tensor] = {}
         for checkpoint in found:
-            for name, tensor in load_file(checkpoint / "model.safetensors").items():
-                total[name] = total[name] + tensor if name in total else tensor
+            for file in checkpoint.glob("model*.safetensors"):  # one, or the shards of a large model
+                for name, tensor in load_file(file).items():
+                    total[name] = total[name] + tensor if name in total else tensor
         mean = {name: tensor / len(found) if tensor.is_floating_point() else tensor for name, tensor in total.items()}
         self._issue_warnings_after_load(self.accelerator.unwrap_model(self.model).load_state_dict(mean, strict=False))
         return len(found)

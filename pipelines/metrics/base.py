@@ -1,10 +1,12 @@
 """What all metrics share: evaluate's interface, without files or downloads."""
 
+import abc
+
 import datasets
 import evaluate
 
 
-class OfflineMetric(evaluate.Metric):
+class OfflineMetric(evaluate.Metric, abc.ABC):
     """A metric of one number. Subclasses set `features` and implement `score(predictions, references)`.
 
     Args:
@@ -37,9 +39,9 @@ class OfflineMetric(evaluate.Metric):
     def _compute(self, *, predictions, references, **options) -> dict[str, float]:
         return {self._name: float(self.score(predictions, references, **options))}
 
+    @abc.abstractmethod
     def score(self, predictions: list, references: list, **options) -> float:
         """The number, from all predictions and references; `options` are further arguments of `compute`."""
-        raise NotImplementedError
 
 
 def pairs_of(dtype: str) -> datasets.Features:

@@ -1,5 +1,7 @@
 """Metrics of texts against one or several references each, by sacrebleu."""
 
+import abc
+
 import datasets
 
 from .base import OfflineMetric, pairs_of
@@ -19,8 +21,9 @@ class TextMetric(OfflineMetric):
 class SacrebleuMetric(TextMetric):
     """The corpus score of one of sacrebleu's classes; `signature` then says how it was computed (Post 2018)."""
 
+    @abc.abstractmethod
     def scorer(self):
-        raise NotImplementedError
+        """The sacrebleu object that scores."""
 
     def score(self, predictions, references):
         lists = [[text] if isinstance(text, str) else text for text in references]

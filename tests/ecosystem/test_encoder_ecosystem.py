@@ -10,6 +10,7 @@ from anyformer.pipelines.schema import DataSection, TokenizerSection
 from anyformer.pipelines.tokenization import train_or_load_tokenizer
 from family_variants import ENCODERS, encoder_row, gradients_of
 from torch import nn
+from training_steps import fit
 from transformers import pipeline
 
 import anyformer
@@ -35,20 +36,6 @@ def labelled(config, head: str) -> dict:
         choices = {name: torch.stack((x, x.flip(0)), dim=1) for name, x in row.items()}
         return choices | {"labels": torch.tensor([0, 1])}
     return row | {"labels": row["input_ids"].masked_fill(row["input_ids"] % 3 != 0, -100)}
-
-
-def train(model, batch, steps=15, lr=2e-2) -> list[float]:
-    model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
-    losses = []
-    for _ in range(steps):
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    model.eval()
-    return losses
 
 
 def answers(model, batch):
@@ -94,7 +81,7 @@ def test_lora_on_all_linear_trains_saves_loads_and_merges(tiny_encoder_config, t
     assert any("score" in parameter or "qa_outputs" in parameter for parameter in trained) == (task_type is not None)
     model.zero_grad()
 
-    losses = train(model, batch)
+    losses = fit(model, batch)
     assert losses[-1] < losses[0] - 0.05
     for parameter, p in base.named_parameters():
         if (original := parameter.replace(".base_layer", "")) in frozen:
@@ -119,7 +106,7 @@ def test_ia3_trains_and_merges(tiny_encoder_config):
     batch = labelled(model.config, "ForSequenceClassification")
     modules = {"target_modules": ["k_proj", "v_proj", "down_proj"], "feedforward_modules": ["down_proj"]}
     adapted = peft.get_peft_model(model, peft.IA3Config(task_type="SEQ_CLS", **modules))
-    losses = train(adapted, batch)
+    losses = fit(adapted, batch)
     assert losses[-1] < losses[0] - 0.05
     expected = adapted(**batch).logits
     torch.testing.assert_close(adapted.merge_and_unload()(**batch).logits, expected, atol=TOLERANCE, rtol=TOLERANCE)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from training_steps import fit
 from transformers import AutoModelForCausalLM
 
 from anyformer import AnyformerDecoderForCausalLM
@@ -16,20 +17,6 @@ def batch(tokenizer, texts):
     return {**tokens, "labels": tokens["input_ids"].masked_fill(tokens["attention_mask"] == 0, -100)}
 
 
-def train(model, rows, steps=20) -> list[float]:
-    model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
-    losses = []
-    for _ in range(steps):
-        loss = model(**rows).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    model.eval()
-    return losses
-
-
 @pytest.mark.parametrize("mlp_type", ["glu", "mlp"])
 def test_lora_on_all_linear_trains_saves_loads_and_merges(speaking_config, tokenizer, tmp_path, mlp_type):
     base = AnyformerDecoderForCausalLM(speaking_config(mlp_type=mlp_type))
@@ -41,7 +28,7 @@ def test_lora_on_all_linear_trains_saves_loads_and_merges(speaking_config, token
     wrapped = {name.split(".")[-1] for name, m in model.named_modules() if isinstance(m, peft.tuners.lora.Linear)}
     mlp = {"gate_proj", "up_proj", "down_proj"} if mlp_type == "glu" else {"up_proj", "down_proj"}
     assert wrapped == {"q_proj", "k_proj", "v_proj", "o_proj"} | mlp  # and not the head
-    losses = train(model, rows)
+    losses = fit(model, rows, steps=20, lr=3e-2)
     assert losses[-1] < losses[0] - 0.1
     for name, p in base.named_parameters():
         if "lora" not in name:

@@ -9,6 +9,7 @@ from anyformer.pipelines.schema import DataSection, TokenizerSection
 from anyformer.pipelines.tokenization import train_or_load_tokenizer
 from family_variants import SEQ2SEQS, gradients_of, tokens
 from torch import nn
+from training_steps import fit
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
 from anyformer import (
@@ -31,20 +32,6 @@ def translated() -> dict:
 
 def classified() -> dict:
     return translated() | {"labels": torch.tensor([0, 1])}
-
-
-def train(model, batch, steps=15, lr=2e-2) -> list[float]:
-    model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
-    losses = []
-    for _ in range(steps):
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    model.eval()
-    return losses
 
 
 # ---- PEFT
@@ -73,7 +60,7 @@ def test_lora_on_all_linear_trains_saves_loads_and_merges(tiny_seq2seq_config, t
     assert any("score" in name for name, p in model.named_parameters() if p.requires_grad) == (task_type == "SEQ_CLS")
     model.zero_grad()
 
-    losses = train(model, batch)
+    losses = fit(model, batch)
     assert losses[-1] < losses[0] - 0.05
     for parameter, p in base.named_parameters():
         if (original := parameter.replace(".base_layer", "")) in frozen:
@@ -109,7 +96,7 @@ def test_other_adapters_train_and_leave_the_model_as_it_is(tiny_seq2seq_config, 
     else:
         config = peft.PromptTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=4)
     adapted = peft.get_peft_model(model, config)
-    losses = train(adapted, batch, steps=30, lr=5e-2)
+    losses = fit(adapted, batch, steps=30, lr=5e-2)
     assert losses[-1] < losses[0] - 1e-3  # a few prompt vectors move a frozen fresh model little
     for name, p in model.named_parameters():
         if (original := name.replace(".base_layer", "")) in before:

@@ -8,7 +8,7 @@ import transformers
 from family_variants import ENCODERS, close, encoder_row, gradients_of, padded, poison_empty_memory
 from native_models import randomise
 from torch.nn import functional
-from transformers import Trainer, TrainingArguments
+from training_steps import weights_after_a_step
 
 import anyformer
 
@@ -116,26 +116,9 @@ def test_trainer_accumulates_to_the_gradient_of_the_whole_batch(tiny_encoder_con
         rows[1]["labels"][2:] = -100  # micro-batches of different weight
         rows[1]["labels"][0] = 3
 
-    def weights_after_a_step(batch_size):
-        model = build(head, tiny_encoder_config())
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=4 // batch_size,
-            max_steps=1,
-            learning_rate=0.5,
-            optim="sgd",
-            max_grad_norm=0.0,
-            lr_scheduler_type="constant",
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        Trainer(model=model, args=arguments, train_dataset=rows).train()
-        return dict(model.named_parameters())
-
-    whole, accumulated = weights_after_a_step(4), weights_after_a_step(1)
+    whole, accumulated = (
+        weights_after_a_step(build(head, tiny_encoder_config()), rows, size, tmp_path) for size in (4, 1)
+    )
     before = dict(build(head, config).named_parameters())
     assert any(not torch.equal(whole[name], p) for name, p in before.items())
     for name, p in whole.items():

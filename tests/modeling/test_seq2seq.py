@@ -20,13 +20,12 @@ from family_variants import (
 from native_models import randomise
 from packaging.version import Version
 from torch.nn.functional import cross_entropy, pad
+from training_steps import weights_after_a_step
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
-    Trainer,
-    TrainingArguments,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -274,26 +273,7 @@ def test_trainer_accumulates_to_the_gradient_of_the_whole_batch(tiny_seq2seq_con
     def build_it():
         return randomise(getattr(anyformer, f"AnyformerSeq2Seq{head}")(tiny_seq2seq_config(num_labels=3)))
 
-    def weights_after_a_step(batch_size):
-        model = build_it()
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=4 // batch_size,
-            max_steps=1,
-            learning_rate=0.5,
-            optim="sgd",
-            max_grad_norm=0.0,
-            lr_scheduler_type="constant",
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        Trainer(model=model, args=arguments, train_dataset=rows).train()
-        return dict(model.named_parameters())
-
-    whole, accumulated = weights_after_a_step(4), weights_after_a_step(1)
+    whole, accumulated = (weights_after_a_step(build_it(), rows, size, tmp_path) for size in (4, 1))
     assert any(not torch.equal(whole[name], p) for name, p in build_it().named_parameters())
     for name, p in whole.items():
         torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=1e-5, msg=name)

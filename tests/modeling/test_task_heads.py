@@ -4,6 +4,7 @@ import pytest
 import torch
 from anyformer.modeling.task_heads import last_token_index
 from anyformer.modeling.task_losses import sequence_classification_loss
+from training_steps import weights_after_a_step
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -12,8 +13,6 @@ from transformers import (
     LlamaForQuestionAnswering,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
-    Trainer,
-    TrainingArguments,
 )
 
 import anyformer
@@ -115,26 +114,15 @@ def test_accumulated_micro_batches_have_the_gradient_of_the_whole_batch(tiny_con
             row["labels"] = labels_for(head, problem_type)["labels"][i % 3]
         rows.append(row)
 
-    def weights_after_a_step(batch_size):
-        model = build(head, tiny_config(num_labels=4 if head != "QuestionAnswering" else 2, problem_type=problem_type))
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=4 // batch_size,
-            max_steps=1,
-            learning_rate=0.5,
-            optim="sgd",
-            max_grad_norm=0.0,
-            lr_scheduler_type="constant",
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
+    whole, accumulated = (
+        weights_after_a_step(
+            build(head, tiny_config(num_labels=4 if head != "QuestionAnswering" else 2, problem_type=problem_type)),
+            rows,
+            size,
+            tmp_path,
         )
-        Trainer(model=model, args=arguments, train_dataset=rows).train()
-        return dict(model.named_parameters())
-
-    whole, accumulated = weights_after_a_step(4), weights_after_a_step(1)
+        for size in (4, 1)
+    )
     for name, p in whole.items():
         torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=0, msg=name)
 
