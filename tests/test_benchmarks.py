@@ -14,8 +14,8 @@ def benchmark(repo_root, monkeypatch):
     """Load a script of scripts/benchmarks as a module, as running it there would."""
     monkeypatch.syspath_prepend(str(repo_root / "scripts" / "benchmarks"))
     yield importlib.import_module
-    for name in ("method", "twins", "decoder_step", "cross_entropy", "generate", "trainer_overhead", "data_pipeline"):
-        sys.modules.pop(name, None)
+    for script in (repo_root / "scripts" / "benchmarks").glob("*.py"):
+        sys.modules.pop(script.stem, None)
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,21 @@ def test_decoder_step_compares_equal_losses_in_both_dtypes(benchmark, capsys):
     size = "--length 16 --layers 1 --batch 1 --vocab 64 --hidden 32 --heads 2 --rounds 2 --device cpu"
     run(benchmark("decoder_step"), f"{size} --arms native ours")
     assert [row[1] for row in table(capsys)] == ["guard", "ours"] * 2
+
+
+def test_mlm_step_compares_equal_losses_and_memory(benchmark, capsys):
+    run(benchmark("mlm_step"), "--shape small --length 16 --layers 1 --vocab 64 --rounds 2")
+    rows = table(capsys)
+    assert [row[1] for row in rows] == ["guard", *("native eager",) * 2, *("ours padded",) * 2, *("ours",) * 2]
+    assert {row[5] for row in rows if row[1] == "ours"} == {">= 2.8", "<= 1"}
+
+
+def test_seq2seq_step_compares_equal_losses_and_memory(benchmark, capsys):
+    size = "--length 16 --target-length 8 --layers 1 --hidden 32 --heads 2 --intermediate 64 --batch 2 --vocab 64"
+    run(benchmark("seq2seq_step"), f"{size} --rounds 2")
+    rows = table(capsys)
+    assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 4]
+    assert {row[5] for row in rows if row[1] == "ours"} == {">= 1.05", "<= 1"}
 
 
 def test_every_pair_of_arms_that_has_a_goal_is_compared(benchmark):
