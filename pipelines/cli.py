@@ -119,9 +119,11 @@ def _add_list(verbs) -> Parser:
         help="families, presets, recipes, objectives, tasks and metrics, one line each",
         description="List what recipes can name: families of models, architectures of published sizes, shipped\n"
         "recipes, what can be learned from plain text or labelled examples, and what can be measured.",
-        epilog="examples:\n  anyformer list\n  anyformer list recipes",
+        epilog="examples:\n  anyformer list\n  anyformer list recipes\n  anyformer list --legal",
     )
-    parser.add_argument("kind", nargs="?", choices=LISTED, help="only these")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("kind", nargs="?", choices=LISTED, help="only these")
+    what.add_argument("--legal", action="store_true", help="which parts of a model go together, as markdown tables")
     parser.set_defaults(run=_run_list)
     return parser
 
@@ -286,6 +288,11 @@ def _say_loading() -> None:
 
 
 def _run_list(args) -> int:
+    if args.legal:
+        from .legality_table import legality_markdown
+
+        print(legality_markdown(), end="")
+        return 0
     from .listing import print_tables
 
     print_tables(args.kind)
