@@ -7,6 +7,9 @@ from pathlib import Path
 
 from .corpora import open_corpora
 from .framing import tokenizer_section
+from .image_checks import sees_images
+from .image_corpus import open_images
+from .image_processors import image_shape, processor_fingerprint, recipe_image_processor
 from .objectives import OBJECTIVES
 from .packing import PackedDataset, packing_report, tokenize_corpus
 from .schema import Recipe
@@ -19,10 +22,15 @@ from .tokenization import tokenizer_fingerprint, train_or_load_tokenizer
 class PreparedData:
     """Rows of each split, with what is worth reporting about them."""
 
-    tokenizer: object
+    processor: object  # saved with the model: a tokenizer, or an image processor
     objective: object  # the recipe's objective or task: what rows and batches are, and which model learns from them
     rows: dict = field(default_factory=dict)  # split -> PackedDataset, or a stream for train
     facts: dict = field(default_factory=dict)  # goes into run.json and the model card
+
+    @property
+    def tokenizer(self):
+        """The tokenizer, or None where the model sees images."""
+        return None if getattr(self.objective, "images", False) else self.processor
 
     @property
     def packed(self) -> bool:
@@ -41,12 +49,12 @@ def prepare_data(recipe: Recipe, *, progress: bool = False) -> PreparedData:
 
     Raises UserError for data that is missing, empty, unreadable or too short.
     """
-    prepare = prepare_corpora if recipe.task is None else prepare_examples
-    data = prepare(recipe, progress)
-    identity = [
-        data.facts["train"].get("fingerprint") or data.facts["train"]["stream"],
-        tokenizer_fingerprint(data.tokenizer),
-    ]
+    if sees_images(recipe):
+        data, fingerprint = prepare_image_rows(recipe), processor_fingerprint
+    else:
+        data = (prepare_corpora if recipe.task is None else prepare_examples)(recipe, progress)
+        fingerprint = tokenizer_fingerprint
+    identity = [data.facts["train"].get("fingerprint") or data.facts["train"]["stream"], fingerprint(data.processor)]
     data.facts["fingerprint"] = hashlib.sha256("\n".join(identity).encode()).hexdigest()
     return data
 
@@ -85,6 +93,21 @@ def prepare_examples(recipe: Recipe, progress: bool) -> PreparedData:
     data = PreparedData(tokenizer, task)
     for split, examples in splits.items():
         data.rows[split] = task.rows(examples, cache)
+        data.facts[split] = {"fingerprint": data.rows[split].fingerprint} | data.rows[split].facts
+    return data
+
+
+def prepare_image_rows(recipe: Recipe) -> PreparedData:
+    """Images, decoded once."""
+    cache, section, shape = cache_folder(recipe), recipe.task, image_shape(recipe)
+    task_class, columns_of, _ = TASKS[section.name]
+    splits = open_images(recipe.data, columns_of(section))
+    processor = recipe_image_processor(recipe, shape)
+    metrics, seed = recipe.evaluation.metrics, recipe.training.seed
+    job = task_class(section, processor, shape, splits["train"], cache, metrics, seed)
+    data = PreparedData(processor, job)
+    for split, examples in splits.items():
+        data.rows[split] = job.rows(examples, cache)
         data.facts[split] = {"fingerprint": data.rows[split].fingerprint} | data.rows[split].facts
     return data
 

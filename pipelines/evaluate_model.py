@@ -25,11 +25,15 @@ from .data import cache_folder
 from .errors import UserError
 from .evaluation import final_metrics
 from .framing import tokenizer_section
+from .image_checks import sees_images
+from .image_corpus import open_images
+from .image_processors import image_shape, recipe_image_processor
 from .metrics import compute_metrics
 from .models import check_length
 from .objectives import OBJECTIVES
 from .packing import tokenize_corpus
 from .progress import human_time
+from .recipe_checks import COMPARES
 from .run_folder import package_versions
 from .schema import Recipe
 from .tasks import TASKS
@@ -168,11 +172,15 @@ def open_task(recipe: Recipe, split: str, config):
     """(task, encoded examples of a split); `config` is the model's, which says what its classes are called."""
     cache, section = cache_folder(recipe), recipe.task
     task_class, columns_of, _ = TASKS[section.name]
-    splits = open_examples(recipe.data, columns_of(section))
-    tokenizer = train_or_load_tokenizer(tokenizer_section(recipe), None, cache, progress=False)
-    if section.name == "sequence_classification":
+    splits = (open_images if sees_images(recipe) else open_examples)(recipe.data, columns_of(section))
+    if COMPARES[section.name] == "classes":
         section.label_names = agreed_classes(recipe, splits[split].source.class_names(section.label_field), config)
-    task = task_class(section, tokenizer, splits["train"], cache, recipe.evaluation.metrics)
+    if sees_images(recipe):
+        shape = image_shape(recipe)
+        reader = (recipe_image_processor(recipe, shape), shape)
+    else:
+        reader = (train_or_load_tokenizer(tokenizer_section(recipe), None, cache, progress=False),)
+    task = task_class(section, *reader, splits["train"], cache, recipe.evaluation.metrics)
     return task, task.rows(splits[split], cache)
 
 
@@ -210,7 +218,7 @@ def evaluate_rows(recipe: Recipe, job, model, rows) -> dict[str, float]:
             args=training_arguments(scratch),
             eval_dataset=rows,
             data_collator=job.collator(packed=getattr(whole, "is_packed", True)),
-            processing_class=job.tokenizer,
+            processing_class=getattr(job, "tokenizer", None),  # nothing is saved
             predicts_next=job.predicts_next,
             scorer=job if hasattr(job, "outcome") else None,
         )

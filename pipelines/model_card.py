@@ -31,12 +31,14 @@ ARCHITECTURE = [
         "rotary",
         lambda c: _rotary(c.get("rope_parameters")) if c.get("position_encoding", "rotary") == "rotary" else None,
     ),
+    ("images", lambda c: _words(_sides(c.get("image_size")), f"{c.get('num_channels')} channel(s)")),
+    ("patches", lambda c: _sides(c.get("patch_size"))),
     ("context", lambda c: _number(c.get("max_position_embeddings"), " tokens")),
     ("vocabulary", lambda c: c.get("vocab_size")),
     ("tied embeddings", lambda c: {True: "yes", False: "no"}.get(c.get("tie_word_embeddings"))),
     (
         "classes",
-        lambda c: ", ".join(c.get("id2label", {}).values()) if _kind(c).head == "ForSequenceClassification" else None,
+        lambda c: ", ".join(c.get("id2label", {}).values()) if _kind(c).head.endswith("Classification") else None,
     ),
     ("stored as", lambda c: c.get("dtype")),
 ]
@@ -57,6 +59,7 @@ KINDS = (
     Kind("LMHeadModel", "causal language model", "AutoModelForCausalLM", "text-generation"),
     Kind("ForMaskedLM", "masked language model", "AutoModelForMaskedLM", "fill-mask"),
     Kind("ForSequenceClassification", "text classifier", "AutoModelForSequenceClassification", "text-classification"),
+    Kind("ForImageClassification", "image classifier", "AutoModelForImageClassification", "image-classification"),
     Kind("ForConditionalGeneration", "sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
     Kind("MTModel", "sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
 )
@@ -242,7 +245,7 @@ def _results(facts: RunFacts) -> str:
     rows = [(split, metric.replace("_", " "), _score(value)) for split, metric, value in _metrics(facts)]
     if not rows:
         return ""
-    unit = "example" if facts.section("task").get("name") == "sequence_classification" else "token"
+    unit = "example" if "classification" in facts.section("task").get("name", "") else "token"
     signatures = facts.run.get("signatures") or {}
     notes = "".join(f"\n\n{name}: `{signature}`" for name, signature in signatures.items())
     return f"## Results\n\nLoss in nats per {unit}.\n\n{_table(('split', 'metric', 'value'), rows)}{notes}"
@@ -257,6 +260,8 @@ def _samples(facts: RunFacts) -> str:
 def _loading(model: ModelFolder, repo_id: str | None) -> str:
     auto_class = _kind(model.config).auto_class
     tokenizer = (model.path / "tokenizer_config.json").is_file()
+    if (model.path / "preprocessor_config.json").is_file():
+        return _loading_of_images(model, auto_class, repo_id)
     name = repo_id or f"path/to/{model.path.resolve().name}"
     if not model.is_ours:
         return f"## How to load\n\n{_fenced(_example(auto_class, name, tokenizer, model.auto_map), 'python')}"
@@ -265,6 +270,28 @@ def _loading(model: ModelFolder, repo_id: str | None) -> str:
     return (
         f"## How to load\n\nWithout anyformer, with the code in this repository:\n\n{remote}\n\n"
         f"With anyformer installed, nothing but its own code runs:\n\n{local}"
+    )
+
+
+def _loading_of_images(model: ModelFolder, auto_class: str, repo_id: str | None) -> str:
+    name, task = repo_id or f"path/to/{model.path.resolve().name}", _kind(model.config).task
+
+    def example(trusted: str, first: list[str]) -> str:
+        if task is not None:
+            lines = ["from transformers import pipeline", "", f'classifier = pipeline("{task}", "{name}"{trusted})']
+            lines.append('print(classifier("your_image.png"))')
+        else:
+            lines = [f"from transformers import AutoImageProcessor, {auto_class}", ""]
+            lines.append(f'model = {auto_class}.from_pretrained("{name}"{trusted})')
+            lines.append(f'processor = AutoImageProcessor.from_pretrained("{name}"{trusted})')
+        return _fenced("\n".join(first + lines), "python")
+
+    if not model.is_ours:
+        return f"## How to load\n\n{example('', [])}"
+    return (
+        f"## How to load\n\nWithout anyformer, with the code in this repository:\n\n"
+        f"{example(', trust_remote_code=True', [])}\n\nWith anyformer installed, nothing but its own code runs:\n\n"
+        f"{example('', ['import anyformer'])}"
     )
 
 
@@ -362,6 +389,14 @@ def _rotary(rope: dict | None) -> str | None:
 def _words(*parts: Any) -> str | None:
     """The parts that are known, in one line; None if the first is not."""
     return ", ".join(str(p) for p in parts if p is not None) if parts[0] is not None else None
+
+
+def _sides(size: Any) -> str | None:
+    """`28 x 28 pixels` of a number or a pair; None of None."""
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else size
+    return f"{height} x {width} pixels"
 
 
 def _number(value: Any, unit: str = "") -> str | None:

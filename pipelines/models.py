@@ -13,13 +13,12 @@ from .schema import Recipe
 def model_config(recipe: Recipe, tokenizer, task_fields: dict):
     """The config of fresh weights, with vocabulary and special tokens taken from the tokenizer where not set.
 
-    task_fields: what the task adds, such as the names of the classes.
+    tokenizer: None for a model of images. task_fields: what the task adds, such as the names of the classes.
     Raises UserError where the model's vocabulary is smaller than the tokenizer's, or the config is illegal.
     """
     section = recipe.model
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    fields = {"vocab_size": len(tokenizer), **special, **task_fields, **section.fields}
-    if fields["vocab_size"] < len(tokenizer):
+    fields = {**(vocabulary_fields(tokenizer) if tokenizer is not None else {}), **task_fields, **section.fields}
+    if tokenizer is not None and fields["vocab_size"] < len(tokenizer):
         raise UserError(
             f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {len(tokenizer)} entries; "
             f"leave it out, or set at least {len(tokenizer)}"
@@ -28,6 +27,12 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
         return AutoConfig.for_model(f"anyformer_{section.family}", **fields)
     except ValueError as error:
         raise UserError(f"model: {error}") from error
+
+
+def vocabulary_fields(tokenizer) -> dict:
+    """Fields of a config that say which tokens there are."""
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    return {"vocab_size": len(tokenizer), **special}
 
 
 def build_model(recipe: Recipe, data, arguments):
@@ -91,6 +96,8 @@ def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, sp
     fresh = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     if fresh and speak:
         print(f"new weights, not taken from {name}: {', '.join(fresh[:12])}{', ...' if len(fresh) > 12 else ''}")
+    if tokenizer is None:
+        return model
     size = model.get_input_embeddings().weight.shape[0]
     if size < len(tokenizer):
         raise UserError(

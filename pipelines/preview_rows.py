@@ -1,5 +1,6 @@
 """How one row of each kind is printed: what the model reads, and what it has to answer."""
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -10,6 +11,7 @@ NOT_PREDICTED = "underline"
 PREDICTED = "bold reverse"
 PADDING = "dim strike"
 MOST = 12  # lines of a table
+SHADES, MOST_PIXELS = " .:-=+*#%@", 56
 
 
 def visible(token: str) -> str:
@@ -183,6 +185,46 @@ def print_class(console: Console, data, number: int, row: dict, segments: list) 
     console.print(sequence_text(row["input_ids"].tolist(), data.tokenizer))
 
 
+IMAGE_LEGEND = Text.assemble(
+    "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), darker "
+    "to brighter ",
+    (SHADES, "bold"),
+    ", two characters for a pixel or a block of them, and what has to be answered",
+)
+
+
+def image_text(pixels) -> Text:
+    """(C, H, W) normalised pixels as shades of grey, scaled down to at most MOST_PIXELS wide."""
+    grey = pixels.float().mean(dim=0)
+    step = -(-max(grey.shape) // MOST_PIXELS)
+    grey = torch.nn.functional.avg_pool2d(grey[None], step, ceil_mode=True)[0]
+    low, high = grey.min(), grey.max()
+    levels = ((grey - low) / (high - low).clamp_min(1e-6) * (len(SHADES) - 1)).round().int()
+    return Text("\n".join("".join(SHADES[level] * 2 for level in line) for line in levels.tolist()))
+
+
+def shares_text(label, names: list[str]) -> str:
+    """A class, or the shares of several."""
+    if not label.is_floating_point():
+        return names[int(label)]
+    shares = sorted(((share, name) for share, name in zip(label.tolist(), names) if share > 0.0005), reverse=True)
+    return ", ".join(f"{share:.0%} {name}" for share, name in shares)
+
+
+def print_image(console: Console, data, number: int, row: dict, segments: list) -> None:
+    batch = collated(data, number, row)
+    pixels, names = batch["pixel_values"][0], data.objective.label_names
+    console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
+    console.print(image_text(pixels))
+    answer = shares_text(batch["labels"][0], names)
+    low, high, mean, std = (float(value) for value in (pixels.min(), pixels.max(), pixels.mean(), pixels.std()))
+    size = " x ".join(map(str, pixels.shape))
+    console.print(
+        f"answer: {answer}; {size} numbers from {low:.2f} to {high:.2f}, mean {mean:.2f}, deviation {std:.2f}",
+        markup=False,
+    )
+
+
 def collated(data, number: int, row: dict) -> dict:
     """The batch of this row alone, as training sees it in its first epoch."""
     return data.objective.collator(data.packed)([{"row_ids": number, "epoch": 0} | row])
@@ -200,4 +242,5 @@ KINDS = {
     "span_corruption": (SPAN_LEGEND, print_pair),
     "translation": (PAIR_LEGEND, print_pair),
     "sequence_classification": (CLASS_LEGEND, print_class),
+    "image_classification": (IMAGE_LEGEND, print_image),
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import source_fields
 from .errors import UserError, did_you_mean
+from .image_checks import check_images, check_no_tokenizer, sees_images
 from .metrics import check_metrics
 from .objective_checks import check_framing, check_objective, smallest_vocabulary
 from .recipe_types import show
@@ -35,6 +36,10 @@ LOWER_BOUNDS = [
     ("task.max_target_length", 2, True),
     ("task.num_beams", 1, True),
     ("task.max_new_tokens", 1, True),
+    ("task.crop_padding", 0, True),
+    ("task.horizontal_flip", 0, True),
+    ("task.mixup_alpha", 0, True),
+    ("task.cutmix_alpha", 0, True),
     ("training.seed", 0, True),
     ("training.num_train_epochs", 0, False),
     ("training.per_device_train_batch_size", 1, True),
@@ -61,15 +66,24 @@ BELOW_ONE = [
     "objective.noise_density",
 ]
 # What each task predicts, in the words of the metrics' table, and what is reported where the recipe does not say.
-COMPARES = {"sequence_classification": "classes", "translation": "texts"}
-DEFAULT_METRIC = {None: "perplexity", "sequence_classification": "accuracy", "translation": "bleu"}
+COMPARES = {"sequence_classification": "classes", "translation": "texts", "image_classification": "classes"}
+DEFAULT_METRIC = {
+    None: "perplexity",
+    "sequence_classification": "accuracy",
+    "translation": "bleu",
+    "image_classification": "accuracy",
+}
 PERPLEXITIES = ("perplexity", "unigram_perplexity", "word_perplexity")
-# The fields of the task section that each task reads, beside name and max_length; the others have no effect with it.
+# The fields of the task section that each task reads, beside its name; the others have no effect with it.
 TASK_FIELDS = {
-    "sequence_classification": ("text_field", "text_pair_field", "label_field", "label_names"),
+    "sequence_classification": ("text_field", "text_pair_field", "label_field", "label_names", "max_length"),
     "translation": (
-        *("source_field", "target_field", "max_target_length"),
+        *("source_field", "target_field", "max_length", "max_target_length"),
         *("num_beams", "length_penalty", "max_new_tokens"),
+    ),
+    "image_classification": (
+        *("image_field", "label_field", "label_names", "image_mean", "image_std"),
+        *("crop_padding", "horizontal_flip", "mixup_alpha", "cutmix_alpha"),
     ),
 }
 TRACKERS = ("wandb", "trackio", "tensorboard")
@@ -205,6 +219,9 @@ def _check_data(recipe: Recipe) -> None:
 
 def _check_tokenizer(recipe: Recipe) -> None:
     tokenizer = recipe.tokenizer
+    if sees_images(recipe):
+        check_no_tokenizer(recipe)
+        return
     check_framing(recipe)
     if tokenizer.name_or_path is not None:
         return
@@ -227,7 +244,7 @@ def _check_tokenizer(recipe: Recipe) -> None:
 
 def _check_positions(recipe: Recipe) -> None:
     config = config_namespace(recipe)
-    if config is None or config.position_encoding != "learned":
+    if config is None or config.position_encoding != "learned" or sees_images(recipe):
         return
     for path in ("objective.sequence_length", "task.max_length", "task.max_target_length"):
         length = _get(recipe, path)
@@ -246,7 +263,7 @@ def _check_evaluation(recipe: Recipe) -> None:
     for name in section.metrics if task is None else []:
         if name not in PERPLEXITIES:
             raise UserError(f"evaluation.metrics={name!r} is not for an objective{did_you_mean(name, PERPLEXITIES)}")
-    if section.sample_prompts and task == "sequence_classification":
+    if section.sample_prompts and COMPARES.get(task) == "classes":
         raise UserError(f"evaluation.sample_prompts has no effect with task.name={task}; remove it")
     if section.best_metric is not None:
         known = ["loss", *(section.metrics if COMPARES.get(task) == "classes" else [])]
@@ -269,10 +286,12 @@ def _check_evaluation(recipe: Recipe) -> None:
 def _check_task(recipe: Recipe) -> None:
     task, data = recipe.task, recipe.data
     for field in fields(TaskSection):
-        if field.name in ("name", "max_length") or field.name in TASK_FIELDS[task.name]:
+        if field.name == "name" or field.name in TASK_FIELDS[task.name]:
             continue
         if getattr(task, field.name) != field.default:
             raise UserError(f"task.{field.name} has no effect with task.name={task.name}; remove it")
+    if sees_images(recipe):
+        check_images(recipe)
     names = task.label_names
     if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
         raise UserError(f"task.label_names={show(names)} must be two or more different names")

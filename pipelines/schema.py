@@ -102,16 +102,17 @@ class ObjectiveSection:
 class TaskSection:
     """Learning from labelled examples, instead of an objective."""
 
-    name: Literal["sequence_classification", "translation"] = doc(
+    name: Literal["sequence_classification", "translation", "image_classification"] = doc(
         "what the model learns from labelled examples", "sequence_classification"
     )
     text_field: str = doc("sequence_classification: column that holds the text", "text")
     text_pair_field: str | None = doc(
         "sequence_classification: column of a second text, judged together with the first"
     )
-    label_field: str = doc("sequence_classification: column that holds the class, a number or a name", "label")
+    image_field: str = doc("image_classification: column that holds the image", "image")
+    label_field: str = doc("classification: column that holds the class, a number or a name", "label")
     label_names: list[str] | None = doc(
-        "sequence_classification: names of the classes, in the order of their numbers; null: taken from the data"
+        "classification: names of the classes, in the order of their numbers; null: taken from the data"
     )
     source_field: str | None = doc("translation: column that holds the text to translate")
     target_field: str | None = doc("translation: column that holds its translation")
@@ -120,6 +121,23 @@ class TaskSection:
     num_beams: int = doc("translation: beams of the search; 1: greedy", 5)
     length_penalty: float = doc("translation: above 0 the search prefers longer texts, below 0 shorter ones", 1.0)
     max_new_tokens: int | None = doc("translation: most tokens generated; null: as max_target_length")
+    image_mean: list[float] | None = doc(
+        "image_classification: subtracted from each channel (values from 0 to 1); null: the training images' mean"
+    )
+    image_std: list[float] | None = doc(
+        "image_classification: each channel is divided by it; null: the training images' standard deviation"
+    )
+    crop_padding: int = doc("image_classification: training images are shifted at random by up to so many pixels", 0)
+    horizontal_flip: float = doc("image_classification: probability that a training image is mirrored", 0.0)
+    mixup_alpha: float = doc(
+        "image_classification: each training image is blended with another, by shares of Beta(alpha, alpha); 0: off",
+        0.0,
+    )
+    cutmix_alpha: float = doc(
+        "image_classification: a box of each training image is taken from another, by Beta(alpha, alpha); 0: off; with "
+        "mixup a coin decides",
+        0.0,
+    )
 
 
 @dataclass
@@ -161,8 +179,7 @@ class EvaluationSection:
     every_steps: int | None = doc("steps between two validations; null: only at the end")
     max_rows: int | None = doc("validation rows used during training; the end always uses all")
     metrics: list[str] | None = doc(
-        "what is reported beside the loss; null: perplexity, or with a task accuracy (sequence_classification) or "
-        "bleu (translation)"
+        "what is reported beside the loss; null: perplexity, or with a task accuracy (of classes) or bleu (translation)"
     )
     best_metric: str | None = doc(
         "loss, or one of `metrics` that compares classes: the final model is the one that was best by it in the "

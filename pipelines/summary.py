@@ -20,8 +20,16 @@ def describe_model(model) -> str:
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     return (
         f"{type(model).__name__}, {short_number(parameters)} parameters, {config.num_hidden_layers} layers, "
-        f"width {config.hidden_size}, {config.num_attention_heads} heads, vocabulary {config.vocab_size:,}"
+        f"width {config.hidden_size}, {config.num_attention_heads} heads, {what_it_reads(config)}"
     )
+
+
+def what_it_reads(config) -> str:
+    """The vocabulary, or the size of images and patches."""
+    if getattr(config, "patch_size", None) is None:
+        return f"vocabulary {config.vocab_size:,}"
+    image, patch = (size if isinstance(size, int) else size[0] for size in (config.image_size, config.patch_size))
+    return f"images of {image} pixels in patches of {patch}"
 
 
 def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
@@ -55,7 +63,7 @@ def print_dry_run(recipe: Recipe, data: PreparedData, model) -> None:
     finite = all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     console.print(f"model: {describe_model(model)}", markup=False)
     console.print(describe_data(data), markup=False)
-    tokens = int(count_tokens(batch, model.config.is_encoder_decoder))
+    tokens = int(count_tokens(batch, model.config))
     flops = short_number(int(FlopCount(model).of_batch(batch)) // tokens)
     noun = "row" if recipe.task is None else "example"
     console.print(f"one {noun}: loss {loss.item():.4f}, gradients {'finite' if finite else 'NOT finite'}", markup=False)
@@ -77,9 +85,10 @@ def print_result(folder: Path, run: dict, again: bool = False) -> None:
         if "reference" in sample:
             console.print(f"reference: {sample['reference']}", markup=False, style="dim")
     console.rule()
+    reader = "image processor" if (folder / "preprocessor_config.json").is_file() else "tokenizer"
     console.print(
         f"{run['steps']} steps in {human_time(run['wall_seconds'])} on {run['world_size']} process(es); "
-        f"model, tokenizer, card and metrics are in {folder}",
+        f"model, {reader}, card and metrics are in {folder}",
         markup=False,
     )
     console.print(f"next: {how_to_use(folder, recipe_of(run))}", markup=False)
@@ -93,9 +102,13 @@ def recipe_of(run: dict) -> dict:
 def how_to_use(folder: Path, recipe: dict) -> str:
     """One line that puts a finished model to work."""
     name = (recipe.get("task") or recipe.get("objective") or {}).get("name", "causal")
-    pipeline = {"sequence_classification": "text-classification", "masked": "fill-mask"}.get(name)
+    pipeline = {
+        "sequence_classification": ("text-classification", "your text"),
+        "masked": ("fill-mask", "your text"),
+        "image_classification": ("image-classification", "your_image.png"),
+    }.get(name)
     if pipeline is not None:
-        call = f"transformers.pipeline('{pipeline}', '{folder}')('your text')"
+        call = f"transformers.pipeline('{pipeline[0]}', '{folder}')('{pipeline[1]}')"
         return f'python -c "import anyformer, transformers; print({call})"'
     if name == "span_corruption":
         return f"anyformer train RECIPE model.name_or_path={folder}"

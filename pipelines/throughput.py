@@ -25,11 +25,22 @@ DATA_SHEET_BF16 = {
 }
 
 
-def count_tokens(inputs: dict, is_encoder_decoder: bool):
+def rows_and_length(inputs: dict, config) -> tuple[int, int]:
+    """(rows, tokens per row) of a batch: an image is its patches and whatever vectors of its own the model adds."""
+    if "input_ids" in inputs:
+        return tuple(inputs["input_ids"].shape)
+    rows, _, height, width = inputs["pixel_values"].shape
+    patch = config.patch_size
+    patch = (patch, patch) if isinstance(patch, int) else patch
+    return rows, (height // patch[0]) * (width // patch[1]) + getattr(config, "num_prefix_tokens", 1)
+
+
+def count_tokens(inputs: dict, config):
     """Tokens of a batch that are not padding, source and target; a tensor where the device has to count them."""
     mask = inputs.get("attention_mask")
-    tokens = inputs["input_ids"].numel() if mask is None else mask.sum()
-    return tokens + inputs["labels"].ne(-100).sum() if is_encoder_decoder else tokens
+    rows, length = rows_and_length(inputs, config)
+    tokens = rows * length if mask is None else mask.sum()
+    return tokens + inputs["labels"].ne(-100).sum() if config.is_encoder_decoder else tokens
 
 
 def linear_weights(model: torch.nn.Module) -> dict[str, int]:
@@ -55,7 +66,7 @@ class FlopCount:
     encoder-decoder, decoder layers see target tokens, but the keys and values of cross-attention source tokens.
     """
 
-    ROW_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction")
+    ROW_HEADS = ("Classification", "ForMultipleChoice", "ForNextSentencePrediction")
     CROSS = re.compile(r"(cross_attn|encoder_attn|EncDecAttention)\.(k|v)(_proj)?$")
 
     def __init__(self, model: torch.nn.Module):
@@ -70,7 +81,8 @@ class FlopCount:
         )
         name = type(model).__name__
         self.head_on_labels = name.startswith("Anyformer") and name.endswith("ForMaskedLM")
-        self.head_on_rows = name.endswith(self.ROW_HEADS)
+        self.head_on_rows = name.endswith(self.ROW_HEADS) and not name.endswith("ForTokenClassification")
+        self.config = config
         self.token = self.target = self.cross = self.head = self.row = 0
         shared = self.layers / (getattr(config, "num_hidden_groups", None) or self.layers)  # ALBERT: applied so often
         base = model.base_model_prefix if model.base_model is not model else None
@@ -93,7 +105,7 @@ class FlopCount:
 
     def of_batch(self, inputs: dict):
         """FLOPs of one training step on this batch, padding included; a tensor where the device counts labels."""
-        rows, length = inputs["input_ids"].shape
+        rows, length = rows_and_length(inputs, self.config)
         tokens = rows * length
         scores = 12 * self.width
         total = 6 * (self.token * tokens + self.row * rows) + scores * self.layers * length * tokens

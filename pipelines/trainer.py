@@ -42,6 +42,7 @@ class AnyformerTrainer(Trainer):
         predicts_next: whether the model shifts labels: the first label of a row then never counts.
         scorer: has outcome(logits, labels) -> (B, K) integers and measure(outcomes) -> metrics, of all rows that are
             evaluated; None: the loss alone is measured.
+        soft_labels: training labels are shares of the classes (B, C), and the loss is computed here.
         **kwargs: as for transformers' Trainer.
     """
 
@@ -52,10 +53,11 @@ class AnyformerTrainer(Trainer):
         muon_learning_rate: float | None = None,
         predicts_next: bool = True,
         scorer=None,
+        soft_labels: bool = False,
         **kwargs,
     ):
         self.run_identity, self.muon_learning_rate, self._staging = run_identity, muon_learning_rate, False
-        self.predicts_next, self.scorer = predicts_next, scorer
+        self.predicts_next, self.scorer, self.soft_labels = predicts_next, scorer, soft_labels
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         remember_absent("lomo_optim")
         super().__init__(**kwargs)
@@ -83,6 +85,7 @@ class AnyformerTrainer(Trainer):
         model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         known = inspect.signature(model.forward).parameters
         exact = "num_items_in_batch" in known or (self.predicts_next and self.model_accepts_loss_kwargs)
+        exact = exact and not self.soft_labels
         smoothing = self.args.label_smoothing_factor
         self._skips_logits = "return_logits" in known
         self._training_extras = {"label_smoothing": smoothing} if smoothing and "label_smoothing" in known else {}
@@ -122,6 +125,11 @@ class AnyformerTrainer(Trainer):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         return super().get_eval_dataloader(RowsWithFiller(rows, self.args.eval_batch_size * self.args.world_size))
 
+    def _get_num_items_in_batch(self, batch_samples, device):
+        if self.soft_labels and self.model.training:  # a row of shares is one label
+            batch_samples = [{"labels": batch["labels"][:, 0]} for batch in batch_samples]
+        return super()._get_num_items_in_batch(batch_samples, device)
+
     # ---- one step
 
     def train(self, *args, **kwargs):
@@ -140,7 +148,7 @@ class AnyformerTrainer(Trainer):
         inputs.pop(EPOCH_KEY, None)
         if self._flop_count is None:
             self._flop_count = FlopCount(self.model)
-        self._tokens = self._tokens + count_tokens(inputs, self.model.config.is_encoder_decoder)
+        self._tokens = self._tokens + count_tokens(inputs, self.model.config)
         self._flops = self._flops + self._flop_count.of_batch(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.watch(self.state.global_step + 1, loss, rows)

@@ -101,11 +101,12 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         train_dataset=data.rows["train"],
         eval_dataset=validation,
         data_collator=data.objective.collator(data.packed),
-        processing_class=data.tokenizer,
+        processing_class=data.processor,
         run_identity=json.dumps(folder.identity() | {"world_size": arguments.world_size}),
         muon_learning_rate=recipe.training.muon_learning_rate if recipe.training.optim == "muon" else None,
         predicts_next=data.objective.predicts_next,
         scorer=data.objective if hasattr(data.objective, "outcome") else None,
+        soft_labels=getattr(data.objective, "soft_labels", False),
     )
 
 

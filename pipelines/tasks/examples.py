@@ -4,7 +4,7 @@ Unlike a corpus, nothing is skipped: an example that cannot be used is an error 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +142,14 @@ class HubExamples(ExampleSource):
         self.check_columns(self._source.rows.column_names, self.name)
 
     def items(self) -> Iterator[Example]:
-        rows = self._source.rows.select_columns(list(dict.fromkeys(self.columns.values()))).with_format(None)
         number = 0
-        for batch in rows.iter(batch_size=512):
+        for batch in self._rows().iter(batch_size=512):
             for values in zip(*batch.values()):
                 yield f"{self.name}, row {number}", dict(zip(batch, values))
                 number += 1
+
+    def _rows(self):
+        return self._source.rows.select_columns(list(dict.fromkeys(self.columns.values()))).with_format(None)
 
     def identity(self) -> Any:
         return {"source": self._source.identity(), "columns": self.columns}
@@ -190,11 +192,14 @@ class Examples:
             raise UserError(f"data: {self.name} holds no example for {self.split}{what}")
 
 
-def open_examples(data: DataSection, columns: dict[str, str]) -> dict[str, Examples]:
+def open_examples(
+    data: DataSection, columns: dict[str, str], *, files: Callable = ExampleFiles, hub: Callable = HubExamples
+) -> dict[str, Examples]:
     """The examples of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
 
     Without validation files or split, validation_fraction of the training examples is held back, by their index; 0:
-    none. max_documents bounds the training source before anything is held back.
+    none. max_documents bounds the training source before anything is held back. files and hub make the sources, and
+    are called as the classes that are their defaults.
 
     Raises UserError for missing files, data sets and columns, and for a split without an example.
     """
@@ -204,9 +209,9 @@ def open_examples(data: DataSection, columns: dict[str, str]) -> dict[str, Examp
         files_field = "files" if split == "train" else f"{split}_files"
         split_field = "split" if split == "train" else f"{split}_split"
         if getattr(data, files_field):
-            return ExampleFiles(getattr(data, files_field), columns, limits, f"data.{files_field}")
+            return files(getattr(data, files_field), columns, limits, f"data.{files_field}")
         if data.dataset and getattr(data, split_field):
-            return HubExamples(data, split_field, columns, limits)
+            return hub(data, split_field, columns, limits)
         return None
 
     sources = {split: opened(split) for split in ("train", "validation", "test")}

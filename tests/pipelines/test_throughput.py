@@ -1,5 +1,7 @@
 """FLOPs per token are those torch counts; asking for the peak disturbs nothing."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from anyformer.pipelines.throughput import (
@@ -93,9 +95,10 @@ def test_a_head_on_labelled_positions_counts_for_those(tiny_config):
 def test_tokens_are_counted_without_padding():
     ids, mask = torch.ones(2, 5), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
     labels = torch.tensor([[4, -100, -100], [4, 4, 4]])
-    assert count_tokens({"input_ids": ids, "labels": labels}, False) == 10
-    assert count_tokens({"input_ids": ids, "labels": labels, "attention_mask": mask}, False) == 7
-    assert count_tokens({"input_ids": ids, "labels": labels, "attention_mask": mask}, True) == 11
+    decoder, pair = (SimpleNamespace(is_encoder_decoder=kind) for kind in (False, True))
+    assert count_tokens({"input_ids": ids, "labels": labels}, decoder) == 10
+    assert count_tokens({"input_ids": ids, "labels": labels, "attention_mask": mask}, decoder) == 7
+    assert count_tokens({"input_ids": ids, "labels": labels, "attention_mask": mask}, pair) == 11
 
 
 def test_look_ups_are_not_multiplications(tiny_config):
