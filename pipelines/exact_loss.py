@@ -8,15 +8,15 @@ IGNORED = -100
 def loss_of_logits(outputs, labels, num_items_in_batch=None, *, shift: bool, label_smoothing: float = 0.0):
     """Cross-entropy of `outputs.logits` (..., C), summed and divided by num_items_in_batch (None: by the labels).
 
-    labels: class numbers (...), -100 not counted, or shares of the classes (..., C). shift: they are aligned with the
-    inputs, not with the predictions.
+    labels: class numbers (...), -100 not counted, or shares of the classes (..., C), of which num_items_in_batch counts
+    every entry, as Trainer does. shift: they are aligned with the inputs, not with the predictions.
     """
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     if labels.is_floating_point():
         total = torch.nn.functional.cross_entropy(
             logits.flatten(0, -2).float(), labels.flatten(0, -2), reduction="sum", label_smoothing=label_smoothing
         )
-        return total / (labels[..., 0].numel() if num_items_in_batch is None else num_items_in_batch)
+        return total / ((labels.numel() if num_items_in_batch is None else num_items_in_batch) / labels.shape[-1])
     if shift:
         logits, labels = logits[..., :-1, :], labels[..., 1:]
     total = torch.nn.functional.cross_entropy(

@@ -19,7 +19,7 @@ def doc(help: str, default: Any = None, **kwargs) -> Any:
 @dataclass
 class ModelSection:
     preset: str | None = doc("architecture: name of a file in configs/models, or a path to one")
-    family: Literal["decoder", "encoder", "seq2seq"] | None = doc("model family, where no preset says it")
+    family: Literal["decoder", "moe", "encoder", "seq2seq", "vit"] | None = doc("model family, where no preset says it")
     name_or_path: str | None = doc("start from this checkpoint, ours or native, instead of fresh weights")
     fields: dict[str, Any] = doc("every other key of the section: fields of the family's config", {})
 

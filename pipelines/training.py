@@ -106,7 +106,6 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         muon_learning_rate=recipe.training.muon_learning_rate if recipe.training.optim == "muon" else None,
         predicts_next=data.objective.predicts_next,
         scorer=data.objective if hasattr(data.objective, "outcome") else None,
-        soft_labels=getattr(data.objective, "soft_labels", False),
     )
 
 

@@ -71,11 +71,6 @@ class ImageClassification(ClassTask):
             seed=self.seed,
         )
 
-    @property
-    def soft_labels(self) -> bool:
-        """Whether training labels are shares of classes instead of numbers."""
-        return self.augmentation.mixes
-
     def describe(self, rows: "ImageRows") -> str:
         """One line for people."""
         facts, (channels, height, width) = rows.facts, self.shape
