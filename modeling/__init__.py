@@ -14,6 +14,10 @@ _EXPORTS = {
     "AnyformerDecoderForSequenceClassification": "decoder",
     "AnyformerDecoderForTokenClassification": "decoder",
     "AnyformerDecoderForQuestionAnswering": "decoder",
+    "AnyformerMoeConfig": "configuration",
+    "AnyformerMoeModel": "moe",
+    "AnyformerMoeForCausalLM": "moe",
+    "AnyformerMoeForSequenceClassification": "moe",
     "AnyformerEncoderConfig": "configuration",
     "AnyformerEncoderModel": "encoder",
     "AnyformerEncoderForMaskedLM": "encoder",
@@ -27,6 +31,11 @@ _EXPORTS = {
     "AnyformerSeq2SeqForConditionalGeneration": "seq2seq",
     "AnyformerSeq2SeqEncoderModel": "seq2seq",
     "AnyformerSeq2SeqForSequenceClassification": "seq2seq",
+    "AnyformerViTConfig": "configuration",
+    "AnyformerViTModel": "vit",
+    "AnyformerViTForImageClassification": "vit",
+    "AnyformerViTForMaskedImageModeling": "vit",
+    "AnyformerImageProcessor": "image_processing",
 }
 __all__ = list(_EXPORTS)
 

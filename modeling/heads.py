@@ -64,6 +64,19 @@ class HeadTransform(nn.Module):
         return self.norm(self.act_fn(self.dense(hidden_states)))
 
 
+class Pooler(nn.Module):
+    """A dense layer and activation between pooled hidden states and a head (Devlin et al. 2019, as released)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, getattr(config, "pooler_output_size", None) or config.hidden_size)
+        self.act_fn = ACT2FN[config.pooler_act]
+
+    def forward(self, pooled):
+        """(B, D) -> (B, pooler_output_size)."""
+        return self.act_fn(self.dense(pooled))
+
+
 def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
     """(B, T, D) and labels (B, T), aligned with the predictions -> scalar loss, without holding the logits.
 

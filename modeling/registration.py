@@ -1,13 +1,16 @@
 """Entry of all families in transformers' Auto classes. Not shipped to the Hub: there `auto_map` does this job."""
 
 import transformers
+from transformers.utils import is_vision_available
 
-from . import configuration, decoder, encoder, seq2seq
+from . import configuration, decoder, encoder, moe, seq2seq, vit
 
 FAMILIES = {
     configuration.AnyformerDecoderConfig: decoder,
+    configuration.AnyformerMoeConfig: moe,
     configuration.AnyformerEncoderConfig: encoder,
     configuration.AnyformerSeq2SeqConfig: seq2seq,
+    configuration.AnyformerViTConfig: vit,
 }
 
 
@@ -22,3 +25,9 @@ def register_auto_classes() -> None:
         )
         for auto_class, name in family.auto_classes.items():
             getattr(transformers, auto_class).register(config_class, getattr(module, name), exist_ok=True)
+    if is_vision_available():  # without Pillow, models still take tensors
+        from .image_processing import AnyformerImageProcessor
+
+        transformers.AutoImageProcessor.register(
+            configuration.AnyformerViTConfig, image_processor_classes={"pil": AnyformerImageProcessor}, exist_ok=True
+        )

@@ -1,0 +1,223 @@
+"""The vision family: transformers over the patches of an image, from ViT to DeiT and SimMIM."""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    ImageClassifierOutput,
+    MaskedImageModelingOutput,
+)
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from .base import AnyformerPreTrainedModel
+from .configuration import AnyformerViTConfig
+from .heads import Pooler
+from .legality import image_sides
+from .patches import LearnedPatchPositions, PatchEmbeddings, build_patch_positions
+from .stack import TransformerStack
+from .task_losses import class_loss, masked_pixel_loss, sequence_classification_loss
+
+
+class AnyformerViTPreTrainedModel(AnyformerPreTrainedModel):
+    config_class = AnyformerViTConfig
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    _input_embed_layer = "patch_embeddings"
+    auto_classes = {
+        "AutoModel": "AnyformerViTModel",
+        "AutoModelForImageClassification": "AnyformerViTForImageClassification",
+        "AutoModelForMaskedImageModeling": "AnyformerViTForMaskedImageModeling",
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, PatchEmbeddings):
+            for name, count in module.front.items():
+                if count:
+                    init.trunc_normal_(getattr(module, name), mean=0.0, std=std)
+            if module.mask_token is not None:
+                init.zeros_(module.mask_token)
+        elif isinstance(module, LearnedPatchPositions):
+            init.trunc_normal_(module.weight, mean=0.0, std=std)
+
+
+class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
+    """Patches and a stack of bidirectional blocks; no head.
+
+    `add_pooling_layer` (None: as the config says): whether there is a `pooler_output` beside the hidden states.
+    `use_mask_token`: whether patches can be masked.
+    """
+
+    build_positions = staticmethod(build_patch_positions)
+
+    def __init__(self, config: AnyformerViTConfig, add_pooling_layer: bool | None = None, use_mask_token: bool = False):
+        super().__init__(config)
+        self.patch_embeddings = PatchEmbeddings(config, use_mask_token)
+        self.build_stack(config)
+        pools = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
+        self.pooler = Pooler(config) if pools and config.pooler_act is not None else None
+        self.post_init()
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor | None = None,
+        bool_masked_pos: torch.BoolTensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPooling:
+        """Images (B, C, height, width) -> last_hidden_state (B, T, D), pooler_output (B, pooler_output_size).
+
+        Of the T tokens those in front come first (class, distillation, registers), then the patches row by row.
+
+        Args:
+            bool_masked_pos: (B, N), true at patches that the mask token replaces.
+            interpolate_pos_encoding: take images of another size than the config's `image_size`.
+            attention_mask: (B, T), zero at tokens that no other sees; or a ready mask of four axes.
+
+        Raises:
+            ValueError: an image of the wrong size; or position_ids, by which other families pack rows: an image is a
+                row of its own, and where its patches are follows from its size.
+        """
+        if pixel_values is None:
+            raise ValueError("pixel_values are missing")
+        if kwargs.get("position_ids") is not None:
+            raise ValueError("position_ids have no meaning for images: each is a row of its own, never packed")
+        height, width = pixel_values.shape[-2:]
+        if not interpolate_pos_encoding and (height, width) != image_sides(self.config):
+            raise ValueError(
+                f"the image has {height} x {width} pixels, but image_size={self.config.image_size}; resize it or pass "
+                f"interpolate_pos_encoding=True"
+            )
+        x_BTD = self.run_stack(
+            self.patch_embeddings(pixel_values, bool_masked_pos),
+            attention_mask=attention_mask,
+            places=(height // self.config.patch_size, width // self.config.patch_size),
+            packs=False,
+            **kwargs,
+        )
+        pooled = None if self.pooler is None else self.pooler(pool_image(self.config, x_BTD))
+        return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled)
+
+    def can_unpad(self, x_BTE, attention_mask, kwargs) -> bool:
+        return False  # a hidden patch still has its place in the plane
+
+
+def pool_image(config, hidden_states):
+    """(B, T, D) -> (B, D): the class token, or the mean of the patches."""
+    if config.pooler_type == "cls":
+        return hidden_states[:, 0]
+    return hidden_states[:, config.num_front_tokens :].mean(dim=1)
+
+
+class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
+    """One class for an image; with `distillation_head` a second classifier, on the distillation token."""
+
+    def __init__(self, config: AnyformerViTConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = AnyformerViTModel(config, add_pooling_layer=False)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.distillation_score = nn.Linear(config.hidden_size, config.num_labels) if config.distillation_head else None
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor | None = None,
+        labels: torch.Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        distillation_labels: torch.Tensor | None = None,
+        label_smoothing: float | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> ImageClassifierOutput:
+        """Images (B, C, height, width) -> logits (B, num_labels) and loss.
+
+        Args:
+            labels: (B,) class numbers, or (B, num_labels): probabilities, as mixup makes them. A config's
+                `problem_type` may say that they are 0 and 1 of several labels, or numbers.
+            distillation_labels: what the teacher says, for `distillation_head`; None: `labels`. The loss is the mean of
+                both heads' (Touvron et al. 2021, eq. 3), and the logits are the heads' mean.
+            label_smoothing: None: the config's in training, none in evaluation.
+            num_items_in_batch: entries of labels in the whole optimizer step, by which the sum is divided.
+        """
+        outputs = self.model(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
+        hidden_states, loss = outputs.last_hidden_state, None
+        by_head = [self.score(pool_image(self.config, hidden_states))]
+        if self.distillation_score is not None:
+            by_head.append(self.distillation_score(hidden_states[:, 1]))
+        if labels is not None:
+            targets = [labels, labels if distillation_labels is None else distillation_labels]
+            losses = [self.loss_of(*pair, label_smoothing, num_items_in_batch) for pair in zip(by_head, targets)]
+            loss = sum(losses) / len(losses)
+        return ImageClassifierOutput(
+            loss=loss,
+            logits=sum(by_head) / len(by_head) if len(by_head) > 1 else by_head[0],
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def loss_of(self, logits, labels, label_smoothing, num_items_in_batch):
+        kind = self.config.problem_type
+        kind = ("regression" if self.num_labels == 1 else "single_label_classification") if kind is None else kind
+        if kind != "single_label_classification":
+            return sequence_classification_loss(logits, labels, kind, num_items_in_batch)
+        if label_smoothing is None:
+            label_smoothing = self.config.label_smoothing if self.training else 0.0
+        return class_loss(logits, labels, num_items_in_batch, label_smoothing)
+
+
+class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
+    """The pixels of masked patches from the others, through one linear layer (SimMIM, Xie et al. 2022, section 3)."""
+
+    def __init__(self, config: AnyformerViTConfig):
+        super().__init__(config)
+        self.model = AnyformerViTModel(config, add_pooling_layer=False, use_mask_token=True)
+        self.decoder = nn.Linear(config.hidden_size, config.encoder_stride**2 * config.num_channels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor | None = None,
+        bool_masked_pos: torch.BoolTensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> MaskedImageModelingOutput:
+        """Images (B, C, height, width) and a mask of patches (B, N) -> reconstruction (B, C, ...) and loss.
+
+        Args:
+            num_items_in_batch: masked patches in the whole optimizer step; None: those of this batch.
+        """
+        size, stride = self.config.patch_size, self.config.encoder_stride
+        if bool_masked_pos is not None and stride != size:
+            raise ValueError(
+                f"encoder_stride={stride} must equal patch_size={size} to compare masked pixels"
+            )
+        outputs = self.model(
+            pixel_values, bool_masked_pos=bool_masked_pos, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs
+        )
+        patches_BNP = self.decoder(outputs.last_hidden_state[:, self.config.num_front_tokens :])
+        grid = [side // size for side in pixel_values.shape[-2:]]
+        reconstruction = nn.functional.pixel_shuffle(patches_BNP.transpose(1, 2).unflatten(2, grid), stride)
+        loss = None
+        if bool_masked_pos is not None:
+            masked_BN = bool_masked_pos.flatten(1).bool()
+            loss = masked_pixel_loss(pixel_values, reconstruction, masked_BN, size, num_items_in_batch)
+        return MaskedImageModelingOutput(
+            loss=loss,
+            reconstruction=reconstruction,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+for _auto_class, _name in AnyformerViTPreTrainedModel.auto_classes.items():
+    globals()[_name].register_for_auto_class(_auto_class)
