@@ -1,11 +1,13 @@
 """Configs: the fields every family shares, and the families' own."""
 
 import copy
+import importlib.util
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .legality import ATTENTION_KINDS, attention_kinds, check_legal
+from .legality import ATTENTION_KINDS, attention_kinds, check_legal, image_sides
+from .legality_experts import mlp_kinds
 
 
 def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
@@ -13,19 +15,42 @@ def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
 
     attentions: names of the attention modules in a layer.
     """
-    mlp = {"up_proj": "colwise", "down_proj": "rowwise"} | (
-        {"gate_proj": "colwise"} if config.mlp_type == "glu" else {}
-    )
-    plan = {f"layers.*.mlp.{name}": style for name, style in mlp.items()}
-    # One score bias holds all heads, and global tokens gather whole rows: there every rank keeps all heads.
-    if config.position_encoding in ("alibi", "relative", "disentangled") or "local_global_attention" in (
-        config.attention_kinds
-    ):
+    plan = feed_forward_plan(config)
+    # One score bias or row of gates holds all heads, and global tokens gather whole rows: there ranks keep all heads.
+    whole = {"local_global_attention", "compressive_attention"} & set(config.attention_kinds)
+    if whole or config.position_encoding in ("alibi", "relative", "disentangled"):
         return plan
     heads = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
     if config.qk_norm:  # a rank's gradient covers its own heads only
         heads |= {f"{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
     return plan | {f"layers.*.{attention}.{name}": style for attention in attentions for name, style in heads.items()}
+
+
+def feed_forward_plan(config) -> dict[str, str]:
+    """The feed-forward part of tensor_parallel_plan: dense layers, experts (each of them split), a shared expert."""
+    mlp = {"up_proj": "colwise", "down_proj": "rowwise"} | (
+        {"gate_proj": "colwise"} if config.mlp_type == "glu" else {}
+    )
+    plan, kinds = {}, config.mlp_kinds
+    if "dense" in kinds:
+        plan |= {f"layers.*.mlp.{name}": style for name, style in mlp.items()}
+    if "sparse" in kinds:
+        up = {"gate_up_proj": "packed_colwise"} if config.mlp_type == "glu" else {"up_proj": "colwise"}
+        experts = up | {"down_proj": "rowwise"}
+        plan |= {f"layers.*.mlp.experts.{name}": style for name, style in experts.items()}
+        plan["layers.*.mlp.experts"] = "moe_tp_experts"
+        if config.shared_expert_intermediate_size:
+            plan |= {f"layers.*.mlp.shared_expert.{name}": style for name, style in mlp.items()}
+    return plan
+
+
+def expert_parallel_plan(config) -> dict[str, str] | None:
+    """Whole experts on each rank, or None: without experts, or with a transformers whose styles are other ones."""
+    if "sparse" not in config.mlp_kinds or not importlib.util.find_spec("transformers.distributed.expert_parallel"):
+        return None
+    up = "gate_up_proj" if config.mlp_type == "glu" else "up_proj"
+    experts = dict.fromkeys((f"layers.*.mlp.experts.{up}", "layers.*.mlp.experts.down_proj"), "grouped_gemm")
+    return experts | {"layers.*.mlp.experts": "ep_dispatch_experts"}
 
 
 def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | None:
@@ -75,15 +100,16 @@ class TransformerConfig(PreTrainedConfig):
     """
 
     is_causal = True  # no field: what a family is, not what a user sets
+    # What Trainer would gather over an evaluation for nothing.
+    keys_to_ignore_at_inference = ["past_key_values", "aux_loss", "z_loss", "router_logits", "router_losses"]
+    keys_to_ignore_at_inference += ["router_load", "router_entropy", "router_dropped"]
 
-    vocab_size: int = 32000
     hidden_size: int = 512
     intermediate_size: int | None = None
     num_hidden_layers: int = 8
     num_attention_heads: int = 8
     num_key_value_heads: int | None = None
     head_dim: int | None = None
-    max_position_embeddings: int = 2048
     position_encoding: str = "rotary"
     rope_parameters: dict | None = None
     alibi_bias_max: int | float = 8.0
@@ -110,18 +136,10 @@ class TransformerConfig(PreTrainedConfig):
     embedding_multiplier: int | float = 1.0
     embedding_norm: bool = False
     attn_logit_softcapping: int | float | None = None
-    final_logit_softcapping: int | float | None = None
-    lm_head_bias: bool = False
-    logit_multiplier: int | float = 1.0
     hidden_dropout: int | float = 0.0
     attention_dropout: int | float = 0.0
     initializer_range: float = 0.02
     scale_residual_init: bool = True
-    tie_word_embeddings: bool = True
-    use_cache: bool = True
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs):
         check_legal(self)  # before deriving: a derived head_dim would hide heads that do not divide hidden_size
@@ -160,21 +178,104 @@ class TransformerConfig(PreTrainedConfig):
         check_legal(self)
 
     @property
+    def base_model_ep_plan(self) -> dict[str, str] | None:
+        """Unlike the other plans no attribute: transformers would write it into config.json."""
+        return expert_parallel_plan(self)
+
+    @property
     def attention_kinds(self) -> list[str]:
         """The kind of attention of each layer."""
         return attention_kinds(self)
 
+    @property
+    def mlp_kinds(self) -> list[str]:
+        """The kind of feed-forward of each layer, "dense" or "sparse"."""
+        return mlp_kinds(self)
+
 
 @strict
-class AnyformerDecoderConfig(TransformerConfig):
-    """A causal decoder: GPT-2, LLaMA and everything between them, composed from the shared fields."""
+class TokenConfig(TransformerConfig):
+    """What the families have in common that read tokens of a vocabulary, and most of them predict such.
+
+    With `num_experts`, layers named "sparse" by `mlp_pattern` (repeated over the layers; None: all of them) have that
+    many feed-forwards of `moe_intermediate_size` (None: `intermediate_size`), of which each token uses
+    `num_experts_per_tok`, and one for all tokens beside them of `shared_expert_intermediate_size` (0: none; with
+    `shared_expert_gate` it has a gate of its own). `mlp_layer_types` follows from the pattern, or is given instead.
+    A router scores them by `router_scoring` ("softmax" or "sigmoid"), makes the weights of those chosen sum to 1
+    (`norm_topk_prob`) and multiplies them by `routed_scaling_factor`; in training it sees its input times a random
+    number of 1 +- `router_jitter_noise`. `expert_capacity` (None: no limit) is the most tokens of a row that an expert
+    takes. `router_aux_loss_coef` and `router_z_loss_coef` weigh the losses of router_losses.py, which are added in
+    training only; `router_bias_update_rate` above 0 balances by a bias on the choice instead (see experts.py).
+    `output_router_logits`: outputs hold the routers' logits and statistics in evaluation, too.
+    """
+
+    vocab_size: int = 32000
+    max_position_embeddings: int = 2048
+    final_logit_softcapping: int | float | None = None
+    lm_head_bias: bool = False
+    logit_multiplier: int | float = 1.0
+    num_experts: int | None = None
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int | None = None
+    shared_expert_intermediate_size: int = 0
+    shared_expert_gate: bool = False
+    mlp_pattern: list[str] | None = None
+    mlp_layer_types: list[str] | None = None
+    router_scoring: str = "softmax"
+    norm_topk_prob: bool = True
+    routed_scaling_factor: int | float = 1.0
+    router_aux_loss_coef: int | float = 0.01
+    router_z_loss_coef: int | float = 0.0
+    router_bias_update_rate: int | float = 0.0
+    router_jitter_noise: int | float = 0.0
+    expert_capacity: int | None = None
+    output_router_logits: bool = False
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs):
+        check_legal(self)
+        super().__post_init__(**kwargs)
+        if self.num_experts is not None and self.moe_intermediate_size is None:
+            self.moe_intermediate_size = self.intermediate_size
+        if self.num_experts is not None and self.mlp_layer_types is None:
+            self.mlp_layer_types = self.mlp_kinds
+
+
+@strict
+class AnyformerDecoderConfig(TokenConfig):
+    """A causal decoder: GPT-2, LLaMA and everything between them, composed from the shared fields.
+
+    Beside the shared kinds of attention it has three whose memory does not grow with the row: "linear_attention",
+    "compressive_attention" (segments of `segment_length` tokens, and a matrix of all before them, written by
+    `memory_update` "delta" or "linear") and "recurrent_attention" (such segments, and the `memory_length` tokens before
+    each; with `memory_length` and no `attention_pattern` all layers are of this kind).
+    """
 
     model_type = "anyformer_decoder"
-    keys_to_ignore_at_inference = ["past_key_values"]
+
+    segment_length: int | None = None
+    memory_length: int | None = None
+    memory_update: str = "delta"
+
+    def validate_layer_type(self):
+        """legality.py has checked the names; transformers' list does not know our own cache's."""
 
 
 @strict
-class AnyformerEncoderConfig(TransformerConfig):
+class AnyformerMoeConfig(TokenConfig):
+    """A decoder with mixture-of-experts layers: Mixtral, Qwen3-MoE, DeepSeek's routing."""
+
+    model_type = "anyformer_moe"
+
+    num_experts: int | None = 8
+
+
+@strict
+class AnyformerEncoderConfig(TokenConfig):
     """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and what lies between them.
 
     Embeddings: `type_vocab_size` segments (Devlin et al. 2019, section 3; 0: none); `embedding_size` below
@@ -237,7 +338,7 @@ class AnyformerEncoderConfig(TransformerConfig):
 
 
 @strict
-class AnyformerSeq2SeqConfig(TransformerConfig):
+class AnyformerSeq2SeqConfig(TokenConfig):
     """An encoder and a decoder that attends to it: the original Transformer, T5, BART.
 
     `num_hidden_layers` counts the encoder's layers, `num_decoder_layers` (None: as many) the decoder's. Both stacks
@@ -246,7 +347,6 @@ class AnyformerSeq2SeqConfig(TransformerConfig):
     """
 
     model_type = "anyformer_seq2seq"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     num_decoder_layers: int | None = None
     decoder_start_token_id: int | None = None
@@ -263,6 +363,10 @@ class AnyformerSeq2SeqConfig(TransformerConfig):
         """None of the whole: transformers collects those of the stacks, under their names, in every class."""
         self.base_model_tp_plan = {}
 
+    @property
+    def base_model_ep_plan(self) -> dict[str, str] | None:
+        return None if self.is_encoder_decoder else super().base_model_ep_plan
+
     def stack_config(self, is_causal: bool) -> "AnyformerSeq2SeqConfig":
         """The config of one stack: the decoder's, or the encoder's."""
         stack = copy.deepcopy(self)
@@ -274,6 +378,8 @@ class AnyformerSeq2SeqConfig(TransformerConfig):
             stack.num_hidden_layers = self.num_decoder_layers
             stack.layer_types = [ATTENTION_KINDS[kind]] * self.num_decoder_layers
             stack.attention_pattern = [kind]
+            stack.mlp_layer_types = None  # of the encoder's layers
+            stack.mlp_layer_types = stack.mlp_kinds if self.num_experts is not None else None
         return stack
 
     def get_text_config(self, decoder=None, encoder=None):
@@ -283,5 +389,69 @@ class AnyformerSeq2SeqConfig(TransformerConfig):
         return self.stack_config(is_causal=bool(decoder))
 
 
-for _config in (AnyformerDecoderConfig, AnyformerEncoderConfig, AnyformerSeq2SeqConfig):
+@strict
+class AnyformerViTConfig(TransformerConfig):
+    """A vision transformer (Dosovitskiy et al. 2021): an image is a sequence of patches.
+
+    Images of `image_size` pixels (one number, or height and width) and `num_channels` are cut into squares of
+    `patch_size`. In front of the patches stand a class token, unless `pooler_type` is "mean", where the mean of the
+    patches speaks for the image (Beyer et al. 2022); with `use_distillation_token` a second one, for a teacher's
+    labels (Touvron et al. 2021, section 4), which `distillation_head` gives a classifier of its own; and
+    `num_register_tokens` that nothing reads (Darcet et al. 2024).
+
+    `position_encoding` is "learned" (a vector for each patch and each token in front but registers), "sinusoidal" (half
+    of the channels for columns, half for rows; He et al. 2022, as released), "rotary" (half of the rotated channels for
+    rows, half for columns; tokens in front are not turned) or "none". Forward's `interpolate_pos_encoding` carries
+    learned ones to images of another size by bicubic interpolation; the others are computed at the places between.
+
+    `label_smoothing` acts on class labels while training. Masked image modelling predicts patches of `encoder_stride`
+    pixels (None: `patch_size`). The base model pools through a dense layer of `pooler_output_size` (None:
+    `hidden_size`) with `pooler_act` if `add_pooling_layer`; the classifier reads what is before it.
+    """
+
+    model_type = "anyformer_vit"
+    is_causal = False
+    default_theta = 100.0  # a dozen patches a side, not thousands of tokens (Heo et al. 2024, section 3.2)
+
+    image_size: int | list[int] = 224
+    patch_size: int = 16
+    num_channels: int = 3
+    num_register_tokens: int = 0
+    use_distillation_token: bool = False
+    distillation_head: bool = False
+    position_encoding: str = "learned"
+    norm_type: str = "layernorm"
+    norm_eps: float = 1e-6
+    mlp_type: str = "mlp"
+    hidden_act: str = "gelu"
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    pooler_type: str = "cls"
+    pooler_act: str | None = "tanh"
+    pooler_output_size: int | None = None
+    add_pooling_layer: bool = True
+    encoder_stride: int | None = None
+    label_smoothing: int | float = 0.0
+
+    def __post_init__(self, **kwargs):
+        check_legal(self)
+        if self.encoder_stride is None:
+            self.encoder_stride = self.patch_size
+        if self.pooler_output_size is None:
+            self.pooler_output_size = self.hidden_size
+        super().__post_init__(**kwargs)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches in an image of `image_size`."""
+        return tuple(side // self.patch_size for side in image_sides(self))
+
+    @property
+    def num_front_tokens(self) -> int:
+        """Tokens in front of the patches: class, distillation, registers."""
+        return (self.pooler_type == "cls") + self.use_distillation_token + self.num_register_tokens
+
+
+FAMILY_CONFIGS = (AnyformerDecoderConfig, AnyformerMoeConfig, AnyformerEncoderConfig, AnyformerSeq2SeqConfig)
+for _config in (*FAMILY_CONFIGS, AnyformerViTConfig):
     _config.register_for_auto_class()

@@ -6,20 +6,23 @@ import inspect
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers.activations import ACT2FN
-from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, MultipleChoiceModelOutput
-from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerEncoderConfig
 from .convolution import ConvolutionLayer
-from .heads import HeadTransform, LanguageModelHead, masked_language_model_loss
+from .heads import HeadTransform, LanguageModelHead, Pooler, masked_language_model_loss
 from .local_global import global_attention_context
 from .losses import IGNORE_INDEX
+from .outputs import (
+    BaseModelOutputWithPooling,
+    BertForPreTrainingOutput,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+)
 from .positions import LearnedPositions
-from .stack import TransformerStack, embeddings_of
+from .stack import TransformerStack, embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
 from .task_losses import token_classification_loss
 
@@ -45,19 +48,6 @@ def pool_tokens(hidden_states, attention_mask, pooler_type: str):
         return hidden_states.mean(dim=1)
     real_BT1 = attention_mask.to(hidden_states.dtype)[..., None]
     return (hidden_states * real_BT1).sum(dim=1) / real_BT1.sum(dim=1)
-
-
-class Pooler(nn.Module):
-    """One vector for a row, through a dense layer of its own (Devlin et al. 2019, as released)."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.pooler_type = config.pooler_type
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.act_fn = ACT2FN[config.pooler_act]
-
-    def forward(self, hidden_states, attention_mask=None):
-        return self.act_fn(self.dense(pool_tokens(hidden_states, attention_mask, self.pooler_type)))
 
 
 class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
@@ -110,7 +100,7 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
             types_BTE = self.token_type_embeddings(token_type_ids)
         if decode_masks:
             kwargs["decode_masks"] = True
-        x_BTD = self.run_stack(
+        x_BTD, routed = self.run_routed(
             x_BTE,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -118,8 +108,10 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
             global_attention_mask=global_attention_mask,
             **kwargs,
         )
-        pooled = None if self.pooler is None else self.pooler(x_BTD, attention_mask)
-        return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled)
+        pooled = None
+        if self.pooler is not None:
+            pooled = self.pooler(pool_tokens(x_BTD, attention_mask, self.config.pooler_type))
+        return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled, **routed)
 
     def finish_embeddings(self, x_BTE, position_ids):
         if self.config.position_biased_input:
@@ -141,23 +133,24 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
         # Rows behind one another would be neighbours to the convolution.
         return self.conv is None and super().can_unpad(x_BTE, attention_mask, kwargs)
 
-    def run_layers(self, x_BTD, per_layer, conv_context=None, decode_masks=False, **kwargs):
+    def run_layers(self, x_BTD, per_layer, routed, conv_context=None, decode_masks=False, **kwargs):
         layers = list(zip(self.each_layer(), per_layer))
         last = layers.pop() if decode_masks and self.config.mask_decoder_layers > 0 else None
         for i, (layer, own) in enumerate(layers):
-            out_BTD = layer(x_BTD, **own, **kwargs)
+            out_BTD = run_layer(layer, x_BTD, routed, **own, **kwargs)
             x_BTD = self.conv(x_BTD, out_BTD, *conv_context) if i == 0 and self.conv is not None else out_BTD
-        return x_BTD if last is None else self.decode_masks(x_BTD, *last, **kwargs)
+        return x_BTD if last is None else self.decode_masks(x_BTD, routed, *last, **kwargs)
 
-    def decode_masks(self, x_BTD, layer, own, position_ids, **kwargs):
+    def decode_masks(self, x_BTD, routed, layer, own, position_ids, **kwargs):
         """The enhanced mask decoder (He et al. 2021, section 3.2): absolute positions enter just before the head.
 
         The last layer runs `mask_decoder_layers` times. Its keys and values are the hidden states before it; its
         queries are these plus absolute positions, then its own outputs.
         """
         queries_BTD = x_BTD + self.absolute_positions(x_BTD, position_ids)
+        context = {"key_value_states": x_BTD, "position_ids": position_ids, **own, **kwargs}
         for _ in range(self.config.mask_decoder_layers):
-            queries_BTD = layer(queries_BTD, key_value_states=x_BTD, position_ids=position_ids, **own, **kwargs)
+            queries_BTD = run_layer(layer, queries_BTD, routed, **context)
         return queries_BTD
 
 
@@ -289,9 +282,7 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
             **kwargs,
         )
         loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return self.head_output(MaskedLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
 
 
 class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
@@ -350,12 +341,14 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
                 of_rows = cross_entropy(relationship.float(), next_sentence_label.flatten(), reduction="none")
                 sentence_loss = (of_rows * (labels != IGNORE_INDEX).sum(-1)).sum() / num_items_in_batch
             loss = sentence_loss if loss is None else loss + sentence_loss
-        return BertForPreTrainingOutput(
-            loss=loss,
+        return self.head_output(
+            BertForPreTrainingOutput,
+            outputs,
+            loss,
+            next_sentence_label if labels is None else labels,
+            num_items_in_batch,
             prediction_logits=logits,
             seq_relationship_logits=relationship,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
         )
 
 
@@ -432,9 +425,7 @@ class AnyformerEncoderForMultipleChoice(EncoderHead, AnyformerEncoderPreTrainedM
         logits, loss = scores.view(-1, choices), None
         if labels is not None:
             loss = token_classification_loss(logits, labels, num_items_in_batch)
-        return MultipleChoiceModelOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return self.head_output(MultipleChoiceModelOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
 
 
 for _auto_class, _name in AnyformerEncoderPreTrainedModel.auto_classes.items():

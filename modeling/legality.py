@@ -6,6 +6,9 @@ can be checked before torch is imported.
 
 import math
 
+from .legality_experts import EXPERT_ROWS, has_experts, mlp_kinds
+from .legality_memory import STATE_KINDS, STATE_LAYER_TYPE, is_recurrent, memory_rows
+
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 POSITION_ENCODINGS = ("none", "learned", "sinusoidal", "rotary", "alibi", "relative", "disentangled")
 NORM_TYPES = ("layernorm", "rmsnorm")
@@ -17,20 +20,27 @@ ATTENTION_KINDS = {
     "sliding_attention": "sliding_attention",
     "strided_attention": "full_attention",  # any past token may be needed again: nothing can leave the cache
     "local_global_attention": "full_attention",
+    **dict.fromkeys(STATE_KINDS, STATE_LAYER_TYPE),
 }
 # What a family has of them: a sequence-to-sequence model's stacks share one pattern, and nobody asked for another.
 FAMILY_KINDS = {
-    "anyformer_decoder": ("full_attention", "sliding_attention", "strided_attention"),
+    "anyformer_decoder": ("full_attention", "sliding_attention", "strided_attention", *STATE_KINDS),
+    "anyformer_moe": ("full_attention", "sliding_attention", "strided_attention"),
     "anyformer_encoder": ("full_attention", "sliding_attention", "local_global_attention"),
     "anyformer_seq2seq": ("full_attention",),
+    "anyformer_vit": ("full_attention",),
 }
 FAMILY_WORDS = {
     "anyformer_decoder": "a decoder",
+    "anyformer_moe": "a mixture-of-experts decoder",
     "anyformer_encoder": "an encoder",
     "anyformer_seq2seq": "a sequence-to-sequence model",
+    "anyformer_vit": "a vision transformer",
 }
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
+# Where a patch is has two numbers: schemes of one have no meaning for it.
+PLANE_POSITIONS = ("none", "learned", "sinusoidal", "rotary")
 
 POSITIVE = (
     "vocab_size",
@@ -48,6 +58,8 @@ POSITIVE_OR_NONE = (
     "head_dim",
     "sliding_window",
     "attention_stride",
+    "segment_length",
+    "memory_length",
     "attention_multiplier",
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -57,6 +69,8 @@ PROBABILITIES = ("hidden_dropout", "attention_dropout")
 
 def attention_kinds(c) -> list[str]:
     """The kind of attention of each layer: `attention_pattern` repeated over the layers, else `layer_types`."""
+    if is_recurrent(c):
+        return ["recurrent_attention"] * c.num_hidden_layers
     if c.attention_pattern:
         return [c.attention_pattern[i % len(c.attention_pattern)] for i in range(c.num_hidden_layers)]
     return list(c.layer_types or ["full_attention"] * c.num_hidden_layers)
@@ -80,6 +94,19 @@ def rope_parameters_of(c) -> dict[str, dict]:
     parameters = c.rope_parameters or {}
     nested = {key: value for key, value in parameters.items() if key in ATTENTION_KINDS}
     return nested or {"": parameters}
+
+
+def image_sides(c) -> tuple[int, ...]:
+    """Height and width of a vision transformer's images, in pixels."""
+    return (c.image_size,) * 2 if isinstance(c.image_size, int) else tuple(c.image_size)
+
+
+def _rotary_type(c) -> str:
+    return (c.rope_parameters or {}).get("rope_type", "default")
+
+
+def _rotated(c) -> int:
+    return int(_head_dim(c) * (c.rope_parameters or {}).get("partial_rotary_factor", 1.0))
 
 
 def _rotary_faults(c):
@@ -112,7 +139,8 @@ def _rotary_faults(c):
 
 def _pattern_and_layer_types_differ(c):
     derived = [ATTENTION_KINDS.get(kind, kind) for kind in attention_kinds(c)]
-    return bool(c.attention_pattern) and c.layer_types is not None and list(c.layer_types) != derived
+    said = c.attention_pattern or is_recurrent(c)
+    return bool(said) and c.layer_types is not None and list(c.layer_types) != derived
 
 
 def _unknown_kind(c):
@@ -121,7 +149,9 @@ def _unknown_kind(c):
 
 def _known_kinds(c):
     kinds = kinds_of_family(c)
-    return kinds if c.attention_pattern else tuple(dict.fromkeys(ATTENTION_KINDS[kind] for kind in kinds))
+    # layer_types names caches; kinds that share one cannot be told apart by it.
+    named = c.attention_pattern or is_recurrent(c)
+    return kinds if named else tuple(kind for kind in kinds if ATTENTION_KINDS[kind] == kind)
 
 
 def _needs(kinds, setting, meaning):
@@ -132,11 +162,11 @@ def _needs(kinds, setting, meaning):
 
     return (
         (
-            lambda c: using(c) is not None and getattr(c, setting) is None,
+            lambda c: using(c) is not None and getattr(c, setting, None) is None,
             lambda c: f"{using(c)} layers need {setting}, {meaning}",
         ),
         (
-            lambda c: using(c) is None and getattr(c, setting) is not None,
+            lambda c: using(c) is None and getattr(c, setting, None) is not None,
             lambda c: (
                 f"{setting}={getattr(c, setting)} is used by no layer; name "
                 f"{' or '.join(kind for kind in kinds if kind in kinds_of_family(c)) or 'no such setting here'} in "
@@ -162,7 +192,7 @@ def _one_of(name, values):
 
 def _positive(name, optional=False):
     def is_bad(c):
-        value = getattr(c, name)
+        value = getattr(c, name, 1)  # a family without such a field has nothing wrong there
         return not (optional and value is None) and value <= 0
 
     return is_bad, lambda c: f"{name}={getattr(c, name)} is not a positive number"
@@ -225,7 +255,7 @@ ILLEGAL = [
         ),
     ),
     (
-        lambda c: c.position_encoding == "disentangled" and family_of(c) != "anyformer_encoder",
+        lambda c: c.position_encoding == "disentangled" and family_of(c) not in ("anyformer_encoder", "anyformer_vit"),
         lambda c: (
             f"position_encoding='disentangled' needs bidirectional attention; {FAMILY_WORDS[family_of(c)]} can use "
             f"{', '.join(POSITION_ENCODINGS[:-1])}"
@@ -237,6 +267,7 @@ ILLEGAL = [
         "the number of tokens a query sees (in an encoder, to each side)",
     ),
     *_needs(("strided_attention",), "attention_stride", "the width of the local band and the distance of far keys"),
+    *memory_rows(attention_kinds, _needs),
     (
         lambda c: next(_rotary_faults(c), None) is not None,
         lambda c: next(_rotary_faults(c)),
@@ -351,8 +382,76 @@ FAMILY_ILLEGAL = {
             ),
         ),
     ],
+    "anyformer_vit": [
+        *(_positive(name) for name in ("patch_size", "num_channels")),
+        *(_positive(name, optional=True) for name in ("encoder_stride", "pooler_output_size")),
+        _count("num_register_tokens", "tokens"),
+        _probability("label_smoothing"),
+        _one_of("pooler_type", POOLER_TYPES),
+        (
+            lambda c: len(image_sides(c)) != 2 or min(image_sides(c)) <= 0,
+            lambda c: f"image_size={c.image_size} is no number of pixels; give one number, or height and width",
+        ),
+        (
+            lambda c: any(side % c.patch_size for side in image_sides(c)),
+            lambda c: (
+                f"patch_size={c.patch_size} does not divide image_size={c.image_size}; "
+                f"{_divisors(math.gcd(*image_sides(c)), c.patch_size)}"
+            ),
+        ),
+        (
+            lambda c: c.position_encoding not in PLANE_POSITIONS,
+            lambda c: (
+                f"position_encoding={c.position_encoding!r} counts distances in a row of tokens, but patches lie in a "
+                f"plane; a vision transformer can use {', '.join(PLANE_POSITIONS)}"
+            ),
+        ),
+        (
+            lambda c: c.position_encoding == "sinusoidal" and c.hidden_size % 4 != 0,
+            lambda c: (
+                f"hidden_size={c.hidden_size} is no multiple of 4, but position_encoding='sinusoidal' has sines and "
+                f"cosines of rows and of columns"
+            ),
+        ),
+        (
+            lambda c: c.position_encoding == "rotary" and _rotary_type(c) != "default",
+            lambda c: (
+                f"rope_parameters.rope_type={_rotary_type(c)!r} stretches rows of tokens; a vision transformer has "
+                f"'default', and interpolate_pos_encoding for larger images"
+            ),
+        ),
+        (
+            lambda c: c.position_encoding == "rotary" and _rotated(c) % 4 != 0,
+            lambda c: (
+                f"position_encoding='rotary' rotates {_rotated(c)} channels of each head, half of them by the row and "
+                f"half by the column of a patch, in pairs; the number must be a multiple of 4"
+            ),
+        ),
+        (
+            lambda c: c.use_distillation_token and c.pooler_type != "cls",
+            lambda c: "use_distillation_token=True stands beside the class token, which pooler_type='mean' has not",
+        ),
+        (
+            lambda c: c.distillation_head and not c.use_distillation_token,
+            lambda c: "distillation_head=True reads the distillation token; set use_distillation_token=True",
+        ),
+        (
+            lambda c: getattr(c, "num_experts", None) is not None,
+            lambda c: (
+                f"num_experts={c.num_experts} needs a balancing loss, which a vision transformer's heads do not have; "
+                f"families moe, encoder and seq2seq do"
+            ),
+        ),
+    ],
     "anyformer_seq2seq": [
         _positive("num_decoder_layers", optional=True),
+        (
+            lambda c: has_experts(c) and not c.mlp_pattern and "dense" in mlp_kinds(c),
+            lambda c: (
+                f"mlp_layer_types={c.mlp_layer_types} names the encoder's layers only; name mlp_pattern, which both "
+                f"stacks follow"
+            ),
+        ),
         _probability("classifier_dropout", optional=True),
     ],
 }
@@ -360,6 +459,6 @@ FAMILY_ILLEGAL = {
 
 def check_legal(config) -> None:
     """Raise ValueError, with the one sentence that says what is legal, if `config` cannot be built."""
-    for is_illegal, sentence in (*ILLEGAL, *FAMILY_ILLEGAL.get(family_of(config), ())):
+    for is_illegal, sentence in (*ILLEGAL, *FAMILY_ILLEGAL.get(family_of(config), ()), *EXPERT_ROWS):
         if is_illegal(config):
             raise ValueError(sentence(config))

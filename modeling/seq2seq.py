@@ -4,13 +4,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
-    Seq2SeqModelOutput,
-    Seq2SeqSequenceClassifierOutput,
-)
+from transformers.modeling_outputs import ModelOutput
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -22,6 +16,14 @@ from .configuration import AnyformerSeq2SeqConfig
 from .heads import LanguageModelHead, language_model_loss
 from .losses import IGNORE_INDEX
 from .masking import cross_mask, document_ids_from_positions
+from .outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+    Seq2SeqSequenceClassifierOutput,
+)
+from .router_losses import merged
 from .stack import TransformerStack, embeddings_of
 from .task_heads import classifier_dropout, last_token_index
 from .task_losses import problem_type_of, sequence_classification_loss
@@ -42,6 +44,12 @@ class AnyformerSeq2SeqPreTrainedModel(AnyformerPreTrainedModel):
         for module in self.modules():
             if isinstance(module, TransformerStack):
                 module.config._attn_implementation = self.config._attn_implementation
+
+    def set_experts_implementation(self, experts_implementation):
+        super().set_experts_implementation(experts_implementation)
+        for module in self.modules():
+            if isinstance(module, TransformerStack):
+                module.config._experts_implementation = self.config._experts_implementation
 
 
 class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
@@ -64,7 +72,8 @@ class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
     ) -> BaseModelOutput:
         """input_ids (B, S) or inputs_embeds (B, S, D) -> last_hidden_state (B, S, D)."""
         x_BSD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
-        return BaseModelOutput(self.run_stack(x_BSD, attention_mask, position_ids, **kwargs))
+        x_BSD, routed = self.run_routed(x_BSD, attention_mask, position_ids, **kwargs)
+        return BaseModelOutput(last_hidden_state=x_BSD, **routed)
 
 
 class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
@@ -107,7 +116,7 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
             documents = [document_ids_from_positions(x.expand(batch, -1)) for x in both]
         if use_cache and packs and not self.training:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        x_BTD = self.run_stack(
+        x_BTD, routed = self.run_routed(
             inputs_embeds,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -120,7 +129,9 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
             ),
             **kwargs,
         )
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, past_key_values=past_key_values)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=x_BTD, past_key_values=past_key_values, **routed
+        )
 
 
 def shift_right(labels, decoder_start_token_id, pad_token_id, position_ids=None):
@@ -187,7 +198,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
                 inputs_embeds=inputs_embeds,
                 **kwargs,
             )
-        elif not isinstance(encoder_outputs, BaseModelOutput):
+        elif not isinstance(encoder_outputs, ModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         outputs = self.decoder(
             inputs_embeds=embeddings_of(self.encoder.embed_tokens, decoder_input_ids, decoder_inputs_embeds),
@@ -209,6 +220,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
             encoder_last_hidden_state=encoder_outputs.last_hidden_state,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
+            **merged(encoder_outputs, outputs),
         )
 
 
@@ -280,12 +292,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
             loss = language_model_loss(self.lm_head, hidden_states, labels, num_items_in_batch, label_smoothing)
         if return_logits if return_logits is not None else (labels is None or not self.training):
             logits = self.lm_head(hidden_states)
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **of_both_stacks(outputs))
-
-
-def of_both_stacks(outputs) -> dict:
-    """What a head passes on of the base model's outputs."""
-    return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return self.head_output(Seq2SeqLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
 
 
 class AnyformerSeq2SeqEncoderModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
@@ -390,7 +397,9 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
             if self.config.problem_type is None:  # kept: pipelines choose softmax or sigmoid by it
                 self.config.problem_type = problem_type_of(labels, self.num_labels)
             loss = sequence_classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
-        return Seq2SeqSequenceClassifierOutput(loss=loss, logits=logits, **of_both_stacks(outputs))
+        return self.head_output(
+            Seq2SeqSequenceClassifierOutput, outputs, loss, labels, num_items_in_batch, logits=logits
+        )
 
 
 for _auto_class, _name in AnyformerSeq2SeqPreTrainedModel.auto_classes.items():

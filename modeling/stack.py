@@ -16,6 +16,7 @@ from .masking import (
 )
 from .normalization import build_norm
 from .positions import LearnedPositions, apply_positions, build_positions
+from .router_losses import router_fields
 from .unpadding import Unpadded
 from .varlen import attends_documents_apart, document_lengths
 
@@ -31,10 +32,12 @@ class TransformerStack:
     in, `position_ids` are positions only.
     """
 
+    build_positions = staticmethod(build_positions)  # config -> position scheme or None
+
     def build_stack(self, config, cross_attention: bool = False) -> None:
         groups = getattr(config, "num_hidden_groups", None) or config.num_hidden_layers
         width = getattr(config, "embedding_size", None) or config.hidden_size
-        self.position_encoding = build_positions(config)
+        self.position_encoding = self.build_positions(config)
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         # One block for each layer, or for each group of layers that share it.
@@ -51,7 +54,11 @@ class TransformerStack:
         }
         self.gradient_checkpointing = False
 
-    def run_stack(
+    def run_stack(self, *args, **kwargs):
+        """`run_routed` for a family without experts: hidden states (B, T, D) alone."""
+        return self.run_routed(*args, **kwargs)[0]
+
+    def run_routed(
         self,
         x_BTE,
         attention_mask=None,
@@ -60,13 +67,17 @@ class TransformerStack:
         packs=True,
         added_BTE=None,
         global_attention_mask=None,
+        places=None,
+        output_router_logits=None,
         **kwargs,
-    ):
-        """Token embeddings (B, T, E) -> hidden states (B, T, D).
+    ) -> tuple:
+        """Token embeddings (B, T, E) -> hidden states (B, T, D), and the fields of outputs.RouterFields, if any.
 
         past_key_values: a cache of self-attention. packs: whether `position_ids` tell documents apart. added_BTE:
-        embeddings of another kind than tokens and positions. kwargs go to the layers.
+        embeddings of another kind than tokens and positions. places: what the position scheme reads, where that is not
+        `position_ids`. output_router_logits: None is what the config says. kwargs go to the layers.
         """
+        padding_mask = attention_mask
         if self.config.embedding_multiplier != 1:
             x_BTE = x_BTE * self.config.embedding_multiplier
         documents = None
@@ -87,23 +98,38 @@ class TransformerStack:
             masks, seen = dict.fromkeys(self.layers_by_kind), {"document_lengths": unpadded.lengths}
         else:
             masks, seen = self.what_is_seen(x_BTE, attention_mask, past_key_values, documents, global_attention_mask)
+        places = position_ids if places is None else places
         x_BTE, per_layer = apply_positions(
-            self.position_encoding, x_BTE, position_ids, past_key_values, self.attention_kinds, self.layers_by_kind
+            self.position_encoding,
+            x_BTE,
+            places,
+            past_key_values,
+            self.attention_kinds,
+            self.layers_by_kind,
+            self.config,
         )
         x_BTD = self.finish_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, position_ids)
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(self.attention_kinds, per_layer)]
-        if "position_bias" in per_layer[0] and self.config._attn_implementation == "sdpa":
+        if self.config._attn_implementation == "sdpa":
             per_layer = self.folded(per_layer)
         kwargs |= seen | {"position_ids": position_ids, "past_key_values": past_key_values}
         kwargs |= self.context_of_family(x_BTD, attention_mask, documents, global_attention_mask)
-        x_BTD = self.norm(self.run_layers(x_BTD, per_layer, **kwargs))
-        return x_BTD if unpadded is None else unpadded.put_back(x_BTD)
+        routed = []  # of each sparse layer, in the order they run: its router, and what the block returns beside
+        x_BTD = self.norm(self.run_layers(x_BTD, per_layer, routed, **kwargs))
+        fields = {}
+        if routed:
+            shown = self.config.output_router_logits if output_router_logits is None else output_router_logits
+            fields = router_fields(routed, x_BTD.shape[:2], padding_mask, unpadded, self.training, shown)
+        return (x_BTD if unpadded is None else unpadded.put_back(x_BTD)), fields
 
     def what_is_seen(self, x_BTE, attention_mask, past_key_values, documents, global_attention_mask) -> tuple:
         """({kind of attention: mask}, keyword arguments by which a backend sees the rest)."""
         seen = {}
         if documents is not None and self.config._attn_implementation.startswith("flash"):
-            seen, attention_mask = flash_sequences(documents, attention_mask), None
+            seen = flash_sequences(documents, attention_mask)
+            if attention_mask is not None:  # layers that flash kernels do not compute still have to know padding
+                documents = documents.masked_fill(attention_mask == 0, -1)
+            attention_mask = None
         elif documents is not None and past_key_values is None and self.attends_packed_rows_apart(x_BTE):
             lengths = document_lengths(documents, attention_mask)
             if len(lengths) * SHORT_DOCUMENT <= x_BTE.shape[0] * x_BTE.shape[1]:
@@ -116,12 +142,15 @@ class TransformerStack:
 
     def folded(self, per_layer: list[dict]) -> list[dict]:
         """Masks and score biases as one, made once for all layers that share them."""
-        done = {}
+        done, folded = {}, []
         for own in per_layer:
-            mask, bias = own["attention_mask"], own["position_bias"]
-            if (id(mask), id(bias)) not in done:
-                done[id(mask), id(bias)] = fold_into_bias(bias, mask, self.config.is_causal)
-        return [{"attention_mask": done[id(own["attention_mask"]), id(own["position_bias"])]} for own in per_layer]
+            if "position_bias" in own:
+                mask, bias = own["attention_mask"], own["position_bias"]
+                if (id(mask), id(bias)) not in done:
+                    done[id(mask), id(bias)] = fold_into_bias(bias, mask, self.config.is_causal)
+                own = {"attention_mask": done[id(mask), id(bias)]}
+            folded.append(own)
+        return folded
 
     def attends_apart(self, x_BTE) -> bool:
         """Whether packed documents are attended one by one, where sdpa would need a mask that keeps them apart.
@@ -150,6 +179,7 @@ class TransformerStack:
             not self.config.is_causal
             and attention_mask.dim() == 2
             and self.attends_apart(x_BTE)
+            and getattr(self.config, "expert_capacity", None) is None  # counted row by row
             and not any(kwargs.get(name) or getattr(self.config, name, False) for name in captured)
         )
 
@@ -167,10 +197,19 @@ class TransformerStack:
             return self.layers
         return [layer for layer in self.layers for _ in range(self.layers_per_group)]
 
-    def run_layers(self, x_BTD, per_layer: list[dict], **kwargs):
+    def run_layers(self, x_BTD, per_layer: list[dict], routed: list, **kwargs):
         for layer, own in zip(self.each_layer(), per_layer):
-            x_BTD = layer(x_BTD, **own, **kwargs)
+            x_BTD = run_layer(layer, x_BTD, routed, **own, **kwargs)
         return x_BTD
+
+
+def run_layer(layer, x_BTD, routed: list, **kwargs):
+    """(B, T, D) -> (B, T, D). What a layer with experts returns beside is added to `routed`."""
+    x_BTD = layer(x_BTD, **kwargs)
+    if isinstance(x_BTD, tuple):
+        x_BTD, *routing = x_BTD
+        routed.append((layer.mlp.gate, *routing))
+    return x_BTD
 
 
 def embeddings_of(embed_tokens, input_ids, inputs_embeds):

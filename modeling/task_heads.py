@@ -6,13 +6,9 @@ Hub asks for trust once more. A family's class sets `base_class`, and may overri
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import (
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutputWithPast,
-    TokenClassifierOutput,
-)
 from transformers.utils import can_return_tuple
 
+from .outputs import QuestionAnsweringModelOutput, SequenceClassifierOutputWithPast, TokenClassifierOutput
 from .task_losses import problem_type_of, sequence_classification_loss, span_loss, token_classification_loss
 
 
@@ -93,12 +89,8 @@ class ForSequenceClassification(TaskHead):
             if self.config.problem_type is None:  # kept: pipelines choose softmax or sigmoid by it
                 self.config.problem_type = problem_type_of(labels, self.num_labels)
             loss = sequence_classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
-        return SequenceClassifierOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.get("past_key_values"),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+        return self.head_output(
+            SequenceClassifierOutputWithPast, outputs, loss, labels, num_items_in_batch, logits=logits
         )
 
 
@@ -134,9 +126,7 @@ class ForTokenClassification(TaskHead):
         )
         logits = self.score(self.dropout(self.features(outputs.last_hidden_state)))
         loss = None if labels is None else token_classification_loss(logits, labels, num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return self.head_output(TokenClassifierOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
 
 
 class ForQuestionAnswering(TaskHead):
@@ -172,10 +162,12 @@ class ForQuestionAnswering(TaskHead):
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch)
-        return QuestionAnsweringModelOutput(
-            loss=loss,
+        return self.head_output(
+            QuestionAnsweringModelOutput,
+            outputs,
+            loss,
+            start_positions,
+            num_items_in_batch,
             start_logits=start_logits,
             end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
         )

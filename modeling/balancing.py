@@ -1,0 +1,45 @@
+"""Balance without a loss: a bias on the choice of experts, moved after every optimizer step (Wang et al. 2024).
+
+Routers count the tokens of a step's forward passes. When an optimizer has made its step, each bias moves by
+`router_bias_update_rate` towards equal loads, summed over all processes: up for an expert with fewer tokens than the
+mean, down for one with more (algorithm 1). Whose training loop it is does not matter: torch calls `update_biases` after
+every step of every optimizer. Gradient accumulation and several processes move biases as one large batch would.
+"""
+
+import weakref
+
+import torch
+from torch import distributed
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+# In the order in which they were built, which all processes share.
+_watched: list[weakref.ref] = []
+
+
+def watch(router) -> None:
+    """Have the bias of `router` moved from now on, as long as it lives."""
+    _watched[:] = [ref for ref in _watched if ref() is not None]
+    _watched.append(weakref.ref(router))
+
+
+def count(router, slots_E: torch.Tensor) -> None:
+    """Add the slots (E) of a forward pass to those that `router` has seen since the last step."""
+    router.load = slots_E if router.load is None else router.load + slots_E
+
+
+@torch.no_grad()
+def update_biases(*_) -> None:
+    """Move the bias of every router that has counted tokens, and start counting anew."""
+    routers = [router for ref in _watched if (router := ref()) is not None and router.load is not None]
+    if not routers:
+        return
+    loads = torch.stack([router.load.to(routers[0].load.device) for router in routers]).float()
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(loads)
+    for router, load in zip(routers, loads):
+        bias = router.e_score_correction_bias
+        bias += (router.bias_update_rate * (load.mean() - load).sign()).to(bias)
+        router.load = None
+
+
+register_optimizer_step_post_hook(update_biases)

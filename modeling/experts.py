@@ -1,0 +1,153 @@
+"""Mixtures of experts: many feed-forward layers, of which a router chooses a few for each token.
+
+B rows, T tokens of each, N = B T tokens, D hidden size, E experts, K experts per token, S = N K slots (a token's place
+with one of its experts), I channels of an expert.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.activations import ACT2FN
+from transformers.integrations.moe import use_experts_implementation
+
+from .balancing import watch
+from .feed_forward import FEED_FORWARDS
+from .grouped_experts import loop_over_experts
+
+
+class TopKRouter(nn.Module):
+    """Scores of all experts for each token, and the K best with the weights of their outputs.
+
+    Scores are a softmax over experts (Shazeer et al. 2017, eq. 3-5) or sigmoids (DeepSeek-AI 2024, eq. 15), in fp32
+    whatever the model's type: experts of nearly equal scores would be mixed up (Fedus et al. 2021, section 2.4).
+
+    With `router_bias_update_rate` the experts are chosen by score + bias, while weights stay scores: a bias that
+    `balancing.py` raises for experts with too few tokens balances them without a loss (Wang et al. 2024, eq. 3).
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.top_k, self.num_experts = config.num_experts_per_tok, config.num_experts
+        self.scoring, self.normalises = config.router_scoring, config.norm_topk_prob
+        self.scaling, self.jitter = config.routed_scaling_factor, config.router_jitter_noise
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+        self.bias_update_rate = config.router_bias_update_rate
+        if self.bias_update_rate > 0:
+            self.e_score_correction_bias = nn.Buffer(torch.zeros(config.num_experts))  # transformers' name
+            self.load = None  # slots (E) since the last step; no buffer: DDP would copy the first process's to all
+            watch(self)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)  # a copy of a router
+        if self.bias_update_rate > 0:
+            watch(self)
+
+    def forward(self, x_ND):
+        """(N, D) -> logits (N, E) in fp32, weights (N, K) and indices (N, K) of the chosen experts."""
+        with torch.autocast(x_ND.device.type, enabled=False):
+            x_ND = x_ND.float()
+            if self.training and self.jitter > 0:  # Fedus et al. 2021, table 11
+                x_ND = x_ND * torch.empty_like(x_ND).uniform_(1 - self.jitter, 1 + self.jitter)
+            logits_NE = functional.linear(x_ND, self.weight.float())
+            scores_NE = scores_of(logits_NE, self.scoring)
+            if self.bias_update_rate > 0:
+                index_NK = (scores_NE.detach() + self.e_score_correction_bias).topk(self.top_k, dim=-1).indices
+                weights_NK = scores_NE.gather(1, index_NK)
+            else:
+                weights_NK, index_NK = scores_NE.topk(self.top_k, dim=-1)
+            if self.normalises:
+                weights_NK = weights_NK / (weights_NK.sum(dim=-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
+            return logits_NE, weights_NK * self.scaling, index_NK
+
+
+def scores_of(logits: torch.Tensor, scoring: str) -> torch.Tensor:
+    """Router logits (..., E) -> scores of the experts."""
+    return logits.softmax(dim=-1) if scoring == "softmax" else logits.sigmoid()
+
+
+class Experts(nn.Module):
+    """E feed-forward layers of one shape; the weights of each kind are one tensor. Without biases.
+
+    forward is the reference: one expert after the other. transformers' `@use_experts_implementation` sends calls to
+    the implementation that the config names (`experts_implementation`, see `grouped_experts.py`).
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.num_experts, self.hidden_dim = config.num_experts, config.hidden_size
+        self.intermediate_dim = config.moe_intermediate_size
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Tokens (N, D), their experts (N, K) and the weights of these (N, K) -> (N, D).
+
+        An index of `num_experts` or more stands for an expert on another rank and adds nothing.
+        """
+        return loop_over_experts(self, hidden_states, top_k_index, top_k_weights)
+
+
+@use_experts_implementation(has_gate=False)
+class PlainExperts(Experts):
+    """Each expert is a feed_forward.MLP."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.up_proj = nn.Parameter(torch.empty(self.num_experts, self.intermediate_dim, self.hidden_dim))
+
+
+@use_experts_implementation
+class GatedExperts(Experts):
+    """Each expert is a feed_forward.GatedMLP, its gate and up projections in one tensor."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * self.intermediate_dim, self.hidden_dim))
+
+
+EXPERTS = {"mlp": PlainExperts, "glu": GatedExperts}
+
+
+class SparseMLP(nn.Module):
+    """The feed-forward of a block with experts: router, experts and, with `shared_expert_intermediate_size`, one more
+    that every token uses (Dai et al. 2024, section 3.2; its own gate as in Qwen2-MoE)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.gate = TopKRouter(config)
+        self.experts = EXPERTS[config.mlp_type](config)
+        self.capacity = config.expert_capacity
+        shared = config.shared_expert_intermediate_size
+        self.shared_expert = FEED_FORWARDS[config.mlp_type](config, shared) if shared else None
+        self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
+        if self.shared_expert is not None:
+            self.shared_expert.down_proj.writes_residual = True
+
+    def forward(self, x_BTD):
+        """(B, T, D) -> (B, T, D), logits (N, E), indices (N, K), and which slots were kept (N, K), None for all."""
+        x_ND = x_BTD.flatten(0, -2)
+        logits_NE, weights_NK, index_NK = self.gate(x_ND)
+        kept_NK = None
+        if self.capacity is not None:
+            kept_NK = within_capacity(index_NK, x_BTD.shape[0], self.gate.num_experts, self.capacity)
+            weights_NK = weights_NK * kept_NK
+        out_ND = self.experts(x_ND, index_NK, weights_NK.to(x_ND.dtype))
+        if self.shared_expert is not None:
+            shared_ND = self.shared_expert(x_ND)
+            if self.shared_expert_gate is not None:
+                shared_ND = shared_ND * self.shared_expert_gate(x_ND).sigmoid()
+            out_ND = out_ND + shared_ND
+        return out_ND.view_as(x_BTD), logits_NE, index_NK, kept_NK
+
+
+def within_capacity(index_NK: torch.Tensor, rows: int, num_experts: int, capacity: int) -> torch.Tensor:
+    """(N, K), True for the first `capacity` slots that each expert gets of a row (Fedus et al. 2021, section 2.2).
+
+    First choices of all its tokens come before second ones (Lepikhin et al. 2020, algorithm 1).
+    """
+    order_BS = index_NK.unflatten(0, (rows, -1)).transpose(1, 2).flatten(1)
+    taken_BSE = functional.one_hot(order_BS, num_experts).cumsum(dim=1)
+    place_BS = taken_BSE.gather(2, order_BS[..., None])[..., 0]
+    return (place_BS <= capacity).unflatten(1, (index_NK.shape[1], -1)).transpose(1, 2).flatten(0, 1)

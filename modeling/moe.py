@@ -1,0 +1,33 @@
+"""The mixture-of-experts family: decoders with experts in some or all of their layers."""
+
+from transformers import GenerationMixin
+
+from .base import AnyformerPreTrainedModel
+from .causal import CausalLanguageModel, CausalModel
+from .configuration import AnyformerMoeConfig
+from .task_heads import ForSequenceClassification
+
+
+class AnyformerMoePreTrainedModel(AnyformerPreTrainedModel):
+    config_class = AnyformerMoeConfig
+    auto_classes = {
+        "AutoModel": "AnyformerMoeModel",
+        "AutoModelForCausalLM": "AnyformerMoeForCausalLM",
+        "AutoModelForSequenceClassification": "AnyformerMoeForSequenceClassification",
+    }
+
+
+class AnyformerMoeModel(CausalModel, AnyformerMoePreTrainedModel):
+    """Token embeddings, positions and a stack of causal blocks with experts; no head."""
+
+
+class AnyformerMoeForCausalLM(CausalLanguageModel, AnyformerMoePreTrainedModel, GenerationMixin):
+    base_class = AnyformerMoeModel
+
+
+class AnyformerMoeForSequenceClassification(ForSequenceClassification, AnyformerMoePreTrainedModel):
+    base_class = AnyformerMoeModel
+
+
+for _auto_class, _name in AnyformerMoePreTrainedModel.auto_classes.items():
+    globals()[_name].register_for_auto_class(_auto_class)

@@ -1,0 +1,55 @@
+"""transformers' output classes with fields for what routers did; in a model without experts these stay None."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import modeling_outputs
+from transformers.modeling_outputs import ModelOutput
+from transformers.models.bert import modeling_bert
+
+
+@dataclass
+class RouterFields(ModelOutput):
+    """L sparse layers (those of an encoder before those of a decoder), E experts, B rows.
+
+    Filled in training, and in evaluation with `output_router_logits`.
+
+    router_losses: (L, B, 2), of each row the balance loss and the z-loss, without coefficients; base models only.
+    aux_loss, z_loss: what a head made of them, scalars, without coefficients; in training they are part of `loss`.
+    router_load: (L, E), each expert's share of the slots of real tokens, summing to 1.
+    router_entropy: (L,), mean over tokens of the entropy of their scores, in nats; log E where nothing is preferred.
+    router_dropped: (L,), the share of slots that found their expert full; 0 without `expert_capacity`.
+    router_logits: L tensors (B T, E), with `output_router_logits` only.
+    """
+
+    aux_loss: torch.FloatTensor | None = None
+    z_loss: torch.FloatTensor | None = None
+    router_losses: torch.FloatTensor | None = None
+    router_load: torch.FloatTensor | None = None
+    router_entropy: torch.FloatTensor | None = None
+    router_dropped: torch.FloatTensor | None = None
+    router_logits: tuple[torch.FloatTensor, ...] | None = None
+
+
+def with_router_fields(output_class: type) -> type:
+    """A class of the same name, with the fields of RouterFields after its own."""
+    names = {"__module__": __name__, "__doc__": output_class.__doc__}
+    return dataclass(type(output_class.__name__, (RouterFields, output_class), names))
+
+
+BaseModelOutput = with_router_fields(modeling_outputs.BaseModelOutput)
+BaseModelOutputWithPast = with_router_fields(modeling_outputs.BaseModelOutputWithPast)
+BaseModelOutputWithPooling = with_router_fields(modeling_outputs.BaseModelOutputWithPooling)
+BaseModelOutputWithPastAndCrossAttentions = with_router_fields(
+    modeling_outputs.BaseModelOutputWithPastAndCrossAttentions
+)
+Seq2SeqModelOutput = with_router_fields(modeling_outputs.Seq2SeqModelOutput)
+CausalLMOutputWithPast = with_router_fields(modeling_outputs.CausalLMOutputWithPast)
+MaskedLMOutput = with_router_fields(modeling_outputs.MaskedLMOutput)
+BertForPreTrainingOutput = with_router_fields(modeling_bert.BertForPreTrainingOutput)
+Seq2SeqLMOutput = with_router_fields(modeling_outputs.Seq2SeqLMOutput)
+SequenceClassifierOutputWithPast = with_router_fields(modeling_outputs.SequenceClassifierOutputWithPast)
+TokenClassifierOutput = with_router_fields(modeling_outputs.TokenClassifierOutput)
+QuestionAnsweringModelOutput = with_router_fields(modeling_outputs.QuestionAnsweringModelOutput)
+MultipleChoiceModelOutput = with_router_fields(modeling_outputs.MultipleChoiceModelOutput)
+Seq2SeqSequenceClassifierOutput = with_router_fields(modeling_outputs.Seq2SeqSequenceClassifierOutput)
