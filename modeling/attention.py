@@ -93,6 +93,10 @@ class Attention(nn.Module):
         """Return (what is added to the scores beside `position_bias`, or None; kwargs left for the backend)."""
         return None, kwargs
 
+    def implementation(self) -> str:
+        """The name of the backend."""
+        return self.config._attn_implementation
+
     def queries(self, hidden_states):
         """(B, T, D) -> (B, H, T, K)."""
         q_BTHK = self.q_proj(hidden_states).view(*hidden_states.shape[:-1], -1, self.head_dim)
@@ -141,8 +145,9 @@ class Attention(nn.Module):
                 q_BHTK, k_BGSK, v_BGSK, document_lengths, self.is_causal, self.scaling, dropout, window
             )
             return out_BTHK, None
-        run = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        if self.config._attn_implementation == "sdpa" and q_BHTK.device.type == "cpu":
+        implementation = self.implementation()
+        run = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        if implementation == "sdpa" and q_BHTK.device.type == "cpu":
             biases = (attention_mask, kwargs.get("position_bias"))
             if any(bias is not None and bias.requires_grad for bias in biases) and "cache" not in kwargs:
                 run = attention_by_products

@@ -14,6 +14,9 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
+from .legality_memory import STATE_KINDS
+from .segments import reach, token_places
+
 
 def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
     """Number the documents of packed rows: (B, T) positions that restart at each document -> (B, T) ids from 0."""
@@ -32,7 +35,7 @@ def strided_mask_function(stride: int):
 
 
 def causal_masks(config, inputs_embeds, attention_mask, past_key_values, document_ids=None, kinds=None) -> dict:
-    """Return {kind of attention: mask} for the kinds the config names.
+    """Return {kind of attention: mask} for the kinds the config names, or, for those with states, their tokens' places.
 
     Args:
         kinds: the config's kinds of attention, for callers that have them at hand.
@@ -44,12 +47,20 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
     """
     if isinstance(attention_mask, dict):
         return attention_mask
+    ready = attention_mask is not None and attention_mask.ndim == 4
     packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
     masks = {}
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
     # but 5.17 not under torch.compile.
     plain = attention_mask is None and past_key_values is None and not packed and config._attn_implementation == "sdpa"
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
+        if kind in STATE_KINDS:
+            if ready:
+                raise ValueError(f"attention_mask has four axes, but {kind} layers have no such scores; give (B, S)")
+            masks[kind] = token_places(
+                reach(config, kind), inputs_embeds, attention_mask, past_key_values, document_ids
+            )
+            continue
         # An exported program has no branches: asked here, it would serve lengths on one side of the window only.
         fits_window = kind == "sliding_attention" and not torch.compiler.is_exporting()
         fits_window = fits_window and inputs_embeds.shape[1] <= config.sliding_window

@@ -17,7 +17,9 @@ import torch
 from torch import nn
 
 from .disentangled import DisentangledPositions
+from .legality_memory import SEGMENT_KINDS
 from .rotary import RotaryEmbedding, RotaryEmbeddingPerLayerType, for_heads
+from .segments import block_distances, reach
 
 
 class LearnedPositions(nn.Embedding):
@@ -157,7 +159,7 @@ def build_positions(config) -> nn.Module | None:
     return None if scheme is None else scheme(config)
 
 
-def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_by_kind):
+def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_by_kind, config):
     """Let `scheme` act: return (embeddings, keyword arguments for each layer).
 
     `kinds` is the kind of attention of each layer; `layers_by_kind` maps a kind to (index of one of its layers, its
@@ -165,7 +167,7 @@ def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_
     """
     place = None if scheme is None else scheme.place
     if place == "bias":
-        return x_BTD, score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind)
+        return x_BTD, score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config)
     if place == "disentangled":
         table, index = scheme(x_BTD)
         return x_BTD, [{"relative_table": table, "relative_index": index}] * len(kinds)
@@ -177,23 +179,33 @@ def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_
     return x_BTD, [{"position_embeddings": for_heads(scheme(x_BTD, position_ids))}] * len(kinds)
 
 
-def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind) -> list[dict]:
-    """The (B, H, T, S) bias of each layer; caches of different kinds hold different numbers of keys."""
+def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config) -> list[dict]:
+    """The (B, H, T, S) bias of each layer; caches of different kinds hold different numbers of keys.
+
+    Where layers attend in segments it is that of a block of queries and the keys in reach, "segment_bias".
+    """
     batch, length = x_BTD.shape[:2]
     distances, biases = {}, {}
     for kind, (layer_idx, _) in layers_by_kind.items():
         past, keys, first_key = 0, length, 0
-        if past_key_values is not None:
-            past = past_key_values.get_seq_length(layer_idx)
-            keys, first_key = past_key_values.get_mask_sizes(length, layer_idx)
-        query_index = torch.arange(length, device=x_BTD.device) + past
-        key_index = torch.arange(keys, device=x_BTD.device) + first_key
-        distances[kind] = query_index[:, None] - key_index[None, :]
+        if kind in SEGMENT_KINDS:
+            distances[kind] = block_distances(reach(config, kind), length, config.segment_length, x_BTD.device)
+        else:
+            if past_key_values is not None:
+                past = past_key_values.get_seq_length(layer_idx)
+                keys, first_key = past_key_values.get_mask_sizes(length, layer_idx)
+            query_index = torch.arange(length, device=x_BTD.device) + past
+            key_index = torch.arange(keys, device=x_BTD.device) + first_key
+            distances[kind] = query_index[:, None] - key_index[None, :]
         if not isinstance(scheme, nn.ModuleList):
             biases[kind] = scheme(x_BTD, distances[kind])
     # flex attention indexes the batch axis, so it is there; expanding costs no memory
     if isinstance(scheme, nn.ModuleList):
         of_layers = [table(x_BTD, distances[kind]).expand(batch, -1, -1, -1) for table, kind in zip(scheme, kinds)]
-        return [{"position_bias": bias_BHTS} for bias_BHTS in of_layers]
+        return [{bias_name(kind): bias_BHTS} for bias_BHTS, kind in zip(of_layers, kinds)]
     of_kinds = {kind: bias_HTS.expand(batch, -1, -1, -1) for kind, bias_HTS in biases.items()}
-    return [{"position_bias": of_kinds[kind]} for kind in kinds]
+    return [{bias_name(kind): of_kinds[kind]} for kind in kinds]
+
+
+def bias_name(kind: str) -> str:
+    return "segment_bias" if kind in SEGMENT_KINDS else "position_bias"

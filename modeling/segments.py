@@ -1,0 +1,89 @@
+"""Rows in segments: where a token stands in its document, and blocks of queries with the keys they may reach.
+
+Shapes as in attention.py, and W tokens before a block, n blocks of C queries, L the segment length. A block may lie
+across the segments of its documents, which begin where the documents do; each query sees its own segment.
+"""
+
+import torch
+from torch.nn.functional import pad
+
+
+def reach(config, kind: str) -> int:
+    """How many tokens before a query its layer may have to look at, W."""
+    if kind == "linear_attention":
+        return 0
+    return config.segment_length + (config.memory_length if kind == "recurrent_attention" else 0)
+
+
+def token_places(window: int, inputs_embeds, attention_mask=None, past_key_values=None, document_ids=None):
+    """Document (-1: padding, or before the row) and index in it, of each token and of the `window` tokens before.
+
+    Args:
+        inputs_embeds: (B, T, D); only its shape and device are read.
+        attention_mask: None or (B, S), 0 at padding, where S counts past tokens, too.
+        document_ids: None or (B, T), from 0; negative ones are padding.
+
+    Returns:
+        (B or 1, 2, window + T) int64, or None where all that there is is one document from its start on.
+    """
+    length, device = inputs_embeds.shape[1], inputs_embeds.device
+    if attention_mask is None and document_ids is None:
+        if past_key_values is None or window == 0:
+            return None
+        index = torch.arange(-window, length, device=device) + past_key_values.get_seq_length()
+        return torch.stack((torch.where(index >= 0, 0, -1), index))[None]
+    if document_ids is None:
+        if window == 0 and length == 1:
+            return None  # a generated token is no padding
+        real = attention_mask != 0
+        index, documents = real.cumsum(-1) - 1, torch.where(real, 0, -1)
+    else:
+        real = document_ids >= 0
+        if attention_mask is not None:
+            real = real & (attention_mask[:, -length:] != 0)
+        count = real.cumsum(-1)
+        begins = pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+        before = torch.where(begins, count - real.long(), 0).cummax(-1).values
+        index, documents = count - before - 1, torch.where(real, document_ids, -1)
+    documents, index = pad(documents, (window, 0), value=-1), pad(index, (window, 0))
+    return torch.stack((documents, index), dim=1)[:, :, -(window + length) :]
+
+
+def block_size(length: int, segment_length: int) -> int:
+    """C: a segment, or the row if it is shorter."""
+    return min(length, segment_length)
+
+
+def block_distances(window: int, length: int, segment_length: int, device) -> torch.Tensor:
+    """(C, W + C): how far each query of a block is from each key within its reach; negative for those after it."""
+    size = block_size(length, segment_length)
+    return torch.arange(size, device=device)[:, None] + window - torch.arange(window + size, device=device)
+
+
+def in_blocks(x: torch.Tensor, size: int, window: int = 0, value: float = 0):
+    """Blocks of `size` entries of axis 2, each after the `window` entries before it, which come first in x.
+
+    (B, G, W + T, ...) -> (B, n, G, W + C, ...); the last block is filled up with `value`.
+    """
+    tail = -(x.shape[2] - window) % size
+    x = pad(x, (0, 0) * (x.ndim - 3) + (0, tail), value=value)
+    return x.unfold(2, window + size, size).movedim((2, -1), (1, 3))
+
+
+def seen_in_blocks(places, size: int, window: int, segment_length: int, memory_length: int, part: str):
+    """(B or 1, n, C, W + C), whether a block's queries see the keys before and in it.
+
+    Args:
+        places: (B or 1, 2, W + T) as `token_places` gives.
+        part: "own" segment, "memory" (the `memory_length` tokens before it), or "both". Every query sees itself, even
+            padding: a softmax over nothing has no value.
+    """
+    keys = in_blocks(places[..., None], size, window, value=-1)[..., 0].movedim(2, 0)  # (2, B, n, W + C)
+    (key_documents, key_index), (documents, index) = keys[..., None, :], keys[..., window:, None]
+    distances = block_distances(window, size, size, places.device)
+    start = index // segment_length * segment_length
+    seen = (documents == key_documents) & (key_documents >= 0) & (distances >= 0)
+    own = key_index >= start
+    if part == "memory":
+        return seen & ~own & (key_index >= start - memory_length)
+    return seen & (own if part == "own" else key_index >= start - memory_length) | (distances == 0)

@@ -1,0 +1,124 @@
+"""Caches of layers whose memory is of a fixed size, however long the row: linear attention and segments."""
+
+import torch
+from transformers.cache_utils import (
+    DYNAMIC_LAYER_TYPE_MAPPING,
+    STATIC_LAYER_TYPE_MAPPING,
+    CacheLayerMixin,
+    LinearAttentionCacheLayerMixin,
+)
+
+from .legality_memory import STATE_LAYER_TYPE
+
+
+class StateLayer(CacheLayerMixin):
+    """Named states of one layer, each (B, ...), replaced at every step, and the number of tokens seen.
+
+    transformers has a cache layer for linear attention, too. Ours knows its length, which `generate` asks for and which
+    a model of linear layers alone could not say otherwise, and holds states of any number and shape.
+    """
+
+    is_sliding = False
+    supports_early_init = False  # of keys and values, which are not kept here
+
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.states: dict[str, torch.Tensor] = {}
+        self.cumulative_length = 0
+
+    def write(self, tokens: int, **states: torch.Tensor) -> None:
+        """Keep `states` after `tokens` tokens more."""
+        self.states |= states
+        self.cumulative_length += tokens
+
+    def lazy_initialization(self, key_states, value_states) -> None:
+        raise NotImplementedError("this layer keeps states, no keys and values")
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        raise NotImplementedError("this layer keeps states, no keys and values")
+
+    def get_seq_length(self):
+        return self.cumulative_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple:
+        return self.cumulative_length + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def offload(self) -> None:
+        self._each(lambda x: x.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """States are small: they are never sent away by a cache that offloads, so there is nothing to bring back."""
+
+    def reset(self) -> None:
+        self.states, self.cumulative_length = {}, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove != 0:
+            raise RuntimeError(
+                "a state cannot forget its last tokens: assisted decoding works with full, sliding and strided "
+                "attention, not with linear, compressive or recurrent"
+            )
+
+    def reorder_cache(self, beam_idx) -> None:
+        self._each(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._each(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices) -> None:
+        self._each(lambda x: x[indices])
+
+    def _each(self, change) -> None:
+        self.states = {name: change(x) for name, x in self.states.items()}
+
+
+class StaticStateLayer(StateLayer):
+    """The same in tensors that stay where they are, as compiled steps need it."""
+
+    is_compileable = True
+
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.cumulative_length = torch.tensor(0)  # a number would be a constant of the compiled graph
+
+    def write(self, tokens: int, **states: torch.Tensor) -> None:
+        for name, new in states.items():
+            if name not in self.states:
+                self.states[name] = torch.zeros_like(new)
+                self.cumulative_length = self.cumulative_length.to(new.device)
+                if not torch.compiler.is_compiling():
+                    torch._dynamo.mark_static_address(self.states[name])
+                    torch._dynamo.mark_static_address(self.cumulative_length)
+            self.states[name].copy_(new)
+        self.cumulative_length.add_(tokens)
+
+    def reset(self) -> None:
+        for x in (self.cumulative_length, *self.states.values()):
+            x.zero_()
+
+
+# transformers leaves such layers out when it sizes masks; ours have no keys to be masked either.
+LinearAttentionCacheLayerMixin.register(StateLayer)
+DYNAMIC_LAYER_TYPE_MAPPING[STATE_LAYER_TYPE] = StateLayer
+STATIC_LAYER_TYPE_MAPPING[STATE_LAYER_TYPE] = StaticStateLayer
+
+
+def state_layer(past_key_values, layer_idx: int) -> StateLayer | None:
+    """The layer's part of a cache; None without a cache.
+
+    Raises:
+        ValueError: the cache was made for other layers, as transformers' caches are without a config.
+    """
+    if past_key_values is None:
+        return None
+    layers = past_key_values.layers
+    # Not isinstance: a cache may come from another copy of this file, loaded from the Hub.
+    if layer_idx >= len(layers) or not hasattr(layers[layer_idx], "states"):
+        raise ValueError(
+            f"past_key_values={type(past_key_values).__name__} has no state for layer {layer_idx}; make it with "
+            f"config=model.config, and not quantised"
+        )
+    return layers[layer_idx]
