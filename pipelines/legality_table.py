@@ -25,6 +25,7 @@ COMPANIONS = {
     "strided_attention": {"attention_stride": 3},
     "local_global_attention": {"sliding_window": 3},
     "compressive_attention": {"segment_length": 4},
+    "recurrent_attention": {"segment_length": 4, "memory_length": 4},
 }
 FEED_FORWARDS = {
     **{name: {"mlp_type": name, "num_experts": None} for name in MLP_TYPES},
@@ -87,13 +88,15 @@ def family_markdown(rows: list[Cell]) -> list[str]:
     """A family's table, with what all of its "yes" have in common above and its refusals below."""
     legal = {(cell.norm, cell.feed_forward) for cell in rows if cell.refusal is None}
     norms, feed_forwards = (list(dict.fromkeys(part)) for part in zip(*sorted(legal)))
-    common = (
-        f"Norm placement {', '.join(norms)}; feed-forward {', '.join(feed_forwards)}"
-        if len(legal) == len(norms) * len(feed_forwards)
-        else ", ".join(f"{norm}-norm with {feed_forward}" for norm, feed_forward in sorted(legal))
-    )
+    parts = [f"Norm placement {', '.join(norms)}; feed-forward {', '.join(feed_forwards)}."]
+    one = next(cell for cell in rows if cell.refusal is None)
+    beside = [cell for cell in rows if (cell.position, cell.kind, cell.norm) == (one.position, one.kind, one.norm)]
+    parts += [f"Never: {sentence}." for sentence in dict.fromkeys(cell.refusal for cell in beside) if sentence]
+    kinds = list(dict.fromkeys(cell.kind for cell in rows if cell.refusal is None))
+    absent = [kind for kind in dict.fromkeys(cell.kind for cell in rows) if kind not in kinds]
+    if absent:
+        parts.append(f"Not in this family: {', '.join(absent)}.")
     reasons: list[str] = []
-    kinds = list(dict.fromkeys(cell.kind for cell in rows))
     table = [f"| | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
     for position in dict.fromkeys(cell.position for cell in rows):
         answers = []
@@ -102,12 +105,7 @@ def family_markdown(rows: list[Cell]) -> list[str]:
             answers.append(answer(here, legal, reasons))
         table.append(f"| {position} | {' | '.join(answers)} |")
     notes = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
-    never = [name for name in FEED_FORWARDS if name not in feed_forwards]
-    refused = [
-        f"Never with {feed_forward}: {next(c.refusal for c in rows if c.feed_forward == feed_forward)}."
-        for feed_forward in never
-    ]
-    return [f"{common}.", *refused, "\n".join(table), notes]
+    return [*parts, "\n".join(table), *([notes] if notes else [])]
 
 
 def answer(here: list[Cell], legal: set, reasons: list[str]) -> str:

@@ -1,0 +1,162 @@
+"""The whole matrix: positions x kinds of attention x norm placement x feed-forward x family x backend, cell by cell.
+
+Every legal cell runs forward and backward, is saved and loaded, and packs documents without mixing them; every illegal
+one is refused with its sentence. What is legal is asked of the table that users see (`anyformer list --legal`).
+"""
+
+import itertools
+import re
+
+import pytest
+import torch
+from anyformer.modeling.legality import ATTENTION_KINDS, POSITION_ENCODINGS
+from anyformer.pipelines.legality_table import FAMILIES, Cell, cells, refusal
+from family_variants import close, positions_of, tokens
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+)
+
+import anyformer
+
+TOLERANCE = 1e-5  # fp32, of the largest logit
+PACKED_TOLERANCE = 1e-6
+TINY = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "relative_attention_num_buckets": 8,
+}
+TEXT = {"vocab_size": 61, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+FAMILY = {
+    "decoder": (AutoModelForCausalLM, TEXT),
+    "moe": (AutoModelForCausalLM, TEXT),
+    "encoder": (AutoModelForMaskedLM, TEXT),
+    "seq2seq": (AutoModelForSeq2SeqLM, TEXT | {"decoder_start_token_id": 1}),
+    "vit": (AutoModelForImageClassification, {"image_size": 12, "patch_size": 4, "num_channels": 1}),
+}
+BACKENDS = ("eager", "sdpa", "flex_attention")
+anyformer.register()
+
+
+def config_of(cell: Cell, **more):
+    own = FAMILY[cell.family][1] | TINY
+    config_class = getattr(
+        anyformer, f"Anyformer{ {'seq2seq': 'Seq2Seq', 'vit': 'ViT'}.get(cell.family, cell.family.title()) }Config"
+    )
+    return config_class(**(own | cell.fields | more))
+
+
+def model_of(cell: Cell, **more):
+    torch.manual_seed(0)
+    model = FAMILY[cell.family][0].from_config(config_of(cell, **more), attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms, too, take part
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model.eval()
+
+
+def inputs_of(cell: Cell, batch=2, length=11, seed=0) -> dict:
+    if cell.family == "vit":
+        generator = torch.Generator().manual_seed(seed)
+        return {"pixel_values": torch.randn(batch, 1, 12, 12, generator=generator)}
+    ids = tokens(batch, length, TEXT["vocab_size"], seed)
+    row = {"input_ids": ids}
+    if cell.family == "seq2seq":
+        row["decoder_input_ids"] = tokens(batch, max(1, length - 3), TEXT["vocab_size"], seed + 1)
+    if cell.kind == "local_global_attention":
+        row["global_attention_mask"] = (torch.arange(length) % 5 == 0).long().expand(batch, -1)
+    return row
+
+
+def labels_of(cell: Cell, inputs: dict) -> dict:
+    if cell.family == "vit":
+        return {"labels": torch.arange(len(inputs["pixel_values"])) % 2}
+    return {"labels": inputs.get("decoder_input_ids", inputs["input_ids"])}
+
+
+def logits(model, inputs) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+def check_refused(cell: Cell) -> None:
+    sentence = refusal(cell.family, TINY | FAMILY[cell.family][1] | cell.fields)
+    with pytest.raises((ValueError, StrictDataclassClassValidationError), match=re.escape(sentence)):
+        config_of(cell)
+
+
+def check_computes(cell: Cell, folder) -> None:
+    model, inputs = model_of(cell), inputs_of(cell)
+    labels = labels_of(cell, inputs)
+    loss = model(**inputs, **labels).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    expected = logits(model, inputs)
+    for backend in BACKENDS[1:]:
+        model.set_attn_implementation(backend)
+        with torch.compiler.set_stance("force_eager"):  # compiling flex attention takes seconds, for every cell
+            close(logits(model, inputs), expected, TOLERANCE)
+    model.set_attn_implementation("sdpa")
+    if cell.family != "vit":
+        check_packed(cell, model.double())
+        model.float()
+    model.save_pretrained(folder)
+    loaded = FAMILY[cell.family][0].from_pretrained(folder, attn_implementation="eager")
+    assert torch.equal(logits(loaded, inputs), expected)
+
+
+def check_packed(cell: Cell, model) -> None:
+    """Documents in one row have the logits of documents alone, in fp64: nothing but rounding may differ."""
+    lengths = (5, 4)
+    rows = [inputs_of(cell, 1, length, seed) for seed, length in enumerate(lengths)]
+    alone = [logits(model, row) for row in rows]
+    row = {name: torch.cat([each[name] for each in rows], dim=1) for name in rows[0]}
+    row["position_ids"] = positions_of(lengths)
+    if cell.family == "seq2seq":
+        row["decoder_position_ids"] = positions_of([each["decoder_input_ids"].shape[1] for each in rows])
+    close(logits(model, row), torch.cat(alone, dim=1), PACKED_TOLERANCE)
+
+
+@pytest.mark.parametrize(("family", "kind"), list(itertools.product(FAMILIES, ATTENTION_KINDS)))
+@pytest.mark.parametrize("position", POSITION_ENCODINGS)
+def test_every_legal_cell_computes_and_every_illegal_one_is_refused(family, position, kind, tmp_path):
+    for cell in cells(family, [position], [kind]):
+        try:
+            check_refused(cell) if cell.refusal else check_computes(cell, tmp_path)
+        except Exception as error:
+            error.add_note(f"cell {cell}")
+            raise
+
+
+LEGAL = [cell for family in FAMILIES for cell in cells(family) if cell.refusal is None]
+
+
+@given(
+    cell=st.sampled_from(LEGAL),
+    batch=st.integers(1, 3),
+    length=st.integers(1, 33),
+    heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 4), (6, 3)]),
+    layers=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+def test_odd_shapes_compute_alike_on_eager_and_sdpa_and_have_gradients(cell, batch, length, heads, layers, seed):
+    sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "num_hidden_layers": layers}
+    if cell.position == "disentangled" or heads[0] == 6:
+        sizes |= {"hidden_size": 8 * heads[0]}
+    model = model_of(cell, **sizes)
+    inputs = inputs_of(cell, batch, length, seed)
+    model(**inputs).logits.float().square().mean().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    expected = logits(model, inputs)
+    model.set_attn_implementation("sdpa")
+    close(logits(model, inputs), expected, TOLERANCE)
