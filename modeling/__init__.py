@@ -14,6 +14,7 @@ _EXPORTS = {
     "AnyformerDecoderForSequenceClassification": "decoder",
     "AnyformerDecoderForTokenClassification": "decoder",
     "AnyformerDecoderForQuestionAnswering": "decoder",
+    "AnyformerDecoderForImageClassification": "decoder",
     "AnyformerMoeConfig": "configuration",
     "AnyformerMoeModel": "moe",
     "AnyformerMoeForCausalLM": "moe",

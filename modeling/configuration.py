@@ -253,10 +253,14 @@ class AnyformerDecoderConfig(TokenConfig):
     "compressive_attention" (segments of `segment_length` tokens, and a matrix of all before them, written by
     `memory_update` "delta" or "linear") and "recurrent_attention" (such segments, and the `memory_length` tokens before
     each; with `memory_length` and no `attention_pattern` all layers are of this kind).
+
+    The head predicts the first `output_vocab_size` tokens (None: all): those beyond, such as the start token of ImageGPT,
+    are only read, and are no labels.
     """
 
     model_type = "anyformer_decoder"
 
+    output_vocab_size: int | None = None
     segment_length: int | None = None
     memory_length: int | None = None
     memory_update: str = "delta"

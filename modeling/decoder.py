@@ -16,6 +16,7 @@ class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
         "AutoModelForSequenceClassification": "AnyformerDecoderForSequenceClassification",
         "AutoModelForTokenClassification": "AnyformerDecoderForTokenClassification",
         "AutoModelForQuestionAnswering": "AnyformerDecoderForQuestionAnswering",
+        "AutoModelForImageClassification": "AnyformerDecoderForImageClassification",
     }
 
 
@@ -37,6 +38,16 @@ class AnyformerDecoderForTokenClassification(ForTokenClassification, AnyformerDe
 
 class AnyformerDecoderForQuestionAnswering(ForQuestionAnswering, AnyformerDecoderPreTrainedModel):
     base_class = AnyformerDecoderModel
+
+
+class AnyformerDecoderForImageClassification(ForSequenceClassification, AnyformerDecoderPreTrainedModel):
+    """One class for an image whose pixels are tokens: the mean of what is known at each (Chen et al. 2020, section 2.3)."""
+
+    base_class = AnyformerDecoderModel
+
+    def pool(self, outputs, input_ids, attention_mask):
+        """(B, T, D) -> (B, D): all pixels, none of which is ever padding."""
+        return outputs.last_hidden_state.mean(dim=1)
 
 
 for _auto_class, _name in AnyformerDecoderPreTrainedModel.auto_classes.items():

@@ -28,7 +28,8 @@ class LanguageModelHead(nn.Linear):
     """
 
     def __init__(self, config):
-        super().__init__(_head_width(config), config.vocab_size, bias=getattr(config, "lm_head_bias", False))
+        rows = getattr(config, "output_vocab_size", None) or config.vocab_size
+        super().__init__(_head_width(config), rows, bias=getattr(config, "lm_head_bias", False))
         self.softcap = config.final_logit_softcapping
         self.multiplier = getattr(config, "logit_multiplier", 1.0)
 

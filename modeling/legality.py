@@ -295,6 +295,19 @@ def _layers_per_group(c):
 
 # Rows of one family, after the shared ones.
 FAMILY_ILLEGAL = {
+    "anyformer_decoder": [
+        _positive("output_vocab_size", optional=True),
+        (
+            lambda c: c.output_vocab_size is not None and c.output_vocab_size > c.vocab_size > 0,
+            lambda c: f"output_vocab_size={c.output_vocab_size} must be at most vocab_size={c.vocab_size}",
+        ),
+        (
+            lambda c: c.output_vocab_size is not None and c.tie_word_embeddings,
+            lambda c: (
+                f"output_vocab_size={c.output_vocab_size} gives the head rows of its own; set tie_word_embeddings=False"
+            ),
+        ),
+    ],
     "anyformer_encoder": [
         _positive("embedding_size", optional=True),
         _positive("num_hidden_groups", optional=True),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import transformers
 from transformers import AutoConfig, AutoImageProcessor
 from transformers.utils import logging
 
@@ -32,6 +33,15 @@ def load_image_processor(name: str):
         raise UserError(f"model.name_or_path={name!r} has no image processor that can be loaded: {reason}") from error
     finally:
         logging.set_verbosity(verbosity)
+
+
+def image_gpt_processor(side: int):
+    """transformers' image processor of ImageGPT for square images, its clusters still missing.
+
+    It travels without code. Where torchvision is not installed it is the one of Pillow, which loads everywhere.
+    """
+    kind = getattr(transformers, "ImageGPTImageProcessorPil", None) or transformers.ImageGPTImageProcessor
+    return kind(size={"height": side, "width": side}, do_convert_rgb=True)
 
 
 def image_shape(recipe: Recipe) -> tuple[int, int, int]:
@@ -111,6 +121,17 @@ def prepare_images(
 def processor_fingerprint(processor) -> str:
     """Equal for processors that make the same pixel values of every image."""
     return sha(str(sorted(processor.to_dict().items())))
+
+
+def read_labels(examples: Examples, column: str) -> np.ndarray:
+    """Class numbers (N,) of a split: numbers as they are, names in alphabetical order."""
+    values = [row[column] for _, row in examples]
+    names = examples.source.class_names(column) or sorted({value for value in values if isinstance(value, str)})
+    numbers = {name: number for number, name in enumerate(names)}
+    for (place, _), value in zip(examples, values):
+        if not (isinstance(value, int) or value in numbers):
+            raise UserError(f"objective.label_field={column!r}: {place} holds {value!r}, which is no class")
+    return np.array([numbers[value] if isinstance(value, str) else value for value in values])
 
 
 # What a processor does after resizing and cropping: it changes no stored image.

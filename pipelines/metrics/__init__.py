@@ -53,6 +53,12 @@ PERPLEXITIES = {
     "unigram_perplexity": "that of a model which only counts how often each token occurs in the training text",
     "word_perplexity": "exp of the summed loss per word and line end, so that tokenizers can be compared",
 }
+# Of objective pixels; objectives/pixels.py and linear_probe.py compute them.
+OF_PIXELS = {
+    "bits_per_pixel": "mean loss per pixel in bits, of images reduced to the recipe's colours",
+    "bits_per_dimension": "that for each of the three numbers of a colour; of grey images the same",
+    "linear_probe": "accuracy of a logistic regression on the averaged features of a middle layer",
+}
 
 
 def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", num_classes: int | None = None) -> None:

@@ -1,6 +1,9 @@
-"""What a model learns from labelled examples: each task is one class that makes rows, batches and scores."""
+"""What a model learns from labelled examples: each task is one class that makes rows, batches and scores.
 
-from . import image_classification, sequence_classification, translation
+Those of texts are listed here, that of images in image_data.py.
+"""
+
+from . import sequence_classification, translation
 
 # name -> (class, the columns it reads, those of them that hold text)
 TASKS = {
@@ -10,9 +13,4 @@ TASKS = {
         sequence_classification.text_columns_of,
     ),
     "translation": (translation.Translation, translation.columns_of, translation.columns_of),
-    "image_classification": (
-        image_classification.ImageClassification,
-        image_classification.columns_of,
-        lambda section: {},
-    ),
 }

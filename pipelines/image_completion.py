@@ -1,0 +1,59 @@
+"""A model of pixels completes images from their upper halves: a picture of (upper half | completion | original)."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+SCALE = 6  # each pixel is drawn as a square of this side
+GAP = 2  # pixels between two images
+
+
+@torch.no_grad()
+def complete(model, objective, codes: np.ndarray, *, seed: int, temperature: float = 1.0) -> np.ndarray:
+    """Colour numbers (B, S * S), whose second halves are replaced by what the model samples."""
+    codes = np.asarray(codes).astype(np.int64)
+    half = objective.shape[1] // 2 * objective.shape[2]
+    start = np.full((len(codes), 1), len(objective.clusters))
+    prompt = torch.from_numpy(np.concatenate([start, codes[:, :half]], axis=1)).to(model.device)
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        found = model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=codes.shape[1] - half,
+            min_new_tokens=codes.shape[1] - half,
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+        )
+    return found[:, 1:].cpu().numpy()
+
+
+def completion_grid(objective, originals: np.ndarray, completed: np.ndarray) -> np.ndarray:
+    """Bytes (height, width, 3) of a picture: a row per image, its upper half, its completion, itself."""
+    whole, made = objective.pictures(originals), objective.pictures(completed)
+    seen = whole.copy()
+    seen[:, whole.shape[1] // 2 :] = 128
+    rows = []
+    for images in zip(seen, made, whole):
+        drawn = [image.repeat(SCALE, axis=0).repeat(SCALE, axis=1) for image in images]
+        gap = np.full((drawn[0].shape[0], GAP * SCALE, 3), 255, dtype=np.uint8)
+        rows += [np.concatenate([drawn[0], gap, drawn[1], gap, drawn[2]], axis=1)]
+        rows += [np.full((GAP * SCALE, rows[0].shape[1], 3), 255, dtype=np.uint8)]
+    return np.concatenate(rows[:-1])
+
+
+def write_completions(path: Path, model, objective, rows, number: int, seed: int) -> Path:
+    """Complete `number` images, evenly spread over the rows, and write the picture as PNG."""
+    import os
+
+    import PIL.Image
+
+    chosen = [i * len(rows) // number for i in range(min(number, len(rows)))]
+    originals = np.asarray(rows.codes[chosen])
+    grid = completion_grid(objective, originals, complete(model, objective, originals, seed=seed))
+    PIL.Image.fromarray(grid).save(staged := path.with_suffix(".tmp.png"))
+    os.replace(staged, path)
+    return path

@@ -1,0 +1,46 @@
+"""How much of the classes a model of pixels knows: logistic regression on its averaged features.
+
+As in Chen et al. 2020, section 2.3: the hidden states before one block, averaged over the image.
+"""
+
+import numpy as np
+import torch
+
+MOST = 10_000  # training images the regression is fitted to
+
+
+@torch.no_grad()
+def features(model, rows, indices, layer: int, batch_size: int) -> np.ndarray:
+    """Float32 (n, D): hidden states before block `layer` (0: the embeddings), averaged over the tokens of each row."""
+    found = []
+    for start in range(0, len(indices), batch_size):
+        ids = torch.stack([rows[i]["input_ids"] for i in indices[start : start + batch_size]]).to(model.device)
+        states = model.base_model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[layer]
+        found.append(states.float().mean(dim=1).cpu().numpy())
+    return np.concatenate(found)
+
+
+def probe_layer(wanted: int | None, layers: int) -> int:
+    """The layer whose input is probed: as asked, else the middle one."""
+    return layers // 2 if wanted is None else wanted
+
+
+def linear_probe(model, train, test, *, layer: int | None = None, batch_size: int = 64, seed: int = 0) -> float:
+    """Accuracy on all rows of `test` of a regression fitted to at most MOST rows of `train`, drawn by the seed.
+
+    Both have `labels`.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    layer = probe_layer(layer, model.config.num_hidden_layers)
+    number = min(MOST, len(train))
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(train))[:number])
+    was_training = model.training
+    model.eval()
+    known = features(model, train, chosen, layer, batch_size)
+    asked = features(model, test, range(len(test)), layer, batch_size)
+    model.train(was_training)
+    regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(known, train.labels[chosen])
+    return float((regression.predict(asked) == test.labels).mean())
