@@ -20,7 +20,7 @@ NEEDED = {
     "translation": "eos",
 }
 # Where a task needs a pooled vector, the family says which token gives it: a decoder's last, a decoder stack's eos.
-OF_FAMILY = {"decoder": "none", "seq2seq": "eos"}
+OF_FAMILY = {"decoder": "none", "moe": "none", "seq2seq": "eos"}
 
 
 def framing_of(recipe: Recipe) -> str:

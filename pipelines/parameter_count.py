@@ -1,22 +1,32 @@
 """How many parameters a config describes, by arithmetic: nothing is built, nothing heavy is imported."""
 
-from anyformer.modeling.legality import attention_kinds
+import math
+
+from anyformer.modeling.legality import attention_kinds, image_sides
+from anyformer.modeling.legality_experts import has_experts, mlp_kinds
 
 
-def count_parameters(config) -> int:
+def count_active_parameters(config) -> int:
+    """`count_parameters` without the experts that a token is not given to: the parameters at work on one token."""
+    return count_parameters(config, active=True)
+
+
+def count_parameters(config, active: bool = False) -> int:
     """Return the parameters of the model a family is known by, what is tied or shared counted once.
 
-    Of a decoder that is ...ForCausalLM, of a sequence-to-sequence model ...ForConditionalGeneration, of an encoder the
-    base model with its pooler: published counts are of these. With `vocab_size=0` token embeddings and head are left
-    out.
+    Of a decoder that is ...ForCausalLM, of a sequence-to-sequence model ...ForConditionalGeneration, of an encoder or a
+    vision transformer the base model with its pooler: published counts are of these. With `vocab_size=0` token
+    embeddings and head are left out.
 
     `config` is one of ours, or a namespace of its fields, underived ones (None) included, and `model_type`.
     """
-    parts = _Parts(config)
+    parts = _Parts(config, active)
     return {
         "anyformer_decoder": parts.decoder,
+        "anyformer_moe": parts.decoder,
         "anyformer_encoder": parts.encoder,
         "anyformer_seq2seq": parts.seq2seq,
+        "anyformer_vit": parts.vit,
     }[config.model_type]()
 
 
@@ -27,8 +37,9 @@ class _Parts:
     derived as in configuration.py where the config leaves them None.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, active: bool):
         c = self.c = config
+        self.active = active
         self.D, self.H = c.hidden_size, c.num_attention_heads
         self.E = getattr(c, "embedding_size", None) or self.D
         self.G, self.K = c.num_key_value_heads or self.H, c.head_dim or self.D // self.H
@@ -56,14 +67,28 @@ class _Parts:
         groups = c.num_hidden_groups or c.num_hidden_layers
         return tables + projection + self.stack(groups) + convolution + pooler - skipped_norm
 
+    def vit(self) -> int:
+        c, D = self.c, self.D
+        front = self.tokens_with_positions() + c.num_register_tokens
+        patches = linear(c.num_channels * c.patch_size**2, D) + front * D
+        pooler = linear(D, c.pooler_output_size or D) if c.add_pooling_layer and c.pooler_act is not None else 0
+        return patches + self.stack(c.num_hidden_layers) + pooler
+
+    def tokens_with_positions(self) -> int:
+        """Tokens in front of patches that have a learned position, too."""
+        return (self.c.pooler_type == "cls") + self.c.use_distillation_token
+
     def stack(self, layers: int, cross_attention: bool = False) -> int:
         """Layers, positions and the norms around them."""
         c, D = self.c, self.D
         norms = self.norm(D) * (3 if cross_attention else 2)
         attentions = self.attention() * (2 if cross_attention else 1)
+        pattern = getattr(c, "mlp_pattern", None) or mlp_kinds(c)
+        kinds = (pattern * layers)[:layers] if has_experts(c) else ["dense"] * layers
+        feed_forwards = sum(self.experts() if kind == "sparse" else self.feed_forward(self.F) for kind in kinds)
         extra = sum(self.attention_extra(kind) for kind in (attention_kinds(c) * layers)[:layers])
         outer = self.norm(self.E) * c.embedding_norm + self.norm(D) * (c.norm_position == "pre")
-        return layers * (norms + attentions + self.feed_forward()) + extra + outer + self.positions(layers)
+        return layers * (norms + attentions) + feed_forwards + extra + outer + self.positions(layers)
 
     def attention(self) -> int:
         queries, keys = self.H * self.K, self.G * self.K
@@ -82,12 +107,23 @@ class _Parts:
         terms = {"c2p": linear(D, keys, self.key_bias), "p2c": linear(D, queries)}
         return sum(terms[name] for name in c.pos_att_type or terms)
 
-    def feed_forward(self) -> int:
+    def feed_forward(self, width: int) -> int:
         gates = 2 if self.c.mlp_type == "glu" else 1
-        return gates * linear(self.D, self.F, self.c.mlp_bias) + linear(self.F, self.D, self.c.mlp_bias)
+        return gates * linear(self.D, width, self.c.mlp_bias) + linear(width, self.D, self.c.mlp_bias)
+
+    def experts(self) -> int:
+        """The feed-forward of a sparse layer: experts, their router, the expert of all tokens and its gate."""
+        c = self.c
+        shared = self.feed_forward(c.shared_expert_intermediate_size) + self.D * c.shared_expert_gate
+        number = c.num_experts_per_tok if self.active else c.num_experts
+        router = linear(self.D, c.num_experts, bias=False)
+        return number * self.feed_forward(c.moe_intermediate_size or self.F) + router + shared
 
     def positions(self, layers: int) -> int:
         c = self.c
+        if c.position_encoding == "learned" and hasattr(c, "patch_size"):
+            places = math.prod(side // c.patch_size for side in image_sides(c))
+            return (self.tokens_with_positions() + places) * self.D
         if c.position_encoding == "learned":
             return (c.max_position_embeddings + c.position_offset) * self.E
         if c.position_encoding == "relative":
@@ -99,7 +135,8 @@ class _Parts:
 
     def head(self) -> int:
         c = self.c
-        return c.vocab_size * ((0 if c.tie_word_embeddings else self.D) + c.lm_head_bias)
+        rows = getattr(c, "output_vocab_size", None) or c.vocab_size
+        return rows * ((0 if c.tie_word_embeddings else self.D) + c.lm_head_bias)
 
     def norm(self, width: int) -> int:
         return width * (2 if self.c.norm_type == "layernorm" and self.c.norm_bias else 1)

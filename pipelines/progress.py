@@ -23,6 +23,8 @@ def describe(logs: dict, eta: float | None = None) -> str:
     words = [f"loss {logs['loss']:.4f}", f"lr {logs['learning_rate']:.2e}"]
     if "tokens_per_second" in logs:
         words += [f"{logs['tokens_per_second']:,.0f} tok/s", f"MFU {logs['mfu']:.0%}"]
+    if "router_load_max" in logs:
+        words.append(f"expert load {logs['router_load_min']:.2f}-{logs['router_load_max']:.2f}")
     if eta is not None:
         words.append(f"ETA {human_time(eta)}")
     if "memory_gb" in logs:
@@ -92,8 +94,10 @@ class ProgressLine(TrainerCallback):
 class MetricsFile(TrainerCallback):
     """Appends every logged metric to metrics.jsonl: {"step": ..., "time": seconds since the epoch, ...}."""
 
+    name = "metrics.jsonl"
+
     def __init__(self, output_dir: str | Path):
-        self.path = Path(output_dir) / "metrics.jsonl"
+        self.path = Path(output_dir) / self.name
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero and self.path.exists():

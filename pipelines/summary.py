@@ -9,7 +9,7 @@ from .data import PreparedData, describe_data
 from .parameter_count import short_number
 from .progress import human_time
 from .schema import Recipe
-from .throughput import FlopCount, count_tokens
+from .throughput import FlopCount, active_parameters, count_tokens
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -18,8 +18,10 @@ def describe_model(model) -> str:
     """One line: class, parameters, layers, width, heads, vocabulary."""
     config = model.config
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+    active = active_parameters(model)
+    at_work = f" ({short_number(active)} at work on a token)" if active < parameters else ""
     return (
-        f"{type(model).__name__}, {short_number(parameters)} parameters, {config.num_hidden_layers} layers, "
+        f"{type(model).__name__}, {short_number(parameters)} parameters{at_work}, {config.num_hidden_layers} layers, "
         f"width {config.hidden_size}, {config.num_attention_heads} heads, {what_it_reads(config)}"
     )
 

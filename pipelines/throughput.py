@@ -32,7 +32,7 @@ def rows_and_length(inputs: dict, config) -> tuple[int, int]:
     rows, _, height, width = inputs["pixel_values"].shape
     patch = config.patch_size
     patch = (patch, patch) if isinstance(patch, int) else patch
-    return rows, (height // patch[0]) * (width // patch[1]) + getattr(config, "num_prefix_tokens", 1)
+    return rows, (height // patch[0]) * (width // patch[1]) + getattr(config, "num_front_tokens", 1)
 
 
 def count_tokens(inputs: dict, config):
@@ -43,19 +43,43 @@ def count_tokens(inputs: dict, config):
     return tokens + inputs["labels"].ne(-100).sum() if config.is_encoder_decoder else tokens
 
 
-def linear_weights(model: torch.nn.Module) -> dict[str, int]:
-    """Number of weights of each linear layer, by its name; of a tied head, too."""
-    return {
+def linear_weights(model: torch.nn.Module) -> dict[str, float]:
+    """Number of weights that a token is multiplied with in each linear layer, by its name; of a tied head, too.
+
+    Of the experts of a mixture each token uses a few: those of one layer count as if all were used equally.
+    """
+    share = active_share(model.config)
+    found = {}
+    for name, module in model.named_modules():
         # ZeRO-3 leaves empty shards and the true size.
-        name: getattr(module.weight, "ds_numel", module.weight.numel())
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"  # Conv1D: GPT-2's Linear
-    }
+        sizes = [getattr(p, "ds_numel", p.numel()) for p in module.parameters(recurse=False)]
+        dims = [len(getattr(p, "ds_shape", p.shape)) for p in module.parameters(recurse=False)]
+        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's Linear
+            found[name] = sizes[0] * (share if ".experts." in name else 1)
+        elif type(module).__name__.endswith("Router"):
+            found[name] = sum(size for size, dim in zip(sizes, dims) if dim == 2)
+        elif hasattr(module, "num_experts"):  # all of one kind in one tensor
+            found[name] = sum(size for size, dim in zip(sizes, dims) if dim == 3) * share
+    return found
+
+
+def active_share(config) -> float:
+    """The share of a mixture's experts that work on one token; 1 for models without experts."""
+    config = config.get_text_config()
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    return getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0
 
 
 def multiplied_weights(model: torch.nn.Module) -> int:
     """Number of weights a token is multiplied with in one forward pass (tied heads count, look-ups do not)."""
-    return sum(linear_weights(model).values())
+    return round(sum(linear_weights(model).values()))
+
+
+def active_parameters(model: torch.nn.Module) -> int:
+    """Parameters of a model without those experts of a mixture that one token is not given to."""
+    share = active_share(model.config)
+    sizes = ((name, getattr(p, "ds_numel", p.numel())) for name, p in model.named_parameters())
+    return round(sum(size * (share if ".experts." in name else 1) for name, size in sizes))
 
 
 class FlopCount:

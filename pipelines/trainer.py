@@ -28,6 +28,7 @@ from .model_card import write_model_card
 from .numbered_rows import EPOCH_KEY, ROWS_KEY, EpochNumbers, NumberedRows, RowsWithFiller
 from .optimizers import build_muon
 from .progress import MetricsFile, ProgressLine
+from .router_statistics import RouterStatistics
 from .stopping import StopSignal
 from .tasks.batching import LengthGroupedSampler
 from .throughput import FlopCount, count_tokens, peak_flops
@@ -42,7 +43,6 @@ class AnyformerTrainer(Trainer):
         predicts_next: whether the model shifts labels: the first label of a row then never counts.
         scorer: has outcome(logits, labels) -> (B, K) integers and measure(outcomes) -> metrics, of all rows that are
             evaluated; None: the loss alone is measured.
-        soft_labels: training labels are shares of the classes (B, C), and the loss is computed here.
         **kwargs: as for transformers' Trainer.
     """
 
@@ -53,11 +53,10 @@ class AnyformerTrainer(Trainer):
         muon_learning_rate: float | None = None,
         predicts_next: bool = True,
         scorer=None,
-        soft_labels: bool = False,
         **kwargs,
     ):
         self.run_identity, self.muon_learning_rate, self._staging = run_identity, muon_learning_rate, False
-        self.predicts_next, self.scorer, self.soft_labels = predicts_next, scorer, soft_labels
+        self.predicts_next, self.scorer = predicts_next, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         remember_absent("lomo_optim")
         super().__init__(**kwargs)
@@ -67,9 +66,11 @@ class AnyformerTrainer(Trainer):
         self.stop_signal = StopSignal(self.accelerator)
         self.progress = ProgressLine()
         self.epochs = EpochNumbers()
-        for callback in (self.stop_signal, self.progress, self.epochs, MetricsFile(self.args.output_dir)):
+        self.routers = RouterStatistics(self.args.output_dir)
+        files = MetricsFile(self.args.output_dir), self.routers
+        for callback in (self.stop_signal, self.progress, self.epochs, *files):
             self.add_callback(callback)
-        self._tokens = self._logged_tokens = 0
+        self._tokens = self._logged_tokens = self._batch_tokens = 0
         self._flops = self._logged_flops = self._stored_flops = 0
         self._idle = 0.0  # seconds since the last log spent on evaluation and checkpoints, not on training
         self._flop_count = self._peak = None
@@ -85,7 +86,6 @@ class AnyformerTrainer(Trainer):
         model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         known = inspect.signature(model.forward).parameters
         exact = "num_items_in_batch" in known or (self.predicts_next and self.model_accepts_loss_kwargs)
-        exact = exact and not self.soft_labels
         smoothing = self.args.label_smoothing_factor
         self._skips_logits = "return_logits" in known
         self._training_extras = {"label_smoothing": smoothing} if smoothing and "label_smoothing" in known else {}
@@ -125,11 +125,6 @@ class AnyformerTrainer(Trainer):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         return super().get_eval_dataloader(RowsWithFiller(rows, self.args.eval_batch_size * self.args.world_size))
 
-    def _get_num_items_in_batch(self, batch_samples, device):
-        if self.soft_labels and self.model.training:  # a row of shares is one label
-            batch_samples = [{"labels": batch["labels"][:, 0]} for batch in batch_samples]
-        return super()._get_num_items_in_batch(batch_samples, device)
-
     # ---- one step
 
     def train(self, *args, **kwargs):
@@ -148,7 +143,8 @@ class AnyformerTrainer(Trainer):
         inputs.pop(EPOCH_KEY, None)
         if self._flop_count is None:
             self._flop_count = FlopCount(self.model)
-        self._tokens = self._tokens + count_tokens(inputs, self.model.config)
+        self._batch_tokens = count_tokens(inputs, self.model.config)
+        self._tokens = self._tokens + self._batch_tokens
         self._flops = self._flops + self._flop_count.of_batch(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.watch(self.state.global_step + 1, loss, rows)
@@ -159,7 +155,10 @@ class AnyformerTrainer(Trainer):
             inputs = self._with_decoder_inputs(inputs)
         elif self.model.training:
             inputs = {**inputs, **self._training_extras}
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if self.model.training:
+            self.routers.add(outputs, self._batch_tokens)
+        return (loss, outputs) if return_outputs else loss
 
     def _with_decoder_inputs(self, inputs: dict) -> dict:
         """What a sequence-to-sequence model would make from the labels, which it does not see."""
@@ -201,6 +200,7 @@ class AnyformerTrainer(Trainer):
         if "loss" in logs:
             self.guard.check()
             logs.update(self._speed())
+            logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
         super().log(logs, start_time)
 
     def _speed(self) -> dict:

@@ -4,8 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from anyformer.modeling.configuration import AnyformerMoeConfig
+from anyformer.pipelines.parameter_count import count_active_parameters
 from anyformer.pipelines.throughput import (
     FlopCount,
+    active_parameters,
     count_tokens,
     cpu_flags,
     flops_per_token,
@@ -22,9 +25,13 @@ from transformers import (
     GPT2LMHeadModel,
     MarianConfig,
     MarianMTModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
 )
 
-from anyformer import AnyformerDecoderForCausalLM
+from anyformer import AnyformerDecoderForCausalLM, AnyformerMoeForCausalLM
 
 
 def counted_flops(model, length):
@@ -117,3 +124,27 @@ def test_bf16_is_chosen_by_instruction_set_and_the_same_every_time():
     if cpu_flags():
         expected = bool(cpu_flags().get("amx_bf16") or cpu_flags().get("avx512_bf16"))
         assert prefers_bf16("cpu") == expected
+
+
+TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def test_of_experts_those_that_see_a_token_count():
+    tiny = TINY | {"num_key_value_heads": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+    backends = {"attn_implementation": "eager", "experts_implementation": "eager"}  # whose products torch counts
+    for model in (
+        MixtralForCausalLM._from_config(MixtralConfig(**tiny, num_local_experts=4), **backends),
+        AnyformerMoeForCausalLM._from_config(AnyformerMoeConfig(**tiny, num_experts=4), **backends),
+    ):
+        assert flops_per_token(model, 48) == pytest.approx(counted_flops(model, 48), rel=0.01)
+        idle = 2 * 2 * 3 * 32 * 48  # layers, experts, matrices
+        assert active_parameters(model) == sum(p.numel() for p in model.parameters()) - idle
+    assert active_parameters(model) == count_active_parameters(model.config)
+
+
+def test_a_switch_transformer_counts_one_expert_of_each_sparse_layer():
+    fields = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2, "vocab_size": 64}
+    fields |= {"num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+    model = SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**fields, num_experts=4))
+    idle = 2 * 3 * 2 * 32 * 48  # stacks, experts, matrices
+    assert active_parameters(model) == sum(p.numel() for p in model.parameters()) - idle

@@ -1,0 +1,101 @@
+"""Pictures of runs: one function per plot, one look for all. They need matplotlib, which is an extra."""
+
+import importlib.util
+import math
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import UserError
+
+LOOK = {
+    "figure.dpi": 120,
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "0.9",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "image.cmap": "viridis",
+}
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+@contextmanager
+def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 4.2, height: float = 3.2):
+    """Yield the axes of a new figure, as `subplots` returns them; at the end it is written to `path` (a PNG).
+
+    Raises UserError where matplotlib is not installed.
+    """
+    if not can_plot():
+        raise UserError(f"{Path(path).name} needs matplotlib; install it with: pip install anyformer[plots]")
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(LOOK):
+        # No pyplot: it keeps figures of its own and may want a screen.
+        picture = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        FigureCanvasAgg(picture)
+        yield picture.subplots(rows, columns)
+        picture.savefig(path)
+
+
+def plot_routers(entries: list[dict], path: Path) -> None:
+    """How evenly routers used their experts, from the lines of router.jsonl, written to `path`.
+
+    Raises UserError where matplotlib is not installed.
+    """
+    steps = [entry["step"] for entry in entries]
+    loads = [entry["load"] for entry in entries]  # (steps, layers, experts), shares
+    layers, experts = len(loads[0]), len(loads[0][0])
+    with figure(path, columns=3) as (over_time, certainty, last):
+        for name, pick in (("most used", max), ("least used", min)):
+            for layer in range(layers):
+                colour = f"C{0 if pick is max else 1}"
+                label = f"{name} expert of each layer" if layer == 0 else None
+                share = [pick(load[layer]) * experts for load in loads]
+                over_time.plot(steps, share, color=colour, alpha=max(0.3, 2 / (1 + layers)), label=label)
+        over_time.axhline(1, color="0.5", linewidth=0.8)
+        over_time.set(title="Load of experts over training", xlabel="step", ylabel="tokens, of an equal share")
+        over_time.set_ylim(bottom=0)
+        over_time.legend()
+        for layer in range(layers):
+            colour = (0.2, 0.3 + 0.6 * layer / max(1, layers - 1), 0.6)
+            values = [entry["entropy"][layer] / math.log(max(2, experts)) for entry in entries]
+            shown = layers <= 6 or layer in (0, layers - 1)
+            certainty.plot(steps, values, color=colour, label=f"sparse layer {layer + 1}" if shown else None)
+        certainty.set(title="Entropy of the routers' scores", xlabel="step", ylabel="of log(experts)", ylim=(0, 1.03))
+        certainty.legend()
+        relative = [[share * experts for share in row] for row in loads[-1]]
+        image = last.imshow(relative, aspect="auto", vmin=0, vmax=max(2.0, *(max(row) for row in relative)))
+        last.figure.colorbar(image, label="tokens, of an equal share")
+        last.set(title=f"Load at step {steps[-1]}", xlabel="expert", ylabel="sparse layer")
+        last.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)] if layers <= 16 else [""] * layers)
+        last.grid(False)
+
+
+def plot_perplexity_by_position(curves: list[dict], path: Path) -> None:
+    """Perplexity against the tokens before, one line for each of what `--by-position` measured, written to `path`.
+
+    Raises UserError where matplotlib is not installed.
+    """
+    with figure(path, width=6.4, height=3.8) as axes:
+        for curve in curves:
+            axes.plot(curve["tokens_before"], curve["perplexity"], marker=".", markersize=4, label=curve["label"])
+        for length in sorted({curve["trained_length"] for curve in curves if curve.get("trained_length")}):
+            axes.axvline(length, color="0.6", linewidth=0.8, linestyle=":")
+        axes.set(
+            title="Perplexity by position (dotted: length of training)",
+            xlabel="tokens before the predicted one",
+            ylabel="perplexity",
+            yscale="log",
+            xlim=(0, None),
+        )
+        axes.legend()

@@ -1,0 +1,142 @@
+"""What routers do is logged: means over all tokens between two logs, whatever the batches; a file and a picture."""
+
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from anyformer.modeling.configuration import AnyformerDecoderConfig, AnyformerMoeConfig
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.causal import CausalCollator
+from anyformer.pipelines.plots import plot_routers
+from anyformer.pipelines.progress import describe
+from anyformer.pipelines.router_statistics import RouterStatistics
+from anyformer.pipelines.trainer import AnyformerTrainer
+from test_trainer import PatternRows
+from transformers import TrainingArguments
+
+from anyformer import AnyformerDecoderForCausalLM, AnyformerMoeForCausalLM
+
+TOLERANCE = 1e-5  # fp32: batches of other sizes add up in another order
+KEYS = ("load_max", "load_min", "load_cv", "entropy", "dropped", "aux_loss", "z_loss")
+
+
+def reported(load, entropy=1.0, dropped=0.0, **losses) -> dict:
+    """The output of a model with one sparse layer."""
+    fields = {"router_load": [load], "router_entropy": [entropy], "router_dropped": [dropped], **losses}
+    return {name: torch.tensor(value) for name, value in fields.items()}
+
+
+def test_means_are_over_tokens_and_losses_over_steps(tmp_path):
+    statistics = RouterStatistics(tmp_path)
+    statistics.add(reported([0.5, 0.5], 0.6, 0.2, aux_loss=0.5), tokens=30)
+    statistics.add(reported([0.9, 0.1], 0.2, 0.0, aux_loss=0.7), tokens=torch.tensor(10))
+    found = statistics.collect(2, lambda sums: sums)
+    expected = {"load_max": 1.2, "load_min": 0.8, "load_cv": 0.2, "entropy": 0.5, "dropped": 0.15}
+    expected |= {"aux_loss": 0.6, "z_loss": 0.0}
+    assert found == {f"router_{name}": pytest.approx(value) for name, value in expected.items()}
+    assert statistics.collect(3, lambda sums: sums) == {}  # nothing since then
+    statistics.add({"loss": torch.tensor(1.0)}, tokens=9)  # no experts
+    statistics.add((torch.tensor(1.0),), tokens=9)
+    assert statistics.collect(4, lambda sums: sums) == {}
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train a tiny model; returns (the trainer, what was logged)."""
+
+    def run(folder, dense=False, checkpoint=None, rows=None, **arguments):
+        torch.manual_seed(0)
+        fields = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        fields |= {"intermediate_size": 32}
+        mixture = None if dense else AnyformerMoeForCausalLM(AnyformerMoeConfig(**fields, num_experts=4))
+        defaults = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 2}
+        defaults |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False}
+        defaults |= {"remove_unused_columns": False, "save_steps": 4, "logging_nan_inf_filter": False}
+        trainer = AnyformerTrainer(
+            model=mixture or AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**fields)),
+            args=TrainingArguments(**(defaults | {"output_dir": str(tmp_path / folder)} | arguments)),
+            train_dataset=rows or PatternRows(),
+            data_collator=CausalCollator(False),
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer, [line for line in trainer.state.log_history if "loss" in line]
+
+    return run
+
+
+def lines(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "router.jsonl").read_text().splitlines()]
+
+
+def test_a_run_logs_its_routers_and_draws_them(train, tmp_path):
+    _, logged = train("run")
+    for line in logged:
+        assert all(math.isfinite(line[f"router_{name}"]) for name in KEYS)
+        assert 0 <= line["router_load_min"] <= 1 <= line["router_load_max"] <= 2  # 2 of 4 experts: at most all tokens
+        assert 0 < line["router_entropy"] <= math.log(4) + 1e-6 and line["router_dropped"] == 0
+        assert "expert load" in describe(line)
+    written = lines(tmp_path / "run")
+    assert [line["step"] for line in written] == [2, 4, 6]
+    load = torch.tensor([line["load"] for line in written])
+    assert load.shape == (3, 2, 4)
+    torch.testing.assert_close(load.sum(dim=-1), torch.ones(3, 2))
+    assert [row.max().item() * 4 for row in load] == pytest.approx([line["router_load_max"] for line in logged])
+    if "matplotlib" in sys.modules:
+        assert (tmp_path / "run" / "router.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("batches", [(2, 2), (1, 4)])
+def test_gradient_accumulation_does_not_change_the_statistics(train, batches):
+    rows = PatternRows(short=True)
+    _, expected = train("whole", rows=rows, max_steps=2, logging_steps=1)
+    size, steps = batches
+    options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+    _, found = train("parts", rows=rows, max_steps=2, logging_steps=1, **options)
+    for one, other in zip(found, expected, strict=True):
+        for name in KEYS:
+            assert one[f"router_{name}"] == pytest.approx(other[f"router_{name}"], abs=TOLERANCE), name
+
+
+def test_a_resumed_run_goes_on_with_the_file(train, tmp_path):
+    _, whole = train("whole")
+    train("parts", max_steps=6)
+    (tmp_path / "parts" / "router.jsonl").open("a").write('{"step": 99, "load": [[')  # killed while writing
+    _, resumed = train("parts", checkpoint=str(tmp_path / "parts" / "checkpoint-4"))
+    assert [line["step"] for line in lines(tmp_path / "parts")] == [2, 4, 6]
+    assert resumed[-1]["router_aux_loss"] == whole[-1]["router_aux_loss"]
+    assert lines(tmp_path / "parts")[-1]["load"] == lines(tmp_path / "whole")[-1]["load"]
+
+
+def test_a_dense_model_has_no_router_file(train, tmp_path):
+    _, logged = train("dense", dense=True, max_steps=2)
+    assert not any(key.startswith("router") for key in logged[0])
+    assert not list((tmp_path / "dense").glob("router*"))
+
+
+ENTRY = {"step": 3, "load": [[0.5, 0.5]], "entropy": [0.3], "dropped": [0.0]}
+
+
+def test_plots_need_matplotlib_and_say_so(monkeypatch, tmp_path, capsys):
+    for module in ("plots", "router_statistics"):
+        monkeypatch.setattr(f"anyformer.pipelines.{module}.can_plot", lambda: False)
+    with pytest.raises(UserError, match=r"router.png needs matplotlib; install it with: pip install anyformer\[plots"):
+        plot_routers([ENTRY], tmp_path / "router.png")
+    statistics = RouterStatistics(tmp_path)
+    statistics.path.write_text(json.dumps(ENTRY) + "\n")
+    statistics.on_train_end(None, SimpleNamespace(is_world_process_zero=True), None)
+    assert "router.png was not drawn: it needs matplotlib (pip install anyformer[plots])" in capsys.readouterr().out
+    assert not (tmp_path / "router.png").exists()
+
+
+@pytest.mark.parametrize("layers, experts", [(1, 1), (3, 4), (20, 64)])
+def test_a_picture_of_any_size_can_be_drawn(tmp_path, layers, experts):
+    pytest.importorskip("matplotlib")
+    entries = [
+        {"step": step, "load": [[1 / experts] * experts] * layers, "entropy": [0.1] * layers, "dropped": [0.0] * layers}
+        for step in (1, 2)
+    ]
+    plot_routers(entries, tmp_path / "router.png")
+    assert (tmp_path / "router.png").stat().st_size > 1000
