@@ -192,7 +192,8 @@ def _add_evaluate(verbs) -> Parser:
         "  anyformer evaluate runs/quickstart quickstart\n"
         "  anyformer evaluate runs/quickstart quickstart --split validation --max-examples 100\n"
         "  anyformer evaluate runs/multi30k_en_de multi30k_en_de task.num_beams=1\n"
-        "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json",
+        "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
+        "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     _add_recipe_arguments(parser, "TASK")
@@ -204,6 +205,13 @@ def _add_evaluate(verbs) -> Parser:
     )
     parser.add_argument(
         "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
+    )
+    parser.add_argument(
+        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
+    )
+    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
+    parser.add_argument(
+        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
     )
     parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
     parser.set_defaults(run=_run_evaluate)
@@ -323,15 +331,33 @@ def _run_preview(args) -> int:
 
 
 def _run_evaluate(args) -> int:
-    from .evaluation_recipe import check_one_process, check_writable, choose_split, evaluation_recipe, result_file
+    from .evaluation_recipe import (
+        check_by_position,
+        check_one_process,
+        check_writable,
+        choose_split,
+        evaluation_recipe,
+        result_file,
+    )
 
     check_one_process()
     recipe = evaluation_recipe(args.model, args.recipe, args.overrides)
     split = choose_split(recipe, args.split)
-    output = Path(args.output) if args.output else result_file(args.model, recipe, args.split, args.max_examples)
+    kind = "by-position" if args.by_position else None
+    output = Path(args.output) if args.output else result_file(args.model, recipe, args.split, args.max_examples, kind)
+    if args.by_position:
+        check_by_position(recipe, output, args.beside)
+    elif args.label or args.beside:
+        raise UserError(f"{'--label' if args.label else '--beside'} belongs to --by-position; add it")
     if output is not None:
         check_writable(output)
     _say_loading()
+    if args.by_position:
+        from .by_position import evaluate_by_position
+
+        label = args.label or args.model
+        evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples, args.trust_remote_code)
+        return 0
     from .evaluate_model import evaluate_model, print_evaluation, write_evaluation
 
     result = evaluate_model(recipe, split, max_examples=args.max_examples, trust_remote_code=args.trust_remote_code)

@@ -19,6 +19,7 @@ from transformers.utils import logging
 import anyformer
 
 from .arguments import training_arguments
+from .checkpoint_fields import with_fields
 from .checkpointing import write_atomically
 from .corpora import open_corpora
 from .data import cache_folder
@@ -127,6 +128,8 @@ def load(auto_class, recipe: Recipe, trust_remote_code: bool):
     """The checkpoint's config, or its model with all weights that the task needs; raise UserError otherwise."""
     source, is_model = recipe.model.name_or_path, auto_class is not transformers.AutoConfig
     kwargs = {"dtype": "auto", "output_loading_info": True} if is_model else {}
+    if is_model and recipe.model.fields:
+        kwargs["config"] = load(transformers.AutoConfig, recipe, trust_remote_code)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # transformers' table of missing weights, which our sentence sums up
     try:
@@ -138,7 +141,7 @@ def load(auto_class, recipe: Recipe, trust_remote_code: bool):
     finally:
         logging.set_verbosity(verbosity)
     if not is_model:
-        return loaded
+        return with_fields(loaded, recipe.model.fields, source)
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:  # transformers would go on with random ones

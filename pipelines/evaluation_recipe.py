@@ -1,5 +1,6 @@
 """What `anyformer evaluate MODEL TASK` asks for, checked before anything heavy is imported."""
 
+import importlib.util
 import json
 import os
 from dataclasses import replace
@@ -53,15 +54,18 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     return wanted
 
 
-def result_file(model: str, recipe: Recipe, split: str | None = None, max_examples: int | None = None) -> Path | None:
+def result_file(
+    model: str, recipe: Recipe, split: str | None = None, max_examples: int | None = None, kind: str | None = None
+) -> Path | None:
     """Where a result is kept if nobody says: in the model's folder, under the name of the task; None on the Hub.
 
-    A split or number of examples that was asked for is in the name: such a result must not replace the usual one.
+    A split, number of examples or other kind of result that was asked for is in the name: such a result must not
+    replace the usual one.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None
-    parts = ["evaluation", recipe.name, split, max_examples and f"{max_examples}-examples"]
+    parts = ["evaluation", recipe.name, split, max_examples and f"{max_examples}-examples", kind]
     return folder / f"{'-'.join(part for part in parts if part)}.json"
 
 
@@ -80,3 +84,20 @@ def check_writable(path: Path) -> None:
         raise UserError(f"--output {path}: the folder {where} does not exist")
     if not os.access(path if path.exists() else where, os.W_OK):
         raise UserError(f"--output {path} cannot be written; choose another with --output")
+
+
+def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:
+    """Raise UserError where perplexity by position cannot be measured, plotted or written."""
+    if recipe.task is not None or recipe.objective.name != "causal":
+        raise UserError(f"--by-position measures next-token predictions of a text; TASK={recipe.name} makes none")
+    if output is None:
+        raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; say where with --output FILE")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--by-position draws a plot; install matplotlib with: pip install anyformer[plots]")
+    for name in beside:
+        try:
+            curve = json.loads(Path(name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"--beside {name} cannot be read; give a JSON that --by-position has written") from error
+        if not isinstance(curve, dict) or "perplexity" not in curve or "tokens_before" not in curve:
+            raise UserError(f"--beside {name} is no result of --by-position")

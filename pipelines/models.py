@@ -6,7 +6,8 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from .arguments import whole_weights
-from .errors import UserError, did_you_mean
+from .checkpoint_fields import with_fields
+from .errors import UserError
 from .schema import Recipe
 
 
@@ -71,18 +72,13 @@ def first_line(error: Exception) -> str:
 def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, speak: bool):
     """The checkpoint with the head of `auto_class`; one line says which weights it does not have.
 
-    Raises UserError where it cannot be loaded, lacks a dropout the recipe sets, or has too small a vocabulary.
+    Raises UserError where it cannot be loaded, cannot take a field the recipe sets, or has too small a vocabulary.
     """
     name = recipe.model.name_or_path
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # transformers' table of missing weights, which our line sums up
     try:
-        config = AutoConfig.from_pretrained(name)
-        for field, value in recipe.model.fields.items():
-            if not hasattr(config, field):
-                known = [known for known in config.to_dict() if "drop" in known]
-                raise UserError(f"model.{field}: {name} has no such setting{did_you_mean(field, known, 'model.')}")
-            setattr(config, field, value)
+        config = with_fields(AutoConfig.from_pretrained(name), recipe.model.fields, name)
         for field, value in task_fields.items():
             if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                 setattr(config, field, value)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from . import source_fields
+from .checkpoint_fields import checkpoint_field
 from .errors import UserError, did_you_mean
-from .recipe_checks import DEFAULT_METRIC, OWNED_ARGUMENTS, check_model, check_recipe
+from .recipe_checks import DEFAULT_METRICS, OWNED_ARGUMENTS, check_model, check_recipe
 from .recipe_files import read_yaml_file
 from .recipe_types import as_mapping, build, convert, default_of, show, type_words, unknown_key
 from .schema import ModelSection, ObjectiveSection, Recipe, TrainingSection
@@ -169,14 +170,15 @@ def _settle_task(recipe: Recipe, given: dict) -> None:
     elif recipe.objective is None:
         recipe.objective = ObjectiveSection()
     if recipe.evaluation.metrics is None:
-        recipe.evaluation.metrics = [DEFAULT_METRIC[recipe.task.name if recipe.task else None]]
+        name = recipe.task.name if recipe.task else recipe.objective.name
+        recipe.evaluation.metrics = list(DEFAULT_METRICS.get(name, ["perplexity"]))
 
 
 def _preset_layer(preset: str, pretrained_tokenizer: str | None) -> dict[str, Any]:
     family, layer = load_preset(preset)
     if pretrained_tokenizer is None:
         # A preset's vocabulary belongs to its own tokenizer; a tokenizer trained here brings its own size.
-        layer = {name: value for name, value in layer.items() if name != "vocab_size"}
+        layer = {name: value for name, value in layer.items() if name not in ("vocab_size", "output_vocab_size")}
     return {"family": family, **layer}
 
 
@@ -191,10 +193,7 @@ def _model_section(data: Any) -> ModelSection:
                 raise UserError(
                     f"model.{name} and model.name_or_path are both set; a checkpoint has its own architecture"
                 )
-        for name, value in rest.items():
-            if "drop" not in name:  # dropout belongs to the training, not to the weights
-                raise UserError(f"model.{name} cannot be set with model.name_or_path; a checkpoint has its own")
-            section.fields[name] = convert(value, float, f"model.{name}")
+        section.fields = {name: checkpoint_field(name, value) for name, value in rest.items()}
     elif section.family is None:
         if rest:  # more likely a misspelt name of ours than a config field
             near = did_you_mean(str(next(iter(rest))), own, "model.")
