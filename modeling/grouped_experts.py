@@ -8,6 +8,8 @@ import torch
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from .losses import SLOW_ON_CPU
+
 IMPLEMENTATION = "anyformer_grouped"
 # grouped_mm refuses rows that are no multiple of 16 bytes; 8 channels are that in every type of model weights.
 CHANNELS = 8
@@ -96,6 +98,7 @@ def grouped_product(x_SD, weight_EID, ends_E):
     """Rows of x, sorted by expert and ending at `ends_E` (int32), times the transposed weights of each (S, I)."""
     weight_EDI = weight_EID.transpose(-2, -1)
     aligned = weight_EID.shape[-1] % CHANNELS == 0 and weight_EID.shape[-2] % CHANNELS == 0
+    aligned = aligned and weight_EID.dtype != torch.float64  # which torch's kernels do not know
     # Inductor knows grouped_mm for bf16 only.
     if aligned and (weight_EID.dtype == torch.bfloat16 or not torch.compiler.is_compiling()):
         product = getattr(functional, "grouped_mm", None) or torch._grouped_mm
@@ -105,16 +108,17 @@ def grouped_product(x_SD, weight_EID, ends_E):
 
 def grouped_experts(experts, x_ND, index_NK, weights_NK):
     """As `loop_over_experts`; sorted once, with two grouped products."""
-    dtype = (
-        x_ND.dtype if not torch.is_autocast_enabled(x_ND.device.type) else torch.get_autocast_dtype(x_ND.device.type)
-    )
+    device_type = x_ND.device.type
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x_ND.dtype
+    if device_type == "cpu" and dtype in SLOW_ON_CPU:
+        dtype = torch.float32
     tokens, K = index_NK.shape
     expert_S, order_S = index_NK.flatten().sort(stable=True)
     token_S = order_S // K
     place_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(order_S.numel(), device=order_S.device))
     experts_here = torch.arange(experts.num_experts, device=expert_S.device)
     ends_E = torch.searchsorted(expert_S, experts_here, right=True, out_int32=True)
-    with torch.autocast(x_ND.device.type, enabled=False):
+    with torch.autocast(device_type, enabled=False):
         x_SD = _Spread.apply(x_ND.to(dtype), token_S, place_S)
         weights_S = weights_NK.to(dtype).flatten().index_select(0, order_S)
         elsewhere = getattr(experts, "_is_expert_parallel", False)
