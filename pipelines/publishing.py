@@ -19,6 +19,7 @@ TRAVELLING = [
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
+    *("completions.png", "router.jsonl", "router.png"),
 ]
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")  # the form of the Hub's access tokens
