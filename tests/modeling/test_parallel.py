@@ -20,6 +20,7 @@ from anyformer import (
     AnyformerDecoderForCausalLM,
     AnyformerEncoderForMaskedLM,
     AnyformerEncoderForSequenceClassification,
+    AnyformerMoeForCausalLM,
     AnyformerSeq2SeqForConditionalGeneration,
 )
 
@@ -56,6 +57,8 @@ MODES = {
     "tp-auto": lambda: {"tp_plan": "auto"},
     "fsdp": lambda: {"distributed_config": DistributedConfig(fsdp_size=2)},
     "pp": lambda: {"distributed_config": DistributedConfig(pp_size=2)},
+    "ep": lambda: {"distributed_config": DistributedConfig(fsdp_size=2, ep_size=2)},
+    "ep-of-one-batch": lambda: {"distributed_config": DistributedConfig(tp_size=2, ep_size=2)},
     "tp-and-fsdp": lambda: {"distributed_config": DistributedConfig(tp_size=2, fsdp_size=2)},
 }
 
@@ -98,6 +101,7 @@ def translated_batch() -> tuple:
 # The class that is split, how it is loaded, and a function for: what it reads, what it predicts, and packed rows.
 MODELS = {
     "decoder": (AnyformerDecoderForCausalLM, AutoModelForCausalLM, causal_batch),
+    "moe": (AnyformerMoeForCausalLM, AutoModelForCausalLM, causal_batch),  # in test_moe_parallel.py
     "encoder": (AnyformerEncoderForMaskedLM, AutoModelForMaskedLM, masked_batch),
     "classifier": (AnyformerEncoderForSequenceClassification, AutoModelForSequenceClassification, classified_batch),
     "seq2seq": (AnyformerSeq2SeqForConditionalGeneration, AutoModelForSeq2SeqLM, translated_batch),
