@@ -1,6 +1,7 @@
 """The benchmarks run, compare equal work and print their table. Nothing here looks at a time."""
 
 import importlib
+import shlex
 import sys
 
 import pytest
@@ -138,3 +139,12 @@ def test_every_script_explains_itself(benchmark, script, capsys):
         and "--quick" in text
         and benchmark(script).__doc__.split(":")[0] in " ".join(text.split())
     )
+
+
+def test_moe_step_compares_equal_losses_in_every_dtype(benchmark, capsys):
+    size = "--length 16 --layers 1 --batch 1 --vocab 64 --hidden 32 --heads 2 --intermediate 32 --experts 4 --rounds 2"
+    arms = "'native eager' 'native grouped_mm' 'native batched_mm' ours"
+    benchmark("moe_step").main(shlex.split(f"{size} --arms {arms} --dtype fp32 bf16 bf16-weights"))
+    rows = table(capsys)
+    assert [row[1] for row in rows] == ["guard", "native grouped_mm", "native batched_mm", "ours", "ours", "ours"] * 3
+    assert {row[5] for row in rows if row[1] == "ours"} == {"-", ">= 1.25"}
