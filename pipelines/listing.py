@@ -13,7 +13,7 @@ from rich.table import Table
 
 from . import source_fields
 from .metrics import METRICS, PERPLEXITIES
-from .parameter_count import count_parameters, short_number
+from .parameter_count import count_active_parameters, count_parameters, short_number
 from .recipe import load_preset
 from .recipe_files import shipped, shipped_yaml
 from .schema import ModelSection, ObjectiveSection, TaskSection
@@ -55,14 +55,19 @@ def family_rows() -> list[tuple[str, str, str]]:
 def preset_rows() -> list[tuple[str, str, str, str]]:
     """Return (name, family, parameters, one line) of each shipped architecture, family by family.
 
-    A plus stands for the embeddings of an architecture without a vocabulary of its own.
+    A plus stands for the embeddings of an architecture that needs a vocabulary and has none of its own. Active are, in
+    a mixture of experts, the parameters at work on one token.
     """
     rows = []
     for name in shipped("models"):
         family, fields = load_preset(name)
         defaults = {key: field.default for key, field in source_fields.family_fields(family).items()}
-        config = SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | {"vocab_size": 0} | fields))
-        count = short_number(count_parameters(config)) + ("" if config.vocab_size else "+")
+        lacks_vocabulary = "vocab_size" in defaults and "vocab_size" not in fields
+        fields = {"vocab_size": 0} | fields if lacks_vocabulary else fields
+        config = SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
+        count = short_number(count_parameters(config)) + ("+" if lacks_vocabulary else "")
+        if getattr(config, "num_experts", None) is not None:
+            count += f", {short_number(count_active_parameters(config))} active"
         rows.append((name, family, count, shipped_yaml("models", name)["description"]))
     return sorted(rows, key=lambda row: (choices_of(ModelSection, "family").index(row[1]), row[0]))
 

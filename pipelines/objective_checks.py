@@ -12,7 +12,7 @@ FIELDS_OF = {
     "masked": ("mask_probability", "mask_replace", "random_replace"),
     "span_corruption": ("noise_density", "mean_span_length"),
 }
-FAMILIES = {"causal": "decoder", "masked": "encoder", "span_corruption": "seq2seq"}
+FAMILIES = {"causal": ("decoder", "moe"), "masked": ("encoder",), "span_corruption": ("seq2seq",)}
 # Metrics that mean something for one objective alone: the others predict a part of the tokens only.
 CAUSAL_METRICS = ("unigram_perplexity", "word_perplexity")
 
@@ -22,9 +22,10 @@ def check_objective(recipe: Recipe) -> None:
     section = recipe.objective
     _check_fields(section)
     family = recipe.model.family
-    if family is not None and family != FAMILIES[section.name]:
+    if family is not None and family not in FAMILIES[section.name]:
         raise UserError(
-            f"model.family={family} does not go with objective.name={section.name}; it takes {FAMILIES[section.name]}"
+            f"model.family={family} does not go with objective.name={section.name}; it takes "
+            f"{' or '.join(FAMILIES[section.name])}"
         )
     if section.name != "causal":
         for name in recipe.evaluation.metrics or []:

@@ -120,7 +120,28 @@ SEQ2SEQ = {
     "marian": ("marian", MARIAN | {"scale_embedding": True}),
     "marian_unscaled": ("marian", MARIAN | {"activation_function": "swish"}),
 }
-NATIVE = DECODERS | ENCODERS | SEQ2SEQ
+MIXTRAL = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN3_MOE = LLAMA | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+MIXTURES = {
+    "mixtral": ("mixtral", MIXTRAL),
+    "mixtral_sliding": ("mixtral", MIXTRAL | {"sliding_window": 6, "head_dim": 16, "num_local_experts": 3}),
+    "qwen3_moe": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
+    "qwen3_moe_unnormalised": (
+        "qwen3_moe",
+        QWEN3_MOE | {"mlp_only_layers": [0], "attention_bias": True, "use_sliding_window": True, "sliding_window": 6},
+    ),
+}
+SWITCH = T5 | {"num_layers": 4, "num_decoder_layers": 4, "num_experts": 4, "relative_attention_max_distance": 20}
+SWITCHES = {
+    "switch": ("switch_transformers", SWITCH | {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2}),
+    "switch_all_sparse": (
+        "switch_transformers",
+        SWITCH
+        | {"num_sparse_encoder_layers": 4, "num_sparse_decoder_layers": 3, "num_decoder_layers": 3}
+        | {"dense_act_fn": "gelu", "layer_norm_epsilon": 1e-4},
+    ),
+}
+NATIVE = DECODERS | ENCODERS | SEQ2SEQ | MIXTURES | SWITCHES
 
 
 def native_config(name: str, **fields):
@@ -132,7 +153,7 @@ def randomise(model, seed: int = 0):
     """Draw every parameter anew, norms and biases included, large enough that each one moves the logits."""
     generator = torch.Generator().manual_seed(seed)
     # T5 does not scale its scores: what is large here saturates its softmax, and rounding grows from layer to layer.
-    size = 0.15 if model.config.model_type in ("t5", "mt5", "umt5") else 0.25
+    size = 0.15 if model.config.model_type in ("t5", "mt5", "umt5", "switch_transformers") else 0.25
     own = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]  # no table of sines
     own += [(name, tensor) for name, tensor in model.named_buffers() if name == "final_logits_bias"]
     with torch.no_grad():

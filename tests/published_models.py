@@ -15,12 +15,14 @@ class Published:
         safetensors (less the head where a tied one is stored all the same); "card" is the model card.
     model_type, fields: transformers' class, and the fields of config.json that differ from its defaults. Token ids are
         the tokenizer's business, and of no preset. model_type None: never published as a checkpoint.
+    active: parameters at work on one token, of a mixture of experts.
     """
 
     count: int
     source: str
     model_type: str | None = None
     fields: dict | None = None
+    active: int | None = None
 
     def config(self):
         """The native config."""
@@ -134,6 +136,23 @@ PUBLISHED = {
         "mpt",
         {"d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432, "no_bias": True},
     ),
+    # ------------------------------------------------------------------------------------------ mixtures of experts
+    "mixtral_8x7b": Published(
+        46_702_792_704,
+        "Hub: mistralai/Mixtral-8x7B-v0.1; Jiang et al. 2024: 47B, 13B of them active",
+        "mixtral",
+        {"max_position_embeddings": 32768, "router_aux_loss_coef": 0.02},
+        active=12_879_925_248,
+    ),
+    "qwen3_moe_30b_a3b": Published(
+        30_532_122_624,
+        "Hub: Qwen/Qwen3-30B-A3B; card: 30.5B, 3.3B of them active",
+        "qwen3_moe",
+        QWEN3
+        | {"num_key_value_heads": 4, "num_hidden_layers": 48, "norm_topk_prob": True, "mlp_only_layers": []}
+        | {"tie_word_embeddings": False},
+        active=3_353_032_704,
+    ),
     # ------------------------------------------------------------------------------------------------- encoders
     "bert_base": Published(109_482_240, "Devlin et al. 2019: 110M", "bert"),
     "bert_large": Published(335_141_888, "Devlin et al. 2019: 340M", "bert", LARGE),
@@ -210,6 +229,14 @@ PUBLISHED = {
         "t5",
         {"d_model": 4096, "d_ff": 16384, "d_kv": 256, "num_layers": 32, "num_decoder_layers": 32, "num_heads": 16}
         | {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False},
+    ),
+    # Fedus et al. 2022 report sizes of models with 32 experts and more; counted is what the config.json describes.
+    "switch_base_8": Published(
+        619_339_008,
+        "config.json of google/switch-base-8 in transformers' class",
+        "switch_transformers",
+        {"d_ff": 3072, "num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6},
+        active=222_977_280,
     ),
     "bart_base": Published(139_420_416, "Hub: facebook/bart-base; card: 140M", "bart", BART_BASE),
     "bart_large": Published(406_291_456, "Hub: facebook/bart-large; card: 400M", "bart"),

@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from ..errors import UserError
 from .families import HEADS, PRETRAINING, family_of, is_ours, module_of, native_class_names, our_class_names
 from .twins import LINEAGES, lineage_of, native_config, our_config
+from .weights import stack_slices, take
 
 # Arguments of from_pretrained that say where a checkpoint is, and so also where its config is.
 WHERE = ("revision", "token", "cache_dir", "subfolder", "local_files_only", "trust_remote_code", "code_revision")
@@ -51,6 +52,7 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
             copies.append((name, ours[0]))
         elif row.ours:
             weights |= zip(ours, row.split(source[name], config), strict=True)
+    weights = stack_slices(weights)
     if native.config.tie_word_embeddings:  # otherwise copies are separate, and unused
         for name, ours in copies:
             if not _same_tensor(source[name], weights[ours]):
@@ -85,7 +87,7 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
         if row.copied or not row.ours:
             names.discard(name)  # transformers ties the one and computes the other
         else:
-            weights[name] = row.join([source[part] for part in ours], model.config)
+            weights[name] = row.join([take(source, part) for part in ours], model.config)
     return _build(cls, config, weights, names, like=model)
 
 

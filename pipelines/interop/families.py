@@ -9,12 +9,14 @@ from transformers.models.auto import modeling_auto
 OURS = "anyformer_"
 CONFIGS = {
     "decoder": configuration.AnyformerDecoderConfig,
+    "moe": configuration.AnyformerMoeConfig,
     "encoder": configuration.AnyformerEncoderConfig,
     "seq2seq": configuration.AnyformerSeq2SeqConfig,
 }
 # What a checkpoint that does not name its architecture is taken for.
 PRETRAINING = {
     "decoder": "AutoModelForCausalLM",
+    "moe": "AutoModelForCausalLM",
     "encoder": "AutoModelForMaskedLM",
     "seq2seq": "AutoModelForSeq2SeqLM",
 }
@@ -40,7 +42,7 @@ def is_ours(config) -> bool:
 
 
 def family_of(config) -> str:
-    """The family of a config of ours: "decoder", "encoder" or "seq2seq"."""
+    """The family of a config of ours: "decoder", "moe", "encoder", "seq2seq" or "vit"."""
     return config.model_type.removeprefix(OURS)
 
 

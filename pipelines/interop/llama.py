@@ -42,12 +42,12 @@ LLAMA = Lineage(
 )
 
 
-def _read_window(native) -> dict:
+def read_window(native) -> dict:
     kind = "full_attention" if native.sliding_window is None else "sliding_attention"
     return {"attention_pattern": [kind], "sliding_window": native.sliding_window}
 
 
-def _write_window(ours) -> dict:
+def write_window(ours) -> dict:
     return {"sliding_window": ours.sliding_window}
 
 
@@ -55,7 +55,7 @@ MISTRAL = Lineage(
     native="mistral",
     preset="mistral_7b",
     fixed=FIXED,
-    fields={**FIELDS, "sliding_window": Computed(_read_window, _write_window)},
+    fields={**FIELDS, "sliding_window": Computed(read_window, write_window)},
     weights=WEIGHTS,
 )
 

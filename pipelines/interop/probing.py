@@ -32,7 +32,7 @@ def probe(ours, rows: int, tokens: int, seed: int, padded: bool = True) -> dict[
     tokens = min(tokens, config.max_position_embeddings)
     padding = tokens // 3 if padded and _pad_token(config) is not None else 0
     rows = 1 if _pad_token(config) is None else rows
-    left = family_of(config) == "decoder"
+    left = family_of(config) in ("decoder", "moe")
     if head == "AutoModelForMultipleChoice":
         choices = [_texts(config, rows, tokens, padding, left, generator) for _ in range(CHOICES)]
         inputs = {name: torch.stack([choice[name] for choice in choices], dim=1) for name in choices[0]}

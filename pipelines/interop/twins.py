@@ -19,15 +19,18 @@ from .families import CONFIGS, family_of
 from .gpt import GPT2, GPT_NEO, GPT_NEOX
 from .lineage import SILENT_FIELDS, Lineage
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .mixtral import MIXTRAL, QWEN3_MOE
 from .modernbert import MODERNBERT
 from .rotary import flat_rope
+from .switch import SWITCH
 from .t5 import MT5, T5, UMT5
 
 # Where several are twins of one config, the first is taken, unless the config remembers where it came from.
 DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT)
 ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
-SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN)
-LINEAGES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ)}
+SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN, SWITCH)
+MIXTURES = (MIXTRAL, QWEN3_MOE)
+LINEAGES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ, *MIXTURES)}
 ORIGIN = "native_model_type"  # our config's memory: without a window, a Mistral is a LLaMA in all but name
 
 # Functions that transformers has under several names.
@@ -44,6 +47,17 @@ def _adds_absolute_positions(c) -> bool:
     return getattr(c, "position_biased_input", False) or getattr(c, "mask_decoder_layers", 0) > 0
 
 
+def feed_forward_kinds(c) -> list[str]:
+    """The kind of feed-forward of each layer, of both stacks where there are two: they share one pattern."""
+    layers = max(c.num_hidden_layers, getattr(c, "num_decoder_layers", None) or 0)
+    if getattr(c, "num_experts", None) is None:
+        return ["dense"] * layers
+    kinds = c.mlp_pattern or c.mlp_kinds
+    return [kinds[i % len(kinds)] for i in range(layers)]
+
+
+MIXTURE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
+MIXTURE_FIELDS += ("router_scoring", "router_bias_update_rate", "shared_expert_intermediate_size", "expert_capacity")
 # Field -> whether it acts in this config.
 ACTS = {
     "alibi_bias_max": _acts_with("alibi"),
@@ -58,6 +72,9 @@ ACTS = {
     **dict.fromkeys(("max_relative_positions", "relative_embedding_norm"), _acts_with("disentangled")),
     **dict.fromkeys(("conv_groups", "conv_act"), lambda c: c.conv_kernel_size > 0),
     "pooler_act": lambda c: not getattr(c, "task_head_transform", False),
+    "intermediate_size": lambda c: "dense" in feed_forward_kinds(c),
+    **dict.fromkeys(MIXTURE_FIELDS, lambda c: c.num_experts is not None),
+    "shared_expert_gate": lambda c: bool(c.num_experts and c.shared_expert_intermediate_size),
 }
 
 
@@ -87,6 +104,9 @@ def effective_fields(config) -> dict[str, Any]:
     fields = {name: value for name, value in fields.items() if name not in ACTS or ACTS[name](config)}
     del fields["layer_types"]
     fields["attention_pattern"] = config.attention_kinds
+    if "num_experts" in fields:
+        del fields["mlp_layer_types"]
+        fields["mlp_pattern"] = feed_forward_kinds(config)
     fields["hidden_act"] = SAME_ACTIVATION.get(config.hidden_act, config.hidden_act)
     if "head_act" in fields:
         head_act = config.head_act or config.hidden_act

@@ -1,6 +1,7 @@
 """Rows of a lineage's weight table: native modules beside ours, and how a parameter is found in them."""
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +71,10 @@ def find(table: dict[str, Weights], name: str) -> tuple[Weights, list[str]] | No
     """Look a native parameter up: return its row and the names of ours, or None.
 
     A key may name a parameter or its module, exactly or with `*` for the first number in the path; exact keys go first.
+    `#` stands for the number of an expert, which in ours is a slice of one parameter: `up_proj[#]`.
     """
+    expert = re.search(r"expert_(\d+)", name)
+    name = name if expert is None else f"{name[: expert.start(1)]}#{name[expert.end(1) :]}"
     module, _, kind = name.rpartition(".")
     for exact in (True, False):
         for path, suffix in ((name, ""), (module, f".{kind}")):
@@ -80,5 +84,31 @@ def find(table: dict[str, Weights], name: str) -> tuple[Weights, list[str]] | No
             row = table.get(path if exact else f"{path[: number.start()]}.*.{path[number.end() :]}")
             if row is not None:
                 parts = row.ours if number is None else [part.replace("*", number[1]) for part in row.ours]
+                parts = parts if expert is None else [part.replace("#", expert[1]) for part in parts]
                 return row, [f"{part}{suffix}" for part in parts]
     return None
+
+
+def stack_slices(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """{"up_proj[0]": (I, H), "up_proj[1]": ...} -> {"up_proj": (E, I, H)}; other weights as they are."""
+    whole, slices = {}, defaultdict(dict)
+    for name, tensor in weights.items():
+        if name.endswith("]"):
+            parameter, number = _slice(name)
+            slices[parameter][number] = tensor
+        else:
+            whole[name] = tensor
+    return whole | {name: torch.stack([rows[i] for i in range(len(rows))]) for name, rows in slices.items()}
+
+
+def take(weights: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The parameter of ours that a row names, or a slice of it."""
+    if not name.endswith("]"):
+        return weights[name]
+    parameter, number = _slice(name)
+    return weights[parameter][number]
+
+
+def _slice(name: str) -> tuple[str, int]:
+    parameter, _, number = name[:-1].rpartition("[")
+    return parameter, int(number)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.pipelines.parameter_count import count_parameters
+from anyformer.pipelines.parameter_count import count_active_parameters, count_parameters
 from anyformer.pipelines.recipe import load_preset
 from anyformer.pipelines.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.source_fields import family_fields
@@ -12,17 +12,29 @@ from published_models import PUBLISHED
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 OWN = {"nanogpt_char"}  # no vocabulary of its own, so no published count
-NATIVE = {"decoder": AutoModelForCausalLM, "encoder": AutoModel, "seq2seq": AutoModelForSeq2SeqLM}
+NATIVE = {
+    "decoder": AutoModelForCausalLM,
+    "moe": AutoModelForCausalLM,
+    "encoder": AutoModel,
+    "vit": AutoModel,
+    "seq2seq": AutoModelForSeq2SeqLM,
+}
 
 
 HEAD_BIAS_IS_A_BUFFER = {"marian", "bart"}
 
 
-def counted(name: str) -> int:
-    """By arithmetic, less what transformers has as a buffer."""
+def fields_of(name: str) -> SimpleNamespace:
+    """The fields of a preset, underived ones None, as a recipe's."""
     family, fields = load_preset(name)
     defaults = {key: field.default for key, field in family_fields(family).items()}
-    count = count_parameters(SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields)))
+    return SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
+
+
+def counted(name: str) -> int:
+    """By arithmetic, less what transformers has as a buffer."""
+    _, fields = load_preset(name)
+    count = count_parameters(fields_of(name))
     if PUBLISHED[name].model_type in HEAD_BIAS_IS_A_BUFFER:
         assert fields["lm_head_bias"]
         count -= fields["vocab_size"]
@@ -36,6 +48,11 @@ def test_every_preset_of_a_published_model_is_in_the_table():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_parameter_count_is_the_published_one(name):
     assert counted(name) == PUBLISHED[name].count
+
+
+def test_the_parameters_at_work_on_a_token_are_the_published_ones():
+    for name, row in PUBLISHED.items():
+        assert count_active_parameters(fields_of(name)) == (row.active or count_parameters(fields_of(name))), name
 
 
 @pytest.mark.parametrize("name", [name for name, row in PUBLISHED.items() if row.model_type])

@@ -1,0 +1,186 @@
+"""Native twins of mixtures of experts: the same logits, the same text, and back without losing a bit."""
+
+import re
+
+import pytest
+import torch
+import transformers
+from anyformer.modeling.configuration import AnyformerMoeConfig, AnyformerSeq2SeqConfig
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.interop.families import native_class_names, our_class_names
+from anyformer.pipelines.interop.twins import LINEAGES, native_config, our_config
+from native_models import (
+    MIXTURES,
+    NATIVE,
+    SWITCHES,
+    TOKENS,
+    assert_same_logits,
+    assert_same_weights,
+    native_model,
+    randomise,
+)
+from native_models import native_config as tiny_native_config
+from packaging.version import Version
+from safetensors import safe_open
+
+import anyformer
+from anyformer import from_native, to_native
+
+LIMITS_EXPERTS = Version(transformers.__version__) >= Version("5.23")  # before, Switch's capacity had no effect
+LABELS = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
+
+
+def heads_of(name: str) -> list[str]:
+    """The Auto classes that a lineage, transformers and our family have."""
+    lineage = LINEAGES[NATIVE[name][0]]
+    natives = native_class_names(lineage.native)
+    return [auto for auto in our_class_names(lineage.family) if auto in natives and auto in lineage.heads]
+
+
+@pytest.mark.parametrize("name, auto_class", [(name, head) for name in MIXTURES | SWITCHES for head in heads_of(name)])
+def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class):
+    native = native_model(name, auto_class, **(LABELS if auto_class.endswith("SequenceClassification") else {}))
+    ours = from_native(native)
+    assert type(ours).__name__ == our_class_names(LINEAGES[native.config.model_type].family)[auto_class]
+    assert_same_logits(native, ours)
+    assert_same_logits(native, ours, padded=False)
+    back = to_native(ours)
+    assert type(back) is type(native)
+    assert_same_weights(native, back)
+    assert_same_logits(ours, back)
+
+
+def test_every_head_of_our_mixtures_has_a_twin():
+    assert set(our_class_names("moe")) == {head for name in MIXTURES for head in heads_of(name)}
+
+
+@pytest.mark.parametrize("name", MIXTURES | SWITCHES)
+def test_twins_write_the_same_text(name):
+    native = native_model(name, "AutoModelForSeq2SeqLM" if name in SWITCHES else "AutoModelForCausalLM")
+    ours = from_native(native)
+    input_ids = torch.randint(3, TOKENS["vocab_size"], (3, 14), generator=torch.Generator().manual_seed(3))
+    inputs = {"input_ids": input_ids, "do_sample": False, "max_new_tokens": 10, "min_new_tokens": 10}
+    written = [model.generate(**inputs, no_repeat_ngram_size=1) for model in (native, ours, to_native(ours))]
+    assert torch.equal(written[0], written[1]) and torch.equal(written[0], written[2])
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_a_checkpoint_with_a_tensor_for_each_expert_is_read_and_written(name, tmp_path):
+    native = native_model(name)
+    native.save_pretrained(tmp_path / "native")
+    with safe_open(tmp_path / "native" / "model.safetensors", "pt") as file:
+        assert any(re.search(r"experts\.3\.(w1|gate_proj)\.weight$", key) for key in list(file.keys()))
+    ours = from_native(tmp_path / "native")
+    assert_same_logits(native, ours)
+    ours.save_pretrained(tmp_path / "ours")
+    again = anyformer.AnyformerMoeForCausalLM.from_pretrained(tmp_path / "ours")
+    to_native(again).save_pretrained(tmp_path / "back")
+    assert_same_weights(native, type(native).from_pretrained(tmp_path / "back"))
+
+
+# ------------------------------------------------------------------------------------------------ of one lineage only
+
+
+@pytest.mark.skipif(not LIMITS_EXPERTS, reason="transformers before 5.23 does not apply expert_capacity")
+def test_a_full_expert_of_switch_leaves_out_the_same_tokens():
+    full = native_model("switch", "AutoModelForSeq2SeqLM", expert_capacity=5)
+    ours, unlimited = from_native(full), from_native(native_model("switch", "AutoModelForSeq2SeqLM"))
+    assert (ours.config.expert_capacity, unlimited.config.expert_capacity) == (5, 64)
+    assert_same_logits(full, ours)
+    with pytest.raises(AssertionError):  # it was reached
+        assert_same_logits(full, unlimited)
+    assert_same_logits(ours, to_native(ours))
+
+
+def test_a_model_without_limit_goes_to_switch_with_one_that_no_row_reaches():
+    config = our_config(tiny_native_config("switch"))
+    config.expert_capacity = None
+    lineage, native = native_config(config)
+    assert lineage.native == "switch_transformers" and native.expert_capacity > 10**9
+    assert our_config(native).expert_capacity is None
+
+
+@pytest.mark.parametrize(
+    "layers, sparse", [((4, 4), (2, 2)), ((4, 3), (4, 3)), ((6, 6), (2, 2)), ((12, 12), (6, 6)), ((3, 3), (1, 1))]
+)
+def test_sparse_layers_of_switch_are_where_its_class_puts_them(layers, sparse):
+    fields = {"num_layers": layers[0], "num_decoder_layers": layers[1]}
+    fields |= {"num_sparse_encoder_layers": sparse[0], "num_sparse_decoder_layers": sparse[1]}
+    native = transformers.SwitchTransformersModel(tiny_native_config("switch", **fields))
+    ours = from_native(native)
+    for stack in ("encoder", "decoder"):
+        theirs = [block.is_sparse for block in getattr(native, stack).block]
+        assert [hasattr(layer.mlp, "experts") for layer in getattr(ours, stack).layers] == theirs
+    assert LINEAGES["switch_transformers"].read(to_native(ours).config)["mlp_pattern"] == ours.config.mlp_pattern
+
+
+def test_training_fields_of_routers_are_kept():
+    for name, fields in {
+        "mixtral": {"router_aux_loss_coef": 0.03, "router_jitter_noise": 0.1},
+        "qwen3_moe": {"router_aux_loss_coef": 0.03},
+        "switch": {"router_aux_loss_coef": 0.03, "router_z_loss_coef": 0.2, "router_jitter_noise": 0.1},
+    }.items():
+        ours = our_config(tiny_native_config(name, **fields))
+        back = native_config(ours)[1]
+        assert {key: getattr(ours, key) for key in fields} == {key: getattr(back, key) for key in fields} == fields
+
+
+def test_a_mixture_of_ours_goes_native():
+    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_experts": 4}
+    for fields, name in (
+        ({}, "MixtralForCausalLM"),
+        ({"qk_norm": True, "moe_intermediate_size": 24, "mlp_pattern": ["dense", "sparse"]}, "Qwen3MoeForCausalLM"),
+    ):
+        ours = randomise(anyformer.AnyformerMoeForCausalLM(AnyformerMoeConfig(**sizes | fields)))
+        native = to_native(ours)
+        assert type(native).__name__ == name
+        assert_same_logits(ours, native)
+    t5 = {"norm_type": "rmsnorm", "mlp_type": "mlp", "hidden_act": "relu", "position_encoding": "relative"}
+    t5 |= {"attention_multiplier": 1.0, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    t5 |= {"num_experts_per_tok": 1, "norm_topk_prob": False, "logit_multiplier": 32**-0.5}
+    ours = randomise(anyformer.AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqConfig(**sizes | t5)))
+    assert type(to_native(ours)).__name__ == "SwitchTransformersForConditionalGeneration"
+    assert_same_logits(ours, to_native(ours))
+
+
+# ------------------------------------------------------------------------------------------------ what has no twin
+
+
+@pytest.mark.parametrize(
+    "name, fields, words",
+    [
+        ("switch", {"router_bias": True}, "router_bias=True has no anyformer twin; False has one"),
+        ("switch", {"router_dtype": "bfloat16"}, "router_dtype='bfloat16' has no anyformer twin; 'float32' has one"),
+        ("switch", {"is_decoder": True}, "is_decoder=True"),
+        ("switch", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        (
+            "switch",
+            {"num_sparse_decoder_layers": 1},
+            "num_sparse_encoder_layers=2 of 4 and num_sparse_decoder_layers=1 of",
+        ),
+    ],
+)
+def test_a_value_that_changes_the_maths_and_has_no_field_is_refused(name, fields, words):
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        our_config(tiny_native_config(name, **fields))
+    assert str(caught.value).startswith(NATIVE[name][0]) and str(caught.value).count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    "name, fields, nearest, differing",
+    [
+        ("mixtral", {"router_scoring": "sigmoid"}, "mixtral", "router_scoring ('sigmoid' here, 'softmax' there)"),
+        ("mixtral", {"norm_topk_prob": False}, "mixtral", "norm_topk_prob (False here, True there)"),
+        ("mixtral", {"routed_scaling_factor": 2.5}, "mixtral", "routed_scaling_factor (2.5 here, 1.0 there)"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 16}, "qwen3_moe", "shared_expert_intermediate_size (16 here"),
+        ("mixtral", {"expert_capacity": 3}, "mixtral", "expert_capacity (3 here, None there)"),
+        ("mixtral", {"router_bias_update_rate": 0.1}, "mixtral", "router_bias_update_rate (0.1 here, 0.0 there)"),
+        ("switch", {"num_experts_per_tok": 2}, "switch_transformers", "num_experts_per_tok (2 here, 1 there)"),
+    ],
+)
+def test_a_config_without_twin_is_refused_with_the_nearest_and_what_differs(name, fields, nearest, differing):
+    config = our_config(tiny_native_config(name))
+    config = type(config)(**config.to_dict() | {"layer_types": None} | fields)
+    with pytest.raises(UserError, match="no native twin") as caught:
+        native_config(config)
+    assert f"the nearest, {nearest}, differs in " in str(caught.value) and differing in str(caught.value)
