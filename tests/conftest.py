@@ -79,6 +79,21 @@ TINY = {
 
 
 @pytest.fixture
+def tiny_moe_config(tiny_config):
+    """Factory of a decoder config with four experts in each layer; keyword arguments override."""
+    from anyformer import AnyformerMoeConfig
+
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    names += ("max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id")
+    fields = {name: getattr(tiny_config(), name) for name in names} | {"num_experts": 4, "intermediate_size": 48}
+
+    def make(**overrides):
+        return AnyformerMoeConfig(**(fields | overrides))
+
+    return make
+
+
+@pytest.fixture
 def tiny_encoder_config():
     """Factory of an encoder config, BERT-like unless keyword arguments say otherwise."""
     from anyformer import AnyformerEncoderConfig
@@ -100,5 +115,18 @@ def tiny_seq2seq_config():
         own = {"position_encoding": "sinusoidal", "embedding_multiplier": 32**0.5, "hidden_act": "relu"}
         own |= {"decoder_start_token_id": 1}
         return AnyformerSeq2SeqConfig(**(TINY | own | overrides))
+
+    return make
+
+
+@pytest.fixture
+def tiny_vit_config():
+    """Factory of a vision transformer's config, images of 3 x 4 patches unless keyword arguments say otherwise."""
+    from anyformer import AnyformerViTConfig
+
+    def make(**overrides):
+        own = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+        own |= {"image_size": [12, 16], "patch_size": 4, "num_labels": 5}
+        return AnyformerViTConfig(**(own | overrides))
 
     return make

@@ -5,6 +5,8 @@ from torch.utils._device import _device_constructors
 
 THETA, YARN = {"rope_type": "default", "rope_theta": 100.0}, {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
 PRE = {"norm_position": "pre", "embedding_norm": False}
+# Routers' losses are means over rows: of documents packed into one they are others than of the documents.
+NO_LOSS = {"router_aux_loss_coef": 0.0, "mlp_bias": False}
 DISENTANGLED = {"position_encoding": "disentangled", "type_vocab_size": 0, "max_relative_positions": 32}
 
 # Fields beside those of conftest.tiny_encoder_config.
@@ -43,6 +45,10 @@ ENCODERS = {
     "rotary": PRE | {"position_encoding": "rotary", "qk_norm": True, "tie_word_embeddings": False},
     "sinusoidal": {"position_encoding": "sinusoidal", "embedding_size": 16},
     "none": {"position_encoding": "none", "type_vocab_size": 0, "embedding_norm": False},
+    "experts": NO_LOSS | {"num_experts": 4, "mlp_pattern": ["sparse", "dense"], "shared_expert_intermediate_size": 16},
+    "deberta_experts": DISENTANGLED
+    | NO_LOSS
+    | {"num_experts": 3, "router_scoring": "sigmoid", "mask_decoder_layers": 2, "mlp_type": "glu"},
 }
 T5 = {"norm_position": "pre", "norm_type": "rmsnorm", "position_encoding": "relative", "attention_multiplier": 1.0}
 T5 |= {"attention_bias": False, "mlp_bias": False, "embedding_multiplier": 1.0, "relative_attention_num_buckets": 8}
@@ -64,7 +70,29 @@ SEQ2SEQS = {
     },
     "rotary": {"position_encoding": "rotary", "norm_position": "pre", "num_key_value_heads": 2, "qk_norm": True},
     "alibi": {"position_encoding": "alibi", "num_decoder_layers": 1, "num_key_value_heads": 1},
+    "switch": T5
+    | NO_LOSS
+    | {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_pattern": ["dense", "sparse"]}
+    | {"router_jitter_noise": 0.0, "num_decoder_layers": 3},
     "deep_decoder": T5 | {"num_decoder_layers": 3, "relative_attention_shared": False},
+}
+# Fields beside those of conftest.tiny_vit_config.
+VITS = {
+    "vit": {},
+    "deit": {"use_distillation_token": True, "distillation_head": True},
+    "mae": {"position_encoding": "sinusoidal", "hidden_act": "gelu_new"},
+    "rotary": {
+        "position_encoding": "rotary",
+        "num_register_tokens": 3,
+        "norm_type": "rmsnorm",
+        "mlp_type": "glu",
+        "qk_norm": True,
+        "num_key_value_heads": 2,
+    },
+    "half_rotary": {"position_encoding": "rotary", "rope_parameters": {"partial_rotary_factor": 0.5}},
+    "mean": {"pooler_type": "mean", "num_channels": 1, "embedding_norm": True},
+    "mean_with_registers": {"pooler_type": "mean", "num_register_tokens": 2, "norm_position": "post"},
+    "none": {"position_encoding": "none", "attention_bias": False, "attn_logit_softcapping": 5.0},
 }
 # Schemes by which a token is known from others by its distance only: what is before the row does not matter.
 DISTANCES_ONLY = ("none", "rotary", "alibi", "relative", "disentangled")

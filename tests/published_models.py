@@ -198,6 +198,36 @@ PUBLISHED = {
         MODERNBERT
         | {"hidden_size": 1024, "intermediate_size": 2624, "num_hidden_layers": 28, "num_attention_heads": 16},
     ),
+    # --------------------------------------------------------------------------------------------------- vision
+    # With the pooler of transformers' base model; test_interop_vit.py counts with the classifiers of 1,000 classes.
+    "vit_base_patch16_224": Published(
+        86_389_248, "Hub: google/vit-base-patch16-224-in21k; Dosovitskiy et al. 2021, table 1: 86M", "vit"
+    ),
+    "vit_large_patch16_224": Published(
+        304_351_232, "Hub: google/vit-large-patch16-224-in21k; Dosovitskiy et al. 2021, table 1: 307M", "vit", LARGE
+    ),
+    "vit_huge_patch14_224": Published(
+        632_404_480,
+        "Hub: google/vit-huge-patch14-224-in21k; Dosovitskiy et al. 2021, table 1: 632M",
+        "vit",
+        {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16}
+        | {"patch_size": 14, "encoder_stride": 14},
+    ),
+    "deit_tiny_distilled_patch16_224": Published(
+        5_561_856,
+        "Hub: facebook/deit-tiny-distilled-patch16-224, its classifiers left out and a pooler added; card: 6M",
+        "deit",
+        {"hidden_size": 192, "intermediate_size": 768, "num_attention_heads": 3},
+    ),
+    "deit_small_distilled_patch16_224": Published(
+        21_814_272,
+        "Hub: facebook/deit-small-distilled-patch16-224, likewise; card: 22M",
+        "deit",
+        {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6},
+    ),
+    "deit_base_distilled_patch16_224": Published(
+        86_390_784, "Hub: facebook/deit-base-distilled-patch16-224, likewise; card: 87M", "deit"
+    ),
     # ------------------------------------------------------------------------------------- sequence to sequence
     # Exact by arithmetic: 37,000 is the paper's "about 37000 tokens".
     "transformer_base": Published(63_082_496, "Vaswani et al. 2017, table 3: 65M"),

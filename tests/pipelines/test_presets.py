@@ -61,7 +61,7 @@ def test_transformers_own_class_has_as_many_parameters(name):
     with torch.device("meta"):
         model = NATIVE[family].from_config(PUBLISHED[name].config())
     parameters = {key: p for key, p in model.named_parameters() if "embed_positions" not in key or p.requires_grad}
-    if not fields["tie_word_embeddings"] and model.config.tie_word_embeddings:
+    if not fields.get("tie_word_embeddings", True) and model.config.tie_word_embeddings:
         # transformers ties T5 v1.1's head when it builds one, and unties it when the weights of a checkpoint differ.
         parameters["head"] = model.get_output_embeddings().weight
     assert sum(p.numel() for p in parameters.values()) == counted(name)
