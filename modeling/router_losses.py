@@ -56,19 +56,19 @@ class Routing(NamedTuple):
     real: torch.Tensor
 
 
-def router_fields(routed: list, shape, padding_mask, unpadded, training: bool, shown: bool) -> dict:
+def router_fields(routed: list, shape, counted_mask, unpadded, training: bool, shown: bool) -> dict:
     """The fields of outputs.RouterFields that a base model fills; none in evaluation unless they are to be `shown`.
 
     routed: a tuple for each sparse layer: its router, logits (N, E), index (N, K), kept (N, K) or None. shape: (B, T)
-    of what the layers saw. unpadded: None, or an Unpadded by which they saw all rows as one. padding_mask: (B, T) or
-    None. In training routers with a bias count their slots.
+    of what the layers saw. unpadded: None, or an Unpadded by which they saw all rows as one. counted_mask: (B, T), 0 at
+    tokens that do not count, or None. In training routers with a bias count their slots.
     """
     if not (training or shown):
         return {}
     routers, *parts = zip(*routed)
     logits, index, kept = ([in_rows(x, shape, unpadded) for x in part] for part in parts)
-    if padding_mask is not None and padding_mask.dim() == 2:
-        real = padding_mask[:, -logits[0].shape[1] :] != 0
+    if counted_mask is not None and counted_mask.dim() == 2:
+        real = counted_mask[:, -logits[0].shape[1] :] != 0
     else:
         real = torch.ones(logits[0].shape[:2], dtype=torch.bool, device=logits[0].device)
     kept = torch.stack(kept) if kept[0] is not None else None

@@ -182,11 +182,14 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         decoder_inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
+        decoder_counted_mask: torch.Tensor | None = None,
         **kwargs,
     ) -> Seq2SeqModelOutput:
         """Inputs (B, S) and decoder inputs (B, T) -> last_hidden_state (B, T, D) and the encoder's (B, S, D).
 
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
+        decoder_counted_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that no
+        `decoder_attention_mask` tells of.
         """
         if use_cache is None:  # asked here: the decoder reads a copy of this config, made when the model was built
             use_cache = self.config.use_cache
@@ -209,6 +212,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
             encoder_attention_mask=attention_mask,
             encoder_position_ids=position_ids,
             use_cache=use_cache,
+            counted_mask=decoder_counted_mask,
             **kwargs,
         )
         return Seq2SeqModelOutput(
@@ -285,6 +289,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
+            decoder_counted_mask=None if labels is None else labels != IGNORE_INDEX,
             **kwargs,
         )
         hidden_states, loss, logits = outputs.last_hidden_state, None, None
@@ -388,6 +393,7 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
             use_cache=False,
+            decoder_counted_mask=attention_mask,  # it reads the same tokens
             **kwargs,
         )
         rows = torch.arange(input_ids.shape[0], device=input_ids.device)

@@ -69,15 +69,17 @@ class TransformerStack:
         global_attention_mask=None,
         places=None,
         output_router_logits=None,
+        counted_mask=None,
         **kwargs,
     ) -> tuple:
         """Token embeddings (B, T, E) -> hidden states (B, T, D), and the fields of outputs.RouterFields, if any.
 
         past_key_values: a cache of self-attention. packs: whether `position_ids` tell documents apart. added_BTE:
         embeddings of another kind than tokens and positions. places: what the position scheme reads, where that is not
-        `position_ids`. output_router_logits: None is what the config says. kwargs go to the layers.
+        `position_ids`. output_router_logits: None is what the config says. counted_mask: (B, T), tokens that
+        count in the routers' losses and statistics; None: those that `attention_mask` has. kwargs go to the layers.
         """
-        padding_mask = attention_mask
+        counted_mask = attention_mask if counted_mask is None else counted_mask
         if self.config.embedding_multiplier != 1:
             x_BTE = x_BTE * self.config.embedding_multiplier
         documents = None
@@ -119,7 +121,7 @@ class TransformerStack:
         fields = {}
         if routed:
             shown = self.config.output_router_logits if output_router_logits is None else output_router_logits
-            fields = router_fields(routed, x_BTD.shape[:2], padding_mask, unpadded, self.training, shown)
+            fields = router_fields(routed, x_BTD.shape[:2], counted_mask, unpadded, self.training, shown)
         return (x_BTD if unpadded is None else unpadded.put_back(x_BTD)), fields
 
     def what_is_seen(self, x_BTE, attention_mask, past_key_values, documents, global_attention_mask) -> tuple:

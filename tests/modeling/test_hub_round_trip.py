@@ -41,6 +41,11 @@ VARIANTS = {
         "attention_stride": 3,
         "sliding_window": 3,
     },
+    "linear_compressive": {
+        "attention_pattern": ["linear_attention", "compressive_attention"],
+        "segment_length": 3,
+    },
+    "recurrent": {"segment_length": 3, "memory_length": 4},
     "relative_embedding_norm": {"position_encoding": "relative", "embedding_norm": True, "embedding_multiplier": 3.0},
     "qk_norm_own_theta": {
         "qk_norm": True,
@@ -55,8 +60,11 @@ VARIANTS = {
 SHARED = {"attention", "base", "block", "configuration", "feed_forward", "heads", "legality", "losses", "masking"}
 SHARED |= {"normalization", "positions", "rotary", "stack", "task_heads", "task_losses", "unpadding", "varlen"}
 SHARED |= {"disentangled", "local_global"}  # kinds of attention of the encoder, which the block chooses from
+SHARED |= {"linear_attention", "memory", "segments", "state_cache", "legality_memory"}  # and of the decoder
+SHARED |= {"legality_experts", "experts", "grouped_experts", "balancing", "router_losses", "outputs"}
 NEEDED = {
-    "decoder": SHARED | {"decoder"},
+    "decoder": SHARED | {"causal", "decoder"},
+    "moe": SHARED | {"causal", "moe"},
     "encoder": SHARED | {"encoder", "convolution"},
     "seq2seq": SHARED | {"seq2seq"},
 }
@@ -169,11 +177,22 @@ def code_in(folder) -> dict[str, str]:
 
 # (Auto class, class, fields): every Auto class of the other families, and many compositions.
 MASKED = ENCODERS["deberta_conv"] | {"mask_decoder_layers": 2, "num_hidden_layers": 3}
+MOE_CASES = [
+    (
+        "AutoModelForCausalLM",
+        "ForCausalLM",
+        {"shared_expert_intermediate_size": 16, "mlp_pattern": ["dense", "sparse"]},
+    ),
+    ("AutoModelForCausalLM", "ForCausalLM", {"router_scoring": "sigmoid", "router_bias_update_rate": 0.01}),
+    ("AutoModel", "Model", {"mlp_type": "mlp", "moe_intermediate_size": 21}),
+    ("AutoModelForSequenceClassification", "ForSequenceClassification", {"num_labels": 3, "expert_capacity": 3}),
+]
 ENCODER_CASES = [
     ("AutoModel", "Model", ENCODERS["bert"]),
     ("AutoModelForPreTraining", "ForPreTraining", ENCODERS["albert"]),
     ("AutoModelForMaskedLM", "ForMaskedLM", MASKED),
     ("AutoModelForMaskedLM", "ForMaskedLM", ENCODERS["modernbert"]),
+    ("AutoModelForMaskedLM", "ForMaskedLM", ENCODERS["experts"]),
     ("AutoModelForSequenceClassification", "ForSequenceClassification", ENCODERS["longformer"] | {"num_labels": 3}),
     ("AutoModelForTokenClassification", "ForTokenClassification", ENCODERS["alibi"] | {"num_labels": 3}),
     ("AutoModelForQuestionAnswering", "ForQuestionAnswering", ENCODERS["deberta_v3"]),
@@ -182,6 +201,7 @@ ENCODER_CASES = [
 SEQ2SEQ_CASES = [
     ("AutoModelForSeq2SeqLM", "ForConditionalGeneration", SEQ2SEQS["original"]),
     ("AutoModelForSeq2SeqLM", "ForConditionalGeneration", SEQ2SEQS["umt5"]),
+    ("AutoModelForSeq2SeqLM", "ForConditionalGeneration", SEQ2SEQS["switch"]),
     ("AutoModel", "Model", SEQ2SEQS["alibi"]),
     ("AutoModelForTextEncoding", "EncoderModel", SEQ2SEQS["rotary"]),
     ("AutoModelForSequenceClassification", "ForSequenceClassification", SEQ2SEQS["bart"] | {"num_labels": 3}),
@@ -222,11 +242,15 @@ report(found)
 
 
 def test_without_anyformer_the_other_families_load_and_compute_the_very_same_numbers(
-    tiny_encoder_config, tiny_seq2seq_config, tmp_path
+    tiny_moe_config, tiny_encoder_config, tiny_seq2seq_config, tmp_path
 ):
     elsewhere, names = tmp_path / "elsewhere", {}
     elsewhere.mkdir()
-    families = (("Encoder", ENCODER_CASES, tiny_encoder_config), ("Seq2Seq", SEQ2SEQ_CASES, tiny_seq2seq_config))
+    families = (
+        ("Moe", MOE_CASES, tiny_moe_config),
+        ("Encoder", ENCODER_CASES, tiny_encoder_config),
+        ("Seq2Seq", SEQ2SEQ_CASES, tiny_seq2seq_config),
+    )
     for family, cases, make in families:
         covered = getattr(anyformer, f"Anyformer{family}{cases[0][1]}").auto_classes.keys()
         assert {auto for auto, *_ in cases} == covered, "an Auto class without a case"
@@ -265,7 +289,7 @@ def save_with_inputs(model, folder, family):
             inputs = {name: x[None] for name, x in inputs.items()}
     else:
         inputs = {"input_ids": tokens(2, 9)}
-        if not type(model).__name__.endswith(("EncoderModel", "Classification")):
+        if family == "Seq2Seq" and not type(model).__name__.endswith(("EncoderModel", "Classification")):
             inputs["decoder_input_ids"] = tokens(2, 5, seed=1)
     kept = ("logits", "prediction_logits", "start_logits", "end_logits", "last_hidden_state", "pooler_output")
     outputs = {name: x for name, x in model(**inputs).items() if name in kept}
@@ -276,10 +300,11 @@ def save_with_inputs(model, folder, family):
 
 
 @pytest.fixture(params=NEEDED)
-def family_model(request, tiny_config, tiny_encoder_config, tiny_seq2seq_config):
+def family_model(request, tiny_config, tiny_moe_config, tiny_encoder_config, tiny_seq2seq_config):
     """(name of the family's module, its language model)."""
     head, make = {
         "decoder": ("DecoderForCausalLM", tiny_config),
+        "moe": ("MoeForCausalLM", tiny_moe_config),
         "encoder": ("EncoderForMaskedLM", tiny_encoder_config),
         "seq2seq": ("Seq2SeqForConditionalGeneration", tiny_seq2seq_config),
     }[request.param]

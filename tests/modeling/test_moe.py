@@ -1,0 +1,395 @@
+"""Laws of models with experts: the decoders' own, and routers' losses and statistics in every family."""
+
+import copy
+import math
+
+import pytest
+import torch
+from family_variants import encoder_row, gradients_of, padded, poison_empty_memory, positions_of, tokens
+from torch.nn.functional import pad
+from training_steps import weights_after_a_step
+from transformers import AutoModel, AutoModelForCausalLM, StaticCache
+
+from anyformer import (
+    AnyformerEncoderForMaskedLM,
+    AnyformerEncoderForSequenceClassification,
+    AnyformerMoeConfig,
+    AnyformerMoeForCausalLM,
+    AnyformerMoeForSequenceClassification,
+    AnyformerMoeModel,
+    AnyformerSeq2SeqForConditionalGeneration,
+    AnyformerSeq2SeqForSequenceClassification,
+)
+
+EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, same maths in another order of operations
+PACKED = {"atol": 1e-6, "rtol": 1e-5}
+TINY = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+TINY |= {"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TINY |= {"num_experts": 4, "intermediate_size": 48}
+VARIANTS = {
+    "mixtral": {},
+    "qwen3": {"num_experts": 6, "num_experts_per_tok": 3, "mlp_pattern": ["dense", "sparse"], "qk_norm": True},
+    "deepseek": {
+        "router_scoring": "sigmoid",
+        "routed_scaling_factor": 2.5,
+        "router_bias_update_rate": 0.01,
+        "shared_expert_intermediate_size": 16,
+        "shared_expert_gate": True,
+        "moe_intermediate_size": 24,
+    },
+    "switch": {"mlp_type": "mlp", "hidden_act": "relu", "num_experts_per_tok": 1, "norm_topk_prob": False},
+    "odd_sizes": {"moe_intermediate_size": 21, "position_encoding": "alibi", "norm_position": "post"},
+}
+
+
+def build(model_class=AnyformerMoeForCausalLM, seed=0, **fields):
+    torch.manual_seed(seed)
+    return model_class(AnyformerMoeConfig(**(TINY | fields))).eval()
+
+
+def skewed(model, scale=20.0):
+    """Routers that prefer, so that a balance loss and its gradient are far from 0."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("gate.weight"):
+                p.mul_(scale)
+    return model
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request):
+    return skewed(build(**VARIANTS[request.param]))
+
+
+@torch.no_grad()
+def test_stepwise_decoding_equals_the_full_forward_with_dynamic_and_static_cache(variant):
+    ids = tokens(2, 12)
+    expected = variant(ids, use_cache=False).logits
+    for cache in (None, StaticCache(config=variant.config, max_cache_len=32)):
+        steps = []
+        for t in range(12):
+            out = variant(ids[:, t : t + 1], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            steps.append(out.logits)
+        torch.testing.assert_close(torch.cat(steps, 1), expected, **EXACT)
+
+
+@torch.no_grad()
+def test_every_cache_generates_the_same_tokens(variant):
+    ids = tokens(2, 8)
+    results = [
+        variant.generate(ids, max_new_tokens=6, do_sample=False, **options)
+        for options in ({}, {"use_cache": False}, {"cache_implementation": "static"})
+    ]
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_packed_rows_equal_separate_documents_and_leak_no_gradient(variant):
+    lengths = [7, 1, 11, 5]
+    docs = [tokens(1, n, seed=n) for n in lengths]
+    embeds = variant.get_input_embeddings()(torch.cat(docs, 1)).detach().requires_grad_()
+    packed = variant(inputs_embeds=embeds, position_ids=positions_of(lengths)).logits
+    separate = torch.cat([variant(d, use_cache=False).logits for d in docs], 1)
+    torch.testing.assert_close(packed, separate, **PACKED)
+    (gradient,) = torch.autograd.grad(packed[:, 8:19].square().sum(), embeds)
+    assert gradient[:, 8:19].abs().sum() > 0
+    assert torch.all(gradient[:, :8] == 0) and torch.all(gradient[:, 19:] == 0)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_changes_no_gradient(variant, use_reentrant):
+    ids = tokens()
+    variant.train()
+    expected = gradients_of(variant, lambda: variant(ids, labels=ids).loss)
+    variant.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    variant.enable_input_require_grads()
+    got = gradients_of(variant, lambda: variant(ids, labels=ids).loss)
+    assert got.keys() == expected.keys()
+    for name, gradient in got.items():
+        torch.testing.assert_close(gradient, expected[name], **PACKED, msg=name)
+
+
+@torch.no_grad()
+def test_loading_through_the_meta_device_restores_every_parameter_and_buffer(variant, tmp_path, monkeypatch):
+    ids = tokens()
+    for name, buffer in variant.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_()
+    expected, buffers = variant(ids).logits, dict(variant.named_buffers())
+    variant.save_pretrained(tmp_path)
+    poison_empty_memory(monkeypatch)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is AnyformerMoeForCausalLM
+    for name, buffer in loaded.named_buffers():
+        assert torch.equal(buffer, buffers[name]), name
+    assert torch.equal(loaded(ids).logits, expected)
+
+
+def test_experts_and_routers_that_a_checkpoint_lacks_are_initialised(tmp_path, monkeypatch):
+    """An untrained model, and a dense decoder's weights in a model with experts: no uninitialised memory is left."""
+    dense = build(mlp_pattern=["sparse", "dense"], **VARIANTS["deepseek"])
+    dense.save_pretrained(tmp_path)
+    poison_empty_memory(monkeypatch)
+    fields = {"mlp_pattern": None, "mlp_layer_types": ["sparse", "sparse"], "num_experts": 4}
+    config = AnyformerMoeConfig.from_pretrained(tmp_path, **fields)
+    for model in (AnyformerMoeForCausalLM.from_pretrained(tmp_path, config=config), build(**VARIANTS["deepseek"])):
+        mlp = model.model.layers[1].mlp
+        assert torch.equal(mlp.gate.e_score_correction_bias, torch.zeros(4))
+        for name, p in model.named_parameters():
+            assert torch.isfinite(p).all(), name
+        assert mlp.gate.weight.std().item() == pytest.approx(0.02, rel=0.3)
+        assert mlp.experts.gate_up_proj.std().item() == pytest.approx(0.02, rel=0.1)
+        assert mlp.experts.down_proj.std().item() == pytest.approx(0.02 / 2, rel=0.1)  # 2 layers: sqrt(2 x 2)
+
+
+def test_the_bias_of_a_model_in_bf16_stays_in_fp32(tmp_path):
+    """Its steps are smaller than what bf16 tells apart."""
+    build(**VARIANTS["deepseek"]).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    gate = loaded.model.layers[0].mlp.gate
+    assert gate.weight.dtype == torch.bfloat16 and gate.e_score_correction_bias.dtype == torch.float32
+    loaded.train()(tokens(), labels=tokens()).loss.backward()
+
+
+def test_grouped_experts_are_the_default_and_others_can_be_chosen(variant):
+    assert variant.config._experts_implementation == "anyformer_grouped"
+    expected = variant(tokens()).logits
+    odd = variant.config.moe_intermediate_size % 8 != 0
+    for name in ("eager", "batched_mm", "anyformer_grouped", "grouped_mm"):
+        if odd and name == "grouped_mm":
+            with pytest.raises(ValueError, match="needs multiples of 8, but moe_intermediate_size=21"):
+                variant.set_experts_implementation(name)
+            continue
+        variant.set_experts_implementation(name)
+        assert variant.model.config._experts_implementation == name
+        torch.testing.assert_close(variant(tokens()).logits, expected, **EXACT)
+
+
+def test_training_adds_the_routers_losses_and_evaluation_does_not():
+    model = skewed(build(router_aux_loss_coef=0.3, router_z_loss_coef=0.2))
+    ids = tokens()
+    evaluated = model(ids, labels=ids)
+    assert not any(name.startswith("router") or name == "aux_loss" for name in evaluated)
+    shown = model(ids, labels=ids, output_router_logits=True)
+    torch.testing.assert_close(shown.loss, evaluated.loss)
+    trained = model.train()(ids, labels=ids)
+    torch.testing.assert_close(trained.aux_loss, shown.aux_loss)
+    torch.testing.assert_close(trained.loss, evaluated.loss + 0.3 * trained.aux_loss + 0.2 * trained.z_loss)
+    assert trained.aux_loss > 1.01
+
+
+def test_statistics_are_those_of_the_logits():
+    model, ids = skewed(build(**VARIANTS["qwen3"])), tokens()
+    out = model(ids, output_router_logits=True)
+    assert len(out.router_logits) == 1 and out.router_logits[0].shape == (48, 6)
+    scores = out.router_logits[0].softmax(-1)
+    chosen = torch.nn.functional.one_hot(scores.topk(3).indices, 6).float().sum(1).mean(0) / 3
+    torch.testing.assert_close(out.router_load, chosen[None])
+    torch.testing.assert_close(out.router_entropy, -(scores * scores.log()).sum(-1).mean()[None])
+    assert out.router_dropped.tolist() == [0.0] and 0 < out.router_entropy.item() < math.log(6)
+    ignored = model.config.keys_to_ignore_at_inference
+    assert {name for name in out if name not in ("logits", "loss")} <= set(ignored)
+
+
+def test_capacity_drops_tokens_and_counts_them():
+    full = skewed(build(**VARIANTS["switch"]))
+    tight = build(**VARIANTS["switch"], expert_capacity=2)
+    tight.load_state_dict(full.state_dict())
+    out = tight(tokens(), output_router_logits=True)
+    index = out.router_logits[0].argmax(-1).view(2, 24)
+    dropped = sum(max(0, (row == e).sum().item() - 2) for row in index for e in range(4)) / 48
+    assert out.router_dropped[0].item() == pytest.approx(dropped) and dropped > 0.5
+    roomy = build(**VARIANTS["switch"], expert_capacity=24)
+    roomy.load_state_dict(full.state_dict())
+    assert torch.equal(roomy(tokens()).logits, full(tokens()).logits)
+
+
+def causal_rows():
+    rows = []
+    for i, (length, unlabelled) in enumerate([(24, 3), (20, 15), (11, 0), (24, 9)]):
+        ids = tokens(1, 24, seed=i)
+        labels = ids.clone()
+        labels[:, :unlabelled] = labels[:, length:] = -100
+        mask = (torch.arange(24) < length).long()[None]
+        rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    return rows
+
+
+def masked_rows():
+    rows = causal_rows()
+    for i, row in enumerate(rows):
+        row["labels"] = row["labels"].masked_fill(torch.arange(24) % (i + 2) != 0, -100)
+    return rows
+
+
+def translated_rows():
+    rows = causal_rows()
+    return [row | {"labels": row["labels"][:, 5 : 14 - i]} for i, row in enumerate(rows)]
+
+
+def joined(rows):
+    """Rows (1, T) as one batch, labels of different lengths filled up."""
+    longest = max(row["labels"].shape[1] for row in rows)
+    whole = {name: [row[name] for row in rows] for name in rows[0]}
+    whole["labels"] = [pad(x, (0, longest - x.shape[1]), value=-100) for x in whole["labels"]]
+    return {name: torch.cat(parts) for name, parts in whole.items()}
+
+
+EXPERTS = {"num_experts": 4, "mlp_bias": False, "router_aux_loss_coef": 0.5, "router_z_loss_coef": 0.1}
+
+
+@pytest.fixture(params=["causal", "masked", "conditional"])
+def family(request, tiny_encoder_config, tiny_seq2seq_config):
+    """(a model with experts, rows to train it on, how its labels are counted)."""
+    if request.param == "causal":
+        model, rows = build(router_aux_loss_coef=0.5, router_z_loss_coef=0.1), causal_rows()
+        return skewed(model), rows, lambda labels: (labels[:, 1:] != -100).sum()
+    if request.param == "masked":
+        model, rows = AnyformerEncoderForMaskedLM(tiny_encoder_config(**EXPERTS)), masked_rows()
+    else:
+        config = tiny_seq2seq_config(**EXPERTS, num_decoder_layers=3, mlp_pattern=["dense", "sparse"])
+        model, rows = AnyformerSeq2SeqForConditionalGeneration(config), translated_rows()
+    return skewed(model), rows, lambda labels: (labels != -100).sum()
+
+
+@pytest.mark.parametrize("cut", [[1, 3], [1, 1, 1, 1]])
+def test_accumulated_micro_batches_have_the_loss_and_gradients_of_the_whole_batch(family, cut):
+    """Though micro-batches differ in tokens and in padding."""
+    model, rows, count = family
+    model.train()
+    whole = joined(rows)
+    loss = model(**whole).loss
+    expected = gradients_of(model, lambda: model(**whole).loss)
+    items, total = count(whole["labels"]), 0.0
+    torch.testing.assert_close(model(**whole, num_items_in_batch=items).loss, loss)
+    model.zero_grad()
+    for size in cut:
+        part, rows = joined(rows[:size]), rows[size:]
+        micro = model(**part, num_items_in_batch=items).loss
+        micro.backward()
+        total += micro.item()
+    assert total == pytest.approx(loss.item(), abs=2e-6)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_the_routers_losses_reach_the_routers_of_every_family(family):
+    model, rows, _ = family
+    out = model.train()(**joined(rows))
+    sparse = sum(type(module).__name__ == "SparseMLP" for module in model.modules())
+    assert out.router_load.shape == (sparse, 4) and out.router_entropy.shape == (sparse,)
+    torch.testing.assert_close(out.router_load.sum(-1), torch.ones(sparse))
+    for loss in (out.aux_loss, out.z_loss):
+        gates = [p for name, p in model.named_parameters() if name.endswith("gate.weight")]
+        gradients = torch.autograd.grad(loss, gates, retain_graph=True)
+        assert all(g.abs().sum() > 0 for g in gradients) and len(gates) == sparse
+    assert "router_losses" not in out
+
+
+@pytest.mark.parametrize("head", ["moe", "encoder", "seq2seq"])
+def test_trainer_makes_the_same_step_of_any_accumulation(tiny_encoder_config, tiny_seq2seq_config, tmp_path, head):
+    model_class, config = {
+        "moe": (AnyformerMoeForSequenceClassification, AnyformerMoeConfig(**TINY, num_labels=3)),
+        "encoder": (AnyformerEncoderForSequenceClassification, tiny_encoder_config(**EXPERTS, num_labels=3)),
+        "seq2seq": (AnyformerSeq2SeqForSequenceClassification, tiny_seq2seq_config(**EXPERTS, num_labels=3)),
+    }[head]
+    model = skewed(model_class(config))
+    rows = [{"input_ids": tokens(1, 10, seed=i)[0], "labels": torch.tensor(i % 3)} for i in range(4)]
+    steps = [weights_after_a_step(copy.deepcopy(model), rows, n, tmp_path) for n in (4, 2, 1)]
+    assert not torch.equal(steps[0]["score.weight"], model.score.weight)
+    for other in steps[1:]:
+        for name, p in other.items():
+            torch.testing.assert_close(p, steps[0][name], **PACKED, msg=name)
+
+
+@torch.no_grad()
+def test_padding_changes_no_statistic_of_an_encoder(tiny_encoder_config):
+    """Padded on either side, and run without the padding, as sdpa does."""
+    model = skewed(AnyformerEncoderForMaskedLM(tiny_encoder_config(**EXPERTS)).eval())
+    rows = [encoder_row(model.config, n, seed=n) for n in (9, 5)]
+    alone = [model(**row, output_router_logits=True) for row in rows]
+    load = sum(out.router_load * n for out, n in zip(alone, (9, 5))) / 14
+    for implementation in ("sdpa", "eager"):
+        model.set_attn_implementation(implementation)
+        batch = padded(rows, "right")
+        out = model(**batch, labels=batch["input_ids"], output_router_logits=True)
+        torch.testing.assert_close(out.router_load, load)
+        per_row = torch.cat([model.model(**row, output_router_logits=True).router_losses for row in rows], dim=1)
+        torch.testing.assert_close(model.model(**batch, output_router_logits=True).router_losses, per_row, **EXACT)
+
+
+def test_a_bias_balances_a_skewed_router():
+    """With no balance loss; the same training without the bias stays skewed."""
+    loads = {}
+    for rate in (0.0, 0.02):
+        fields = {"router_bias_update_rate": rate, "router_aux_loss_coef": 0.0, "router_scoring": "sigmoid"}
+        model = build(num_experts_per_tok=1, norm_topk_prob=False, num_hidden_layers=1, **fields).train()
+        with torch.no_grad():
+            model.model.layers[0].mlp.gate.weight[0] += model.model.embed_tokens.weight.mean(0) * 300
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for step in range(60):
+            for half in range(2):  # counted over both micro-batches
+                ids = tokens(4, 24, seed=2 * step + half)
+                loss = model(ids, labels=ids).loss
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        loads[rate] = model.eval()(tokens(8, 24, seed=1000), output_router_logits=True).router_load[0]
+    assert loads[0.0].max() > 0.45 and loads[0.02].max() < 0.35, loads
+
+
+def test_the_last_tokens_vector_is_classified():
+    model = build(AnyformerMoeForSequenceClassification, num_labels=3)
+    ids, mask = tokens(2, 10), torch.ones(2, 10, dtype=torch.long)
+    ids[1, 7:], mask[1, 7:] = 0, 0
+    logits = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(logits[1:], model(ids[1:, :7]).logits, **EXACT)
+
+
+def test_a_base_model_saved_alone_loads(tmp_path):
+    model = build()
+    model.model.save_pretrained(tmp_path)
+    base = AutoModel.from_pretrained(tmp_path).eval()
+    assert type(base) is AnyformerMoeModel
+    assert torch.equal(base(tokens()).last_hidden_state, model.model(tokens()).last_hidden_state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ["mixtral", "deepseek", "odd_sizes"])
+def test_a_compiled_training_step_has_the_loss_and_gradients_of_the_eager_one(name, backend):
+    torch.compiler.reset()
+    model = build(**VARIANTS[name]).train()
+    expected = gradients_of(model, lambda: model(tokens(), labels=tokens()).loss)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    got = gradients_of(model, lambda: compiled(tokens(), labels=tokens()).loss)
+    for gradient_name, gradient in got.items():
+        torch.testing.assert_close(gradient, expected[gradient_name], **EXACT, msg=gradient_name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"num_experts": None}, "num_experts is null"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok=5 is more than num_experts=4"),
+        ({"num_experts_per_tok": 1}, "norm_topk_prob=True makes the weight"),
+        ({"mlp_pattern": ["dense"]}, "num_experts=4 is used by no layer"),
+        ({"mlp_pattern": ["spare"]}, r"mlp_pattern=\['spare'\] is not known; known: dense, sparse"),
+        ({"mlp_layer_types": ["sparse"]}, "mlp_layer_types names 1 layers, but num_hidden_layers=2"),
+        ({"mlp_pattern": ["sparse"], "mlp_layer_types": ["dense", "sparse"]}, "say different things"),
+        ({"router_scoring": "tanh"}, "router_scoring='tanh' is not known"),
+        ({"router_jitter_noise": 1.5}, "router_jitter_noise=1.5 must be below 1"),
+        ({"router_aux_loss_coef": -1.0}, "router_aux_loss_coef=-1.0 is negative"),
+        ({"expert_capacity": 0}, "expert_capacity=0 is not a positive number"),
+        ({"mlp_bias": True}, "mlp_bias=True is not for experts"),
+        ({"shared_expert_gate": True}, "shared_expert_gate=True needs a shared expert"),
+    ],
+)
+def test_what_experts_cannot_be_is_one_sentence(fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        AnyformerMoeConfig(**(TINY | fields))
+
+
+def test_a_dense_decoder_refuses_experts(tiny_config):
+    with pytest.raises(ValueError, match="num_experts=4 is not for a dense decoder; use family moe"):
+        tiny_config(num_experts=4)
