@@ -47,7 +47,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     if to not in (None, direction):
         kind = "an anyformer" if to == "anyformer" else "a native"
         raise UserError(f"MODEL={source} is {kind} model already ({config.model_type}); leave out --to {to}")
-    tokenizer = _tokenizer(source)
+    parts = [_tokenizer(source), _image_processor(source, to=direction)]
     model = load_model(source)
     twin = to_native(model) if direction == "native" else from_native(model)
     count = sum(parameter.numel() for parameter in twin.parameters())
@@ -60,11 +60,13 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
             f"{kinds}: the twin's logits differ by {difference:.2g} where the largest is {scale:.3g}, more than "
             f"{TOLERANCE:g} of it; nothing was written"
         )
+    kind = "an image processor" if "pixel_values" in inputs else "a tokenizer"
     del model
-    _save([twin] if tokenizer is None else [twin, tokenizer], destination)
+    parts = [part for part in parts if part is not None]
+    _save([twin, *parts], destination)
     return (
         f"{kinds}: {count:,} parameters, largest difference of logits {difference:.2g} (largest logit {scale:.3g}); "
-        f"written to {destination}{', without a tokenizer, since the source has none' if tokenizer is None else ''}"
+        f"written to {destination}{'' if parts else f', without {kind}, since the source has none'}"
     )
 
 
@@ -107,6 +109,26 @@ def _tokenizer(source: str):
     except (OSError, ValueError, ImportError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(f"MODEL={source}: its tokenizer cannot be loaded: {reason}") from error
+
+
+def _image_processor(source: str, to: str):
+    """The source's image processor, or None; for a native model as transformers' own where that one does the same."""
+    from transformers import AutoImageProcessor, ViTImageProcessorPil
+    from transformers.utils import IMAGE_PROCESSOR_NAME, cached_file
+
+    if cached_file(source, IMAGE_PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
+        return None
+    try:
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"MODEL={source}: its image processor cannot be loaded: {reason}") from error
+    if to != "native" or getattr(processor, "num_channels", None) != 3:  # transformers' makes no image grey
+        return processor
+    fields = {name: value for name, value in processor.to_dict().items() if hasattr(ViTImageProcessorPil, name)}
+    for name in ("image_mean", "image_std"):
+        fields[name] = list(fields[name]) * (3 if len(fields[name]) == 1 else 1)
+    return ViTImageProcessorPil(**fields, do_convert_rgb=True)
 
 
 def _umask() -> int:

@@ -9,7 +9,17 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ..errors import UserError
-from .families import HEADS, PRETRAINING, family_of, is_ours, module_of, native_class_names, our_class_names
+from .families import (
+    HEADS,
+    PRETRAINING,
+    WITHOUT_AUTO_CLASS,
+    family_of,
+    is_ours,
+    module_of,
+    native_class_names,
+    native_classes,
+    our_class_names,
+)
 from .twins import LINEAGES, lineage_of, native_config, our_config
 from .weights import stack_slices, take
 
@@ -42,9 +52,10 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
     auto_class = auto_class_of(native)
     cls = our_class(auto_class, lineage.family)
     _check_plain(native)
-    config = our_config(native.config)
+    config, source = our_config(native.config), native.state_dict()
+    for field, value in _said_by_model(native, lineage, auto_class).items():
+        setattr(config, field, value)
     names, tied = _parameter_names(cls, config)
-    source = native.state_dict()
     prefixes = _prefix(type(native), source), _prefix(cls, names)
     weights, copies = {}, []
     for name, row, ours in lineage.pairs(auto_class, source, *prefixes):
@@ -53,7 +64,7 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
         elif row.ours:
             weights |= zip(ours, row.split(source[name], config), strict=True)
     weights = stack_slices(weights)
-    if native.config.tie_word_embeddings:  # otherwise copies are separate, and unused
+    if getattr(native.config, "tie_word_embeddings", False):  # otherwise copies are separate, and unused
         for name, ours in copies:
             if not _same_tensor(source[name], weights[ours]):
                 raise UserError(f"{lineage.native} with {name} that differs from its twin has no anyformer twin")
@@ -78,9 +89,13 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
     name = native_class_names(lineage.native).get(auto_class)
     if name is None or auto_class not in lineage.heads:
         raise UserError(f"{lineage.native} has no counterpart of {type(model).__name__} in transformers")
-    cls = getattr(transformers, name)
-    names, _ = _parameter_names(cls, config)
-    source = model.state_dict()
+    for other, fields in lineage.class_fields.items():
+        if other in native_classes(lineage.native, auto_class) and fields.items() <= vars(model.config).items():
+            name = other
+    cls, source = getattr(transformers, name), model.state_dict()
+    poolless = auto_class == "AutoModel" and lineage.family == "vit" and not _has_pooler(model)
+    arguments = {"add_pooling_layer": False} if poolless else {}
+    names, _ = _parameter_names(cls, config, **arguments)
     prefixes = _prefix(cls, names), _prefix(type(model), source)
     weights = {}
     for name, row, ours in lineage.pairs(auto_class, sorted(names), *prefixes):
@@ -88,7 +103,7 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
             names.discard(name)  # transformers ties the one and computes the other
         else:
             weights[name] = row.join([take(source, part) for part in ours], model.config)
-    return _build(cls, config, weights, names, like=model)
+    return _build(cls, config, weights, names, like=model, **arguments)
 
 
 def load_config(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedConfig:
@@ -112,7 +127,7 @@ def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pre
     config = load_config(name_or_path, **from_pretrained_kwargs)
     heads = [_auto_class_of_config(config)] if config.architectures else [PRETRAINING[_family(config)], "AutoModel"]
     for head in heads:
-        auto_class = getattr(transformers, head)
+        auto_class = getattr(transformers, WITHOUT_AUTO_CLASS.get((config.model_type, head), head))
         with _loading(name_or_path):
             model, report = auto_class.from_pretrained(name_or_path, output_loading_info=True, **from_pretrained_kwargs)
         if not report["missing_keys"]:
@@ -153,6 +168,8 @@ def _auto_class_named(class_name: str, config) -> str | None:
     else:
         heads = LINEAGES[config.model_type].heads
         names = {auto: name for auto, name in native_class_names(config.model_type).items() if auto in heads}
+        if class_name in LINEAGES[config.model_type].class_fields:
+            return next(auto for auto in names if class_name in native_classes(config.model_type, auto))
     return next((auto for auto, name in names.items() if name == class_name), None)
 
 
@@ -175,12 +192,24 @@ def _check_plain(model: PreTrainedModel) -> None:
         raise UserError(f"{type(model).__name__} carries an adapter; merge it first")
 
 
-def _parameter_names(cls, config) -> tuple[set[str], dict[str, str]]:
+def _said_by_model(native, lineage, auto_class: str) -> dict:
+    """Fields of ours that a native model's class and its modules say, and not its config."""
+    fields = dict(lineage.class_fields.get(type(native).__name__, {}))
+    if auto_class == "AutoModel" and lineage.family == "vit":
+        fields["add_pooling_layer"] = _has_pooler(native)
+    return fields
+
+
+def _has_pooler(model) -> bool:
+    return getattr(model, "pooler", None) is not None
+
+
+def _parameter_names(cls, config, **arguments) -> tuple[set[str], dict[str, str]]:
     """The names of what a model of `cls` holds, and which of them are tied to which where it ties embeddings."""
     config = copy.deepcopy(config)
     config.tie_word_embeddings = True
     with torch.device("meta"):
-        model = cls(config)
+        model = cls(config, **arguments)
     return set(model.state_dict()), dict(model.all_tied_weights_keys)
 
 
@@ -194,14 +223,16 @@ def _same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() or torch.equal(one, other)
 
 
-def _build(cls, config, weights: dict[str, torch.Tensor], names: set[str], like: PreTrainedModel) -> PreTrainedModel:
+def _build(
+    cls, config, weights: dict[str, torch.Tensor], names: set[str], like: PreTrainedModel, **arguments
+) -> PreTrainedModel:
     """A model of `cls` with copies of `weights`, and with the dtype, device, mode and generation config of `like`."""
     if weights.keys() != names:
         odd = sorted(weights.keys() ^ names)[0]
         raise UserError(f"{type(like).__name__} and {cls.__name__} disagree about the parameter {odd}")
     # Copies: the twin must not share memory with the original.
     weights = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
-    model = cls.from_pretrained(None, config=config, state_dict=dict(weights), dtype=like.dtype)
+    model = cls.from_pretrained(None, config=config, state_dict=dict(weights), dtype=like.dtype, **arguments)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name in weights:
             tensor.data = weights[name]  # a checkpoint may mix dtypes, which from_pretrained makes one

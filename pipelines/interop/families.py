@@ -12,6 +12,7 @@ CONFIGS = {
     "moe": configuration.AnyformerMoeConfig,
     "encoder": configuration.AnyformerEncoderConfig,
     "seq2seq": configuration.AnyformerSeq2SeqConfig,
+    "vit": configuration.AnyformerViTConfig,
 }
 # What a checkpoint that does not name its architecture is taken for.
 PRETRAINING = {
@@ -19,12 +20,14 @@ PRETRAINING = {
     "moe": "AutoModelForCausalLM",
     "encoder": "AutoModelForMaskedLM",
     "seq2seq": "AutoModelForSeq2SeqLM",
+    "vit": "AutoModelForImageClassification",
 }
 # What a model can end in, by Auto class: transformers' table of class names by model_type. A class that stands in
 # several of them counts for the first.
 HEADS = {
     "AutoModel": modeling_auto.MODEL_MAPPING_NAMES,
-    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    | modeling_auto.MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING_NAMES,
     "AutoModelForSeq2SeqLM": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "AutoModelForMaskedLM": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     "AutoModelForPreTraining": modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
@@ -33,7 +36,11 @@ HEADS = {
     "AutoModelForQuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
     "AutoModelForMultipleChoice": modeling_auto.MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES,
     "AutoModelForTextEncoding": modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+    "AutoModelForImageClassification": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForMaskedImageModeling": modeling_auto.MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES,
 }
+# A class of transformers' own that no Auto class loads: (model_type, the Auto class it stands for) -> its name.
+WITHOUT_AUTO_CLASS = {("imagegpt", "AutoModelForCausalLM"): "ImageGPTForCausalImageModeling"}
 
 
 def is_ours(config) -> bool:
@@ -57,11 +64,18 @@ def our_class_names(family: str) -> dict[str, str]:
     return getattr(module_of(family), base).auto_classes
 
 
+def native_classes(model_type: str, auto_class: str) -> tuple[str, ...]:
+    """The classes of an architecture that an Auto class may stand for; which one, a checkpoint says."""
+    found = HEADS[auto_class].get(model_type, ())
+    return found if isinstance(found, tuple) else (found,)
+
+
 def native_class_names(model_type: str) -> dict[str, str]:
-    """{Auto class: name of transformers' class} of an architecture, each class once."""
+    """{Auto class: name of transformers' class} of an architecture, each class once; of several the first."""
     names: dict[str, str] = {}
     for auto_class, table in HEADS.items():
         name = table.get(model_type)
+        name = name[0] if isinstance(name, tuple) else name
         if name is not None and name not in names.values():
             names[auto_class] = name
     return names

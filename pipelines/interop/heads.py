@@ -1,6 +1,6 @@
 """Layers behind the base model: for each Auto class, rows of native modules beside ours, named from the whole model."""
 
-from .weights import Weights, copied, moved
+from .weights import Weights, convolution, copied, moved
 
 Heads = dict[str, dict[str, Weights]]
 
@@ -52,6 +52,15 @@ ROBERTA_HEADS: Heads = {
     "AutoModelForTokenClassification": CLASSIFIER,
     "AutoModelForQuestionAnswering": ANSWERS,
     "AutoModelForMultipleChoice": CLASSIFIER,
+}
+VIT_HEADS: Heads = {
+    "AutoModel": {},
+    "AutoModelForImageClassification": {
+        **CLASSIFIER,
+        "cls_classifier": moved("score"),
+        "distillation_classifier": moved("distillation_score"),
+    },
+    "AutoModelForMaskedImageModeling": {"decoder.0": convolution("decoder", 1)},
 }
 SEQ2SEQ_CLASSIFIER = {
     "classification_head.dense": moved("pooler.dense"),

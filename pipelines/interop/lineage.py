@@ -72,6 +72,7 @@ class Lineage:
     weights: native module, `*` for the layer number, without the base model's prefix -> modules of ours.
     family: which of ours it belongs to.
     heads: Auto class -> rows of what is behind the base model.
+    class_fields: native class -> fields of ours that it alone says, and not the native config.
     tied_by_weights: the native config cannot say whether the head is tied to the embeddings; the weights do.
     """
 
@@ -82,6 +83,7 @@ class Lineage:
     weights: dict[str, Weights]
     family: str = "decoder"
     heads: Heads = dataclasses.field(default_factory=lambda: DECODER_HEADS)
+    class_fields: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     tied_by_weights: bool = False
 
     def read(self, native) -> dict[str, Any]:
@@ -139,7 +141,12 @@ class Lineage:
 
     @property
     def common_fields(self) -> tuple[str, ...]:
-        """An encoder has no cache to use: what its config says about it is about decoders of the same class."""
+        """An encoder has no cache to use: what its config says about it is about decoders of the same class.
+
+        Images have no tokens at all.
+        """
+        if self.family == "vit":
+            return ()
         return tuple(name for name in COMMON_FIELDS if name != "use_cache" or self.family != "encoder")
 
     def pairs(self, auto_class: str, names: Iterable[str], prefix: str, our_prefix: str) -> Iterator[tuple]:

@@ -1,6 +1,9 @@
-"""Do two models compute the same? Asked with random tokens, one row of them padded."""
+"""Do two models compute the same? Asked with random tokens, one row of them padded, or random images."""
+
+import math
 
 import torch
+from anyformer.modeling.legality import image_sides
 
 from .conversion import auto_class_of
 from .families import family_of
@@ -12,6 +15,7 @@ OUTPUTS = (
     ("seq_relationship_logits", "sop_logits"),
     ("start_logits",),
     ("end_logits",),
+    ("reconstruction",),
     ("last_hidden_state",),
     ("encoder_last_hidden_state",),
     ("pooler_output",),
@@ -29,6 +33,8 @@ def probe(ours, rows: int, tokens: int, seed: int, padded: bool = True) -> dict[
     """
     config, head = ours.config, auto_class_of(ours)
     generator = torch.Generator().manual_seed(seed)
+    if family_of(config) == "vit":
+        return _images(config, head, rows, generator)
     tokens = min(tokens, config.max_position_embeddings)
     padding = tokens // 3 if padded and _pad_token(config) is not None else 0
     rows = 1 if _pad_token(config) is None else rows
@@ -45,6 +51,14 @@ def probe(ours, rows: int, tokens: int, seed: int, padded: bool = True) -> dict[
         elif head != "AutoModelForTextEncoding":
             target = _texts(config, rows, tokens // 2 + 1, padding // 2, False, generator)
             inputs |= {f"decoder_{name}": tensor for name, tensor in target.items()}
+    return inputs
+
+
+def _images(config, head: str, rows: int, generator) -> dict[str, torch.Tensor]:
+    height, width = image_sides(config)
+    inputs = {"pixel_values": torch.randn(rows, config.num_channels, height, width, generator=generator)}
+    if head == "AutoModelForMaskedImageModeling" and config.encoder_stride == config.patch_size:
+        inputs["bool_masked_pos"] = torch.rand(rows, math.prod(config.grid), generator=generator) < 0.5
     return inputs
 
 

@@ -17,6 +17,7 @@ from .bloom import BLOOM, MPT
 from .deberta import DEBERTA, DEBERTA_V2
 from .families import CONFIGS, family_of
 from .gpt import GPT2, GPT_NEO, GPT_NEOX
+from .imagegpt import IMAGEGPT
 from .lineage import SILENT_FIELDS, Lineage
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .mixtral import MIXTRAL, QWEN3_MOE
@@ -24,13 +25,15 @@ from .modernbert import MODERNBERT
 from .rotary import flat_rope
 from .switch import SWITCH
 from .t5 import MT5, T5, UMT5
+from .vit import DEIT, VIT
 
 # Where several are twins of one config, the first is taken, unless the config remembers where it came from.
-DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT)
+DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT)
 ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
 SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN, SWITCH)
 MIXTURES = (MIXTRAL, QWEN3_MOE)
-LINEAGES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ, *MIXTURES)}
+VISION = (VIT, DEIT)
+LINEAGES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ, *MIXTURES, *VISION)}
 ORIGIN = "native_model_type"  # our config's memory: without a window, a Mistral is a LLaMA in all but name
 
 # Functions that transformers has under several names.
@@ -71,6 +74,9 @@ ACTS = {
     **dict.fromkeys(("pos_att_type", "share_att_key", "position_buckets"), _acts_with("disentangled")),
     **dict.fromkeys(("max_relative_positions", "relative_embedding_norm"), _acts_with("disentangled")),
     **dict.fromkeys(("conv_groups", "conv_act"), lambda c: c.conv_kernel_size > 0),
+    # What transformers' classes say, or are told, beside their config.
+    "add_pooling_layer": lambda c: family_of(c) != "vit",
+    "distillation_head": lambda c: False,
     "pooler_act": lambda c: not getattr(c, "task_head_transform", False),
     "intermediate_size": lambda c: "dense" in feed_forward_kinds(c),
     **dict.fromkeys(MIXTURE_FIELDS, lambda c: c.num_experts is not None),

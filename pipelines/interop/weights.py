@@ -13,6 +13,7 @@ class Weights:
 
     ours: none for what transformers computes and we do not keep, such as a table of sines.
     copied: transformers has the module a second time, tied to that of another row, which alone is read.
+    kernel: a convolution there, a matrix here: its side, or the field of our config that says it.
     """
 
     ours: tuple[str, ...]
@@ -20,12 +21,15 @@ class Weights:
     interleaved: bool = False
     as_row: bool = False
     copied: bool = False
+    kernel: str | int | None = None
 
     def split(self, native: torch.Tensor, config) -> list[torch.Tensor]:
         """A native weight or bias -> one of ours per module; views where possible."""
         rows = native.T if self.transposed and native.ndim == 2 else native
         if self.as_row:
             rows = rows[0]
+        if self.kernel is not None and native.ndim == 4:
+            rows = native.flatten(1)
         if self.interleaved:
             per_head = rows.unflatten(0, (config.num_attention_heads, len(self.ours), -1))
             return [per_head[:, i].flatten(0, 1) for i in range(len(self.ours))]
@@ -40,6 +44,9 @@ class Weights:
             rows = torch.cat(ours) if len(ours) > 1 else ours[0]
         if self.as_row:
             rows = rows[None]
+        if self.kernel is not None and rows.ndim == 2:
+            side = self.kernel if isinstance(self.kernel, int) else getattr(config, self.kernel)
+            return rows.unflatten(1, (-1, side, side))
         return rows.T if self.transposed and rows.ndim == 2 else rows
 
 
@@ -62,6 +69,11 @@ def fused(*names: str, under: str, transposed: bool = False, interleaved: bool =
 def copied(ours: str) -> Weights:
     """A module that transformers ties to the one that another row moves to the same place."""
     return Weights((ours,), copied=True)
+
+
+def convolution(ours: str, kernel: str | int) -> Weights:
+    """A convolution whose kernels, `kernel` wide, do not overlap: a linear layer of ours."""
+    return Weights((ours,), kernel=kernel)
 
 
 COMPUTED = Weights(())  # a fixed table that transformers keeps with the weights
