@@ -8,8 +8,8 @@ from pathlib import Path
 from .corpora import open_corpora
 from .framing import tokenizer_section
 from .image_checks import sees_images
-from .image_corpus import open_images
-from .image_processors import image_shape, processor_fingerprint, recipe_image_processor
+from .image_data import image_rows
+from .image_processors import processor_fingerprint
 from .objectives import OBJECTIVES
 from .packing import PackedDataset, packing_report, tokenize_corpus
 from .schema import Recipe
@@ -99,17 +99,9 @@ def prepare_examples(recipe: Recipe, progress: bool) -> PreparedData:
 
 def prepare_image_rows(recipe: Recipe) -> PreparedData:
     """Images, decoded once."""
-    cache, section, shape = cache_folder(recipe), recipe.task, image_shape(recipe)
-    task_class, columns_of, _ = TASKS[section.name]
-    splits = open_images(recipe.data, columns_of(section))
-    processor = recipe_image_processor(recipe, shape)
-    metrics, seed = recipe.evaluation.metrics, recipe.training.seed
-    job = task_class(section, processor, shape, splits["train"], cache, metrics, seed)
-    data = PreparedData(processor, job)
-    for split, examples in splits.items():
-        data.rows[split] = job.rows(examples, cache)
-        data.facts[split] = {"fingerprint": data.rows[split].fingerprint} | data.rows[split].facts
-    return data
+    job, rows = image_rows(recipe, cache_folder(recipe))
+    facts = {split: {"fingerprint": one.fingerprint} | one.facts for split, one in rows.items()}
+    return PreparedData(job.processor, job, rows, facts)
 
 
 def split_facts(rows: PackedDataset) -> dict:

@@ -27,12 +27,12 @@ from .errors import UserError
 from .evaluation import final_metrics
 from .framing import tokenizer_section
 from .image_checks import sees_images
-from .image_corpus import open_images
-from .image_processors import image_shape, recipe_image_processor
+from .image_data import image_rows, make_job, open_splits
 from .metrics import compute_metrics
 from .models import check_length
 from .objectives import OBJECTIVES
 from .packing import tokenize_corpus
+from .pixel_results import probe_metrics
 from .progress import human_time
 from .recipe_checks import COMPARES
 from .run_folder import package_versions
@@ -86,7 +86,10 @@ def evaluate_model(
     check_length(recipe, config)
     names = [name for name in recipe.evaluation.metrics if max_examples is None or name not in OF_WHOLE_TEXTS]
     train_store = None
-    if recipe.task is None:
+    if sees_images(recipe) and recipe.task is None:
+        job, every = image_rows(recipe, cache_folder(recipe))
+        rows = every[split]
+    elif recipe.task is None:
         job, rows, train_store = open_text(recipe, split, names)
         names = [name for name in names if name != "unigram_perplexity" or train_store is not None]
     else:
@@ -97,7 +100,11 @@ def evaluate_model(
         chosen = [i * len(rows) // max_examples for i in range(max_examples)]
     result = evaluate_rows(recipe, job, model, rows if len(chosen) == len(rows) else Subset(rows, chosen))
     metrics, signatures = {"loss": result["loss"]}, {}
-    if recipe.task is None:
+    if sees_images(recipe) and recipe.task is None:
+        metrics |= job.final_metrics(names, result["loss"])
+        if hasattr(job, "pictures"):
+            metrics |= probe_metrics(model, recipe, every["train"], rows)
+    elif recipe.task is None:
         sums = result["nll"], result["predictions"]
         metrics |= final_metrics(names, *sums, rows, train_store, len(job.tokenizer))
     elif hasattr(job, "generate"):
@@ -173,17 +180,16 @@ def open_text(recipe: Recipe, split: str, metrics: list[str]):
 
 def open_task(recipe: Recipe, split: str, config):
     """(task, encoded examples of a split); `config` is the model's, which says what its classes are called."""
-    cache, section = cache_folder(recipe), recipe.task
-    task_class, columns_of, _ = TASKS[section.name]
-    splits = (open_images if sees_images(recipe) else open_examples)(recipe.data, columns_of(section))
+    cache, section, images = cache_folder(recipe), recipe.task, sees_images(recipe)
+    task_class, columns_of, _ = (None, None, None) if images else TASKS[section.name]
+    splits = open_splits(recipe) if images else open_examples(recipe.data, columns_of(section))
     if COMPARES[section.name] == "classes":
         section.label_names = agreed_classes(recipe, splits[split].source.class_names(section.label_field), config)
-    if sees_images(recipe):
-        shape = image_shape(recipe)
-        reader = (recipe_image_processor(recipe, shape), shape)
+    if images:
+        task = make_job(recipe, splits, cache)
     else:
-        reader = (train_or_load_tokenizer(tokenizer_section(recipe), None, cache, progress=False),)
-    task = task_class(section, *reader, splits["train"], cache, recipe.evaluation.metrics)
+        tokenizer = train_or_load_tokenizer(tokenizer_section(recipe), None, cache, progress=False)
+        task = task_class(section, tokenizer, splits["train"], cache, recipe.evaluation.metrics)
     return task, task.rows(splits[split], cache)
 
 

@@ -2,6 +2,7 @@
 
 from transformers import AutoConfig
 
+from .errors import UserError
 from .image_checks import job_of
 from .image_corpus import open_images
 from .image_processors import image_gpt_processor, image_shape, load_image_processor, recipe_image_processor
@@ -38,6 +39,11 @@ def make_job(recipe: Recipe, splits: dict[str, Examples], cache):
     processor = recipe_image_processor(recipe, shape)
     if name == "masked_image":
         config = config_namespace(recipe) or AutoConfig.from_pretrained(recipe.model.name_or_path)
+        if not config.model_type.startswith("anyformer_"):
+            raise UserError(
+                f"objective.name=masked_image trains models of family vit, and model.name_or_path="
+                f"{recipe.model.name_or_path!r} is a {config.model_type}; convert it first, with anyformer convert"
+            )
         return MaskedImageObjective(recipe.objective, processor, shape, config.patch_size, seed)
     metrics = recipe.evaluation.metrics
     return ImageClassification(recipe.task, processor, shape, splits["train"], cache, metrics, seed)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import source_fields
-from .metrics import METRICS, PERPLEXITIES
+from .metrics import METRICS, OF_PIXELS, PERPLEXITIES
 from .parameter_count import count_active_parameters, count_parameters, short_number
 from .recipe import load_preset
 from .recipe_files import shipped, shipped_yaml
@@ -90,6 +90,7 @@ def task_rows() -> list[tuple[str, str]]:
 def metric_rows() -> list[tuple[str, str, str]]:
     """Return (name, what it is of, one line) of each metric."""
     of_text = [(name, "plain text", description) for name, description in PERPLEXITIES.items()]
+    of_text += [(name, "pixels", description) for name, description in OF_PIXELS.items()]
     return of_text + [(name, row.compares, row.description) for name, row in METRICS.items()]
 
 
@@ -97,7 +98,7 @@ TABLES = {
     "families": (family_rows, ("family", "models", "heads")),
     "presets": (preset_rows, ("preset", "family", "parameters", "architecture")),
     "recipes": (recipe_rows, ("recipe", "what it trains")),
-    "objectives": (objective_rows, ("objective", "what the model learns from plain text")),
+    "objectives": (objective_rows, ("objective", "what the model learns from plain text or images")),
     "tasks": (task_rows, ("task", "what the model learns from labelled examples")),
     "metrics": (metric_rows, ("metric", "of", "what it measures")),
 }

@@ -17,6 +17,7 @@ from .yaml_text import format_yaml, parse_yaml
 
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
 
+PICTURE = "completions.png"  # of a model of pixels
 # (label in the architecture table, how it is read from config.json); rows without a value are left out
 ARCHITECTURE = [
     ("layers", lambda c: c.get("num_hidden_layers")),
@@ -60,13 +61,19 @@ KINDS = (
     Kind("ForMaskedLM", "masked language model", "AutoModelForMaskedLM", "fill-mask"),
     Kind("ForSequenceClassification", "text classifier", "AutoModelForSequenceClassification", "text-classification"),
     Kind("ForImageClassification", "image classifier", "AutoModelForImageClassification", "image-classification"),
+    Kind("ForMaskedImageModeling", "masked image model", "AutoModelForMaskedImageModeling", "image-feature-extraction"),
     Kind("ForConditionalGeneration", "sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
     Kind("MTModel", "sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
 )
 
 
+PIXELS = Kind("ForCausalLM", "model of images as rows of pixels", "AutoModelForCausalLM")
+
+
 def _kind(config: dict[str, Any]) -> Kind:
     names = config.get("architectures") or []
+    if config.get("output_vocab_size") and any(name.endswith(PIXELS.head) for name in names):
+        return PIXELS
     return next((kind for kind in KINDS if any(n.endswith(kind.head) for n in names)), Kind("", "transformer"))
 
 
@@ -146,7 +153,7 @@ def render_model_card(
         _recipe(facts),
         _data(facts),
         _results(facts),
-        _samples(facts),
+        _samples(facts, PICTURE if (model.path / PICTURE).is_file() else None),
         _loading(model, repo_id),
         _environment(facts),
     ]
@@ -251,7 +258,10 @@ def _results(facts: RunFacts) -> str:
     return f"## Results\n\nLoss in nats per {unit}.\n\n{_table(('split', 'metric', 'value'), rows)}{notes}"
 
 
-def _samples(facts: RunFacts) -> str:
+def _samples(facts: RunFacts, picture: str | None) -> str:
+    if picture is not None:
+        words = "Upper half, completion by this model, original:"
+        return f"## Samples\n\n{words}\n\n![completed images]({picture})"
     samples = [s for s in facts.run.get("samples") or [] if isinstance(s, dict) and s.get("text")]
     texts = [f"{s['prompt']}\n=> {s['text']}" if facts.section("task") else s["text"] for s in samples]
     return "\n\n".join(["## Samples", *(_fenced(text, "text") for text in texts)]) if samples else ""
@@ -277,7 +287,7 @@ def _loading_of_images(model: ModelFolder, auto_class: str, repo_id: str | None)
     name, task = repo_id or f"path/to/{model.path.resolve().name}", _kind(model.config).task
 
     def example(trusted: str, first: list[str]) -> str:
-        if task is not None:
+        if task == "image-classification":
             lines = ["from transformers import pipeline", "", f'classifier = pipeline("{task}", "{name}"{trusted})']
             lines.append('print(classifier("your_image.png"))')
         else:

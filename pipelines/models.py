@@ -1,5 +1,7 @@
 """From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
 
+import math
+
 import torch
 import transformers
 from transformers import AutoConfig
@@ -8,6 +10,7 @@ from transformers.utils import logging
 from .arguments import whole_weights
 from .checkpoint_fields import with_fields
 from .errors import UserError
+from .image_checks import sees_images
 from .schema import Recipe
 
 
@@ -109,6 +112,15 @@ def check_length(recipe: Recipe, config) -> None:
     rotary = getattr(config, "rope_parameters", None) is not None
     learned = getattr(config, "position_encoding", "none" if rotary else "learned") == "learned"
     if not learned or most is None:
+        return
+    if sees_images(recipe):
+        pixels = recipe.objective.image_size**2 if recipe.task is None and recipe.objective.name == "pixels" else 0
+        if pixels > most:
+            side = math.isqrt(most)
+            raise UserError(
+                f"objective.image_size={recipe.objective.image_size} makes {pixels} pixels, more than the model's "
+                f"max_position_embeddings={most}; at most {side} works"
+            )
         return
     for section, names in (
         ("objective", ("sequence_length",)),

@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from .errors import UserError
 from .framing import NEEDED, framing_of, special_tokens, tokenizer_section
+from .image_checks import FIELDS_OF as OF_IMAGES
 from .recipe_types import show
 from .schema import ObjectiveSection, Recipe
 
@@ -44,7 +45,8 @@ def check_objective(recipe: Recipe) -> None:
 def _check_fields(section: ObjectiveSection) -> None:
     read = FIELDS_OF.get(section.name, ())
     for field in fields(ObjectiveSection):
-        owner = next((name for name, own in FIELDS_OF.items() if field.name in own), None)
+        owners = {name: own for name, own in (FIELDS_OF | OF_IMAGES).items()}
+        owner = next((name for name, own in owners.items() if field.name in own), None)
         if owner is not None and field.name not in read and getattr(section, field.name) != field.default:
             raise UserError(
                 f"objective.{field.name} has no effect with objective.name={section.name}; it belongs to {owner}"

@@ -225,6 +225,43 @@ def print_image(console: Console, data, number: int, row: dict, segments: list) 
     )
 
 
+PIXELS_LEGEND = Text.assemble(
+    "an image reduced to the recipe's colours, darker to brighter ",
+    (SHADES, "bold"),
+    "; its pixels are predicted row by row, each from those before it",
+)
+PATCHES_LEGEND = Text.assemble(
+    "a training image as the model sees it, ",
+    ("▒", PREDICTED),
+    " where a patch is hidden and has to be predicted; as in the first epoch, others in each further one",
+)
+
+
+def print_pixels(console: Console, data, number: int, row: dict, segments: list) -> None:
+    codes = row["labels"].tolist()
+    console.rule(f"row {number}: {len(codes)} pixels, {len(set(codes))} colours", align="left")
+    picture = torch.from_numpy(data.objective.pictures([codes])[0])
+    console.print(image_text(picture.permute(2, 0, 1)))
+    tokens = " ".join(map(str, row["input_ids"][:MOST].tolist()))
+    console.print(f"read: {tokens} ...; predicted: {' '.join(map(str, codes[:MOST]))} ...", markup=False, style="dim")
+
+
+def print_patches(console: Console, data, number: int, row: dict, segments: list) -> None:
+    batch = collated(data, number, row)
+    pixels, masked = batch["pixel_values"][0], batch["bool_masked_pos"][0]
+    console.rule(f"row {number}: {int(masked.sum())} of {len(masked)} patches hidden", align="left")
+    rows, columns = data.objective.grid
+    hidden = masked.view(1, rows, columns).float()
+    hidden = torch.nn.functional.interpolate(hidden[None], pixels.shape[-2:])[0, 0] > 0
+    text = image_text(pixels)
+    if max(pixels.shape[-2:]) <= MOST_PIXELS:  # one character pair per pixel
+        lines = [list(line) for line in text.plain.split("\n")]
+        for y, x in hidden.nonzero().tolist():
+            lines[y][2 * x : 2 * x + 2] = "▒▒"
+        text = Text("\n".join(map("".join, lines)))
+    console.print(text)
+
+
 def collated(data, number: int, row: dict) -> dict:
     """The batch of this row alone, as training sees it in its first epoch."""
     return data.objective.collator(data.packed)([{"row_ids": number, "epoch": 0} | row])
@@ -243,4 +280,6 @@ KINDS = {
     "translation": (PAIR_LEGEND, print_pair),
     "sequence_classification": (CLASS_LEGEND, print_class),
     "image_classification": (IMAGE_LEGEND, print_image),
+    "pixels": (PIXELS_LEGEND, print_pixels),
+    "masked_image": (PATCHES_LEGEND, print_patches),
 }

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from . import source_fields
 from .checkpoint_fields import checkpoint_field
 from .errors import UserError, did_you_mean
-from .recipe_checks import DEFAULT_METRIC, OWNED_ARGUMENTS, check_model, check_recipe
+from .recipe_checks import DEFAULT_METRICS, OWNED_ARGUMENTS, check_model, check_recipe
 from .recipe_files import read_yaml_file
 from .recipe_types import as_mapping, build, convert, default_of, show, type_words, unknown_key
 from .schema import ModelSection, ObjectiveSection, Recipe, TrainingSection
@@ -170,14 +170,15 @@ def _settle_task(recipe: Recipe, given: dict) -> None:
     elif recipe.objective is None:
         recipe.objective = ObjectiveSection()
     if recipe.evaluation.metrics is None:
-        recipe.evaluation.metrics = [DEFAULT_METRIC[recipe.task.name if recipe.task else None]]
+        name = recipe.task.name if recipe.task else recipe.objective.name
+        recipe.evaluation.metrics = list(DEFAULT_METRICS.get(name, ["perplexity"]))
 
 
 def _preset_layer(preset: str, pretrained_tokenizer: str | None) -> dict[str, Any]:
     family, layer = load_preset(preset)
     if pretrained_tokenizer is None:
         # A preset's vocabulary belongs to its own tokenizer; a tokenizer trained here brings its own size.
-        layer = {name: value for name, value in layer.items() if name != "vocab_size"}
+        layer = {name: value for name, value in layer.items() if name not in ("vocab_size", "output_vocab_size")}
     return {"family": family, **layer}
 
 

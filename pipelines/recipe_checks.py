@@ -10,7 +10,7 @@ from typing import Any
 
 from . import source_fields
 from .errors import UserError, did_you_mean
-from .image_checks import check_images, check_no_tokenizer, sees_images
+from .image_checks import METRICS_OF_IMAGES, check_examples, check_images, check_no_tokenizer, sees_images
 from .metrics import check_metrics
 from .objective_checks import check_framing, check_objective, smallest_vocabulary
 from .recipe_types import show
@@ -36,6 +36,11 @@ LOWER_BOUNDS = [
     ("task.max_target_length", 2, True),
     ("task.num_beams", 1, True),
     ("task.max_new_tokens", 1, True),
+    ("objective.image_size", 2, True),
+    ("objective.clusters", 2, True),
+    ("objective.probe_layer", 0, True),
+    ("objective.mask_ratio", 0, False),
+    ("evaluation.sample_images", 0, True),
     ("task.crop_padding", 0, True),
     ("task.horizontal_flip", 0, True),
     ("task.mixup_alpha", 0, True),
@@ -64,15 +69,17 @@ BELOW_ONE = [
     "training.adam_beta2",
     "objective.mask_probability",
     "objective.noise_density",
+    "objective.mask_ratio",
 ]
 # What each task predicts, in the words of the metrics' table, and what is reported where the recipe does not say.
 COMPARES = {"sequence_classification": "classes", "translation": "texts", "image_classification": "classes"}
-DEFAULT_METRIC = {
-    None: "perplexity",
-    "sequence_classification": "accuracy",
-    "translation": "bleu",
-    "image_classification": "accuracy",
-}
+DEFAULT_METRICS = {
+    "sequence_classification": ["accuracy"],
+    "translation": ["bleu"],
+    "image_classification": ["accuracy"],
+    "pixels": ["bits_per_pixel"],
+    "masked_image": [],
+}  # of all others perplexity
 PERPLEXITIES = ("perplexity", "unigram_perplexity", "word_perplexity")
 # The fields of the task section that each task reads, beside its name; the others have no effect with it.
 TASK_FIELDS = {
@@ -141,6 +148,8 @@ def check_recipe(recipe: Recipe) -> None:
     _check_evaluation(recipe)
     if recipe.task is not None:
         _check_task(recipe)
+    elif sees_images(recipe):
+        check_images(recipe)
     else:
         check_objective(recipe)
 
@@ -244,10 +253,10 @@ def _check_tokenizer(recipe: Recipe) -> None:
 
 def _check_positions(recipe: Recipe) -> None:
     config = config_namespace(recipe)
-    if config is None or config.position_encoding != "learned" or sees_images(recipe):
+    if config is None or config.position_encoding != "learned" or not hasattr(config, "max_position_embeddings"):
         return
     for path in ("objective.sequence_length", "task.max_length", "task.max_target_length"):
-        length = _get(recipe, path)
+        length = None if sees_images(recipe) else _get(recipe, path)
         if length is not None and length > config.max_position_embeddings:
             raise UserError(
                 f"{path}={length} is longer than model.max_position_embeddings={config.max_position_embeddings}; "
@@ -260,9 +269,12 @@ def _check_evaluation(recipe: Recipe) -> None:
     if task is not None:
         classes = len(recipe.task.label_names) if recipe.task.label_names else None
         check_metrics(section.metrics, COMPARES[task], "evaluation.metrics", classes)
-    for name in section.metrics if task is None else []:
-        if name not in PERPLEXITIES:
-            raise UserError(f"evaluation.metrics={name!r} is not for an objective{did_you_mean(name, PERPLEXITIES)}")
+    if task is None:
+        known = metrics_of_objective(recipe)
+        for name in section.metrics:
+            if name not in known:
+                near = did_you_mean(name, known) if known else "; only the loss is measured"
+                raise UserError(f"evaluation.metrics={name!r} is not for objective.name={recipe.objective.name}{near}")
     if section.sample_prompts and COMPARES.get(task) == "classes":
         raise UserError(f"evaluation.sample_prompts has no effect with task.name={task}; remove it")
     if section.best_metric is not None:
@@ -283,6 +295,11 @@ def _check_evaluation(recipe: Recipe) -> None:
         )
 
 
+def metrics_of_objective(recipe: Recipe) -> tuple[str, ...]:
+    """Names of what can be measured beside the loss of the recipe's objective."""
+    return METRICS_OF_IMAGES.get(recipe.objective.name, PERPLEXITIES)
+
+
 def _check_task(recipe: Recipe) -> None:
     task, data = recipe.task, recipe.data
     for field in fields(TaskSection):
@@ -301,14 +318,7 @@ def _check_task(recipe: Recipe) -> None:
                 raise UserError(f"task.{name} is not set; translation needs the column of each language, such as en")
         if recipe.model.family not in (None, "seq2seq"):
             raise UserError(f"model.family={recipe.model.family} cannot translate; set it to seq2seq")
-    for name, default in (("source", None), ("mixture", []), ("streaming", False)):
-        if getattr(data, name) != default:
-            raise UserError(
-                f"data.{name} does not go with a task; give labelled examples by data.files or data.dataset"
-            )
-    for name, default in (("text_field", "text"), ("document", "file")):
-        if getattr(data, name) != default:
-            raise UserError(f"data.{name} has no effect with a task; the task section names the columns")
+    check_examples(data, "task")
 
 
 def config_namespace(recipe: Recipe) -> SimpleNamespace | None:

@@ -80,10 +80,12 @@ class DataSection(SourceSection):
 
 @dataclass
 class ObjectiveSection:
-    name: Literal["causal", "masked", "span_corruption"] = doc(
-        "what the model learns to predict: the next token, hidden tokens, or left-out spans", "causal"
+    name: Literal["causal", "masked", "span_corruption", "pixels", "masked_image"] = doc(
+        "what the model learns to predict: the next token, hidden tokens, or left-out spans of text; the next pixel or "
+        "hidden patches of images",
+        "causal",
     )
-    sequence_length: int = doc("tokens per row, for span_corruption of the encoder's input", 1024)
+    sequence_length: int = doc("tokens per row of text, for span_corruption of the encoder's input", 1024)
     tail: Literal["drop", "pad"] = doc("the last, unfilled training row; validation always pads", "drop")
     add_bos: bool | None = doc("begin each document with the beginning-of-text token; null: only for masked")
     add_eos: bool = doc("end each document with the end-of-text token", True)
@@ -92,6 +94,18 @@ class ObjectiveSection:
     random_replace: float = doc("masked: share of those that a random token replaces; the rest stays", 0.1)
     noise_density: float = doc("span_corruption: share of the tokens that is left out", 0.15)
     mean_span_length: float = doc("span_corruption: tokens per left-out span, on average", 3.0)
+    image_field: str = doc("pixels, masked_image: column that holds the image", "image")
+    label_field: str | None = doc("pixels: column that holds the class, for the metric linear_probe alone")
+    image_size: int = doc("pixels: images are resized to so many pixels a side, each of them a token", 32)
+    clusters: int = doc("pixels: colours, found by k-means over the pixels of the training images", 512)
+    probe_layer: int | None = doc("pixels: layer before which linear_probe reads; null: the middle one")
+    mask_ratio: float = doc("masked_image: share of an image's patches that is hidden", 0.6)
+    image_mean: list[float] | None = doc(
+        "masked_image: subtracted from each channel (values from 0 to 1); null: the training images' mean"
+    )
+    image_std: list[float] | None = doc(
+        "masked_image: each channel is divided by it; null: the training images' standard deviation"
+    )
 
     def __post_init__(self):
         if self.add_bos is None:
@@ -179,7 +193,8 @@ class EvaluationSection:
     every_steps: int | None = doc("steps between two validations; null: only at the end")
     max_rows: int | None = doc("validation rows used during training; the end always uses all")
     metrics: list[str] | None = doc(
-        "what is reported beside the loss; null: perplexity, or with a task accuracy (of classes) or bleu (translation)"
+        "what is reported beside the loss; null: perplexity (bits_per_pixel for pixels, nothing for masked_image), or "
+        "with a task accuracy (of classes) or bleu (translation)"
     )
     best_metric: str | None = doc(
         "loss, or one of `metrics` that compares classes: the final model is the one that was best by it in the "
@@ -192,6 +207,7 @@ class EvaluationSection:
         "texts the trained model continues (a translation model: translates) at the end", []
     )
     sample_tokens: int = doc("new tokens per continued sample", 96)
+    sample_images: int = doc("pixels: so many images are completed from their upper halves at the end, as a PNG", 8)
 
 
 @dataclass

@@ -1,11 +1,13 @@
 """What a run prints before and after training."""
 
+import inspect
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from .data import PreparedData, describe_data
+from .image_checks import sees_images
 from .parameter_count import short_number
 from .progress import human_time
 from .schema import Recipe
@@ -34,6 +36,15 @@ def what_it_reads(config) -> str:
     return f"images of {image} pixels in patches of {patch}"
 
 
+def what_a_step_holds(recipe: Recipe) -> str:
+    """`rows x 1024 tokens`, `examples`, `images x 196 pixels`."""
+    if recipe.task is not None:
+        return "examples"
+    if not sees_images(recipe):
+        return f"rows x {recipe.objective.sequence_length} tokens"
+    return f"images x {recipe.objective.image_size**2} pixels" if recipe.objective.name == "pixels" else "images"
+
+
 def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
     """Model, data, plan and devices of the run that begins."""
     arguments, section = trainer.args, recipe.training
@@ -41,7 +52,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
     console.print(f"model: {describe_model(trainer.model)}", markup=False)
     console.print(describe_data(data), markup=False)
-    rows = f"rows x {recipe.objective.sequence_length} tokens" if recipe.objective else "examples"
+    rows = what_a_step_holds(recipe)
     console.print(
         f"step: {per_step} {rows}, {section.optim}, {section.lr_scheduler_type}, {precision}",
         markup=False,
@@ -60,7 +71,8 @@ def print_dry_run(recipe: Recipe, data: PreparedData, model) -> None:
     row = {"row_ids": 0, "epoch": 0} | next(iter(data.rows["train"]))
     batch = data.objective.collator(data.packed)([row])
     batch = {name: value for name, value in batch.items() if name not in ("row_ids", "epoch")}
-    loss = model.train()(**batch).loss
+    takes_labels = "labels" in inspect.signature(model.forward).parameters
+    loss = model.train()(**{name: x for name, x in batch.items() if takes_labels or name != "labels"}).loss
     loss.backward()
     finite = all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     console.print(f"model: {describe_model(model)}", markup=False)
@@ -112,6 +124,8 @@ def how_to_use(folder: Path, recipe: dict) -> str:
     if pipeline is not None:
         call = f"transformers.pipeline('{pipeline[0]}', '{folder}')('{pipeline[1]}')"
         return f'python -c "import anyformer, transformers; print({call})"'
-    if name == "span_corruption":
+    if name == "pixels":
+        return f"look at {folder / 'completions.png'}: upper half, completion, original"
+    if name in ("span_corruption", "masked_image"):
         return f"anyformer train RECIPE model.name_or_path={folder}"
     return f'anyformer generate {folder} "your {"text" if name == "translation" else "prompt"}"'

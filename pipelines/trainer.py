@@ -89,6 +89,7 @@ class AnyformerTrainer(Trainer):
         smoothing = self.args.label_smoothing_factor
         self._skips_logits = "return_logits" in known
         self._training_extras = {"label_smoothing": smoothing} if smoothing and "label_smoothing" in known else {}
+        self._takes_labels = "labels" in known  # otherwise they only say how many there are
         self._makes_decoder_inputs = hasattr(model, "prepare_decoder_input_ids_from_labels")
         self.label_smoother = None  # Trainer's knows only transformers' own names of models that shift
         self._loss_shifts_labels = self.predicts_next
@@ -151,6 +152,7 @@ class AnyformerTrainer(Trainer):
         return loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        inputs = self._for_model(inputs)
         if self.compute_loss_func is not None:
             inputs = self._with_decoder_inputs(inputs)
         elif self.model.training:
@@ -159,6 +161,10 @@ class AnyformerTrainer(Trainer):
         if self.model.training:
             self.routers.add(outputs, self._batch_tokens)
         return (loss, outputs) if return_outputs else loss
+
+    def _for_model(self, inputs: dict) -> dict:
+        """Without labels that are not for the model."""
+        return inputs if self._takes_labels else {name: x for name, x in inputs.items() if name != "labels"}
 
     def _with_decoder_inputs(self, inputs: dict) -> dict:
         """What a sequence-to-sequence model would make from the labels, which it does not see."""
@@ -259,7 +265,7 @@ class AnyformerTrainer(Trainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             if self._own_loss and self.scorer is None:
                 extras = {"return_logits": False} if self._skips_logits else {}
-                total = model(**inputs, **extras, num_items_in_batch=1).loss
+                total = model(**self._for_model(inputs), **extras, num_items_in_batch=1).loss
             else:
                 inputs = {name: value for name, value in self._with_decoder_inputs(inputs).items() if name != "labels"}
                 outputs = model(**inputs)

@@ -16,6 +16,7 @@ from .checkpointing import STAGING
 from .data import PreparedData, prepare_data
 from .errors import UserError
 from .evaluation import final_metrics
+from .image_checks import sees_images
 from .models import build_model, check_length
 from .publishing import check_destination, prepare_folder, publish
 from .run_folder import RunFolder
@@ -143,6 +144,9 @@ def run(trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoi
     if hasattr(data.objective, "generate"):
         found, samples = generate_splits(trainer, recipe, data)
         metrics |= found
+    elif hasattr(data.objective, "pictures"):
+        samples, found = [], finish_pixels(trainer, recipe, folder, data)
+        metrics |= found
     else:
         samples = write_samples(trainer, recipe, data)
     trainer.accelerator.wait_for_everyone()
@@ -182,7 +186,10 @@ def evaluate_splits(trainer, recipe: Recipe, data: PreparedData) -> dict:
         if split == "train":
             continue
         result = trainer.evaluate(rows, metric_key_prefix=split)
-        if recipe.task is None:
+        if sees_images(recipe) and recipe.task is None:
+            loss = result[f"{split}_loss"]
+            found = {"loss": loss} | data.objective.final_metrics(recipe.evaluation.metrics, loss)
+        elif recipe.task is None:
             names = [n for n in recipe.evaluation.metrics if n != "unigram_perplexity" or train_store is not None]
             nll, predictions = result[f"{split}_nll"], result[f"{split}_predictions"]
             found = final_metrics(names, nll, predictions, rows, train_store, len(data.tokenizer))
@@ -223,6 +230,27 @@ def generate_splits(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, 
     if prompts:
         samples = [{"prompt": p, "text": t} for p, t in zip(prompts, data.objective.generate_texts(model, prompts))]
     return metrics, samples
+
+
+def finish_pixels(trainer, recipe: Recipe, folder: RunFolder, data: PreparedData) -> dict:
+    """What the finished model's features know of the classes, and a picture of images that it completes.
+
+    One process alone does it, with a model loaded from the saved files.
+    """
+    from .pixel_results import PICTURE, complete_some, probe_metrics
+
+    if not trainer.accelerator.is_main_process:
+        return {}
+    with whole_weights(trainer.args):
+        model = transformers.AutoModelForCausalLM.from_pretrained(recipe.training.output_dir, dtype=torch.float32)
+    model = model.to(trainer.args.device).eval()
+    metrics = {}
+    for split, rows in data.rows.items():
+        if split != "train":
+            found = probe_metrics(model, recipe, data.rows["train"], rows)
+            metrics |= {f"{split}_{name}": value for name, value in found.items()}
+            complete_some(model, data.objective, recipe, rows, folder.path / PICTURE)
+    return metrics
 
 
 def save_final(trainer, folder: RunFolder) -> None:

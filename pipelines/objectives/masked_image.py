@@ -27,7 +27,8 @@ class MaskedImageObjective:
 
     def __init__(self, section: ObjectiveSection, processor, shape: tuple[int, int, int], patch_size: int, seed: int):
         self.section, self.processor, self.shape, self.seed = section, processor, shape, seed
-        self.patches = (shape[1] // patch_size) * (shape[2] // patch_size)
+        self.grid = (shape[1] // patch_size, shape[2] // patch_size)
+        self.patches = self.grid[0] * self.grid[1]
 
     def rows(self, examples: Examples, cache: Path) -> "MaskedImageRows":
         """Decoded images."""

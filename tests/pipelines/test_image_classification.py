@@ -1,0 +1,135 @@
+"""Whole runs of image classifiers: they learn, answer with names anywhere, and go on bit-identically when killed."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from anyformer.pipelines.exact_loss import loss_of_logits
+from image_data import image_recipe, picture
+from processes import Process
+from safetensors.torch import load_file
+
+FULL = {"crop_padding": 1, "horizontal_flip": 0.0, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
+
+
+def facts_of(run):
+    return json.loads((run / "run.json").read_text())
+
+
+def lines_of(run):
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def test_a_classifier_learns_and_is_evaluated_and_answers_without_the_package(tmp_path, command, capsys):
+    recipe = image_recipe(
+        tmp_path,
+        training={"max_steps": 60, "label_smoothing_factor": 0.1},
+        evaluation={"every_steps": 20, "best_metric": "accuracy"},
+    )
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    metrics = facts_of(run)["metrics"]
+    assert metrics["test_accuracy"] >= 10 / 11 and metrics["validation_accuracy"] > 0.9
+    assert "8 x 8 pixels, grey; left" in printed and "patches of 4" in printed and "image-classification" in printed
+    card = (run / "README.md").read_text()
+    assert "image classifier" in card and "left, right" in card and 'pipeline("image-classification"' in card
+
+    assert command("evaluate", run, recipe) == 0
+    result = json.loads((run / "evaluation-recipe.json").read_text())["metrics"]
+    assert result["accuracy"] == metrics["test_accuracy"] and result["loss"] == pytest.approx(metrics["test_loss"])
+
+    import random
+
+    image = tmp_path / "right.png"
+    picture(False, random.Random(5)).resize((30, 20)).save(image)
+    code = (
+        "import sys; sys.modules['anyformer'] = None\n"
+        "import transformers\n"
+        f"classify = transformers.pipeline('image-classification', {str(run)!r}, trust_remote_code=True)\n"
+        f"print('answer:', classify({str(image)!r})[0]['label'])"
+    )
+    env = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert "answer: right" in done.stdout, done.stderr
+
+
+def test_a_killed_run_with_all_augmentation_ends_bit_identical_in_another_epoch(tmp_path, command):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    steps = {"max_steps": 30, "gradient_accumulation_steps": 2, "learning_rate": 0.01}  # epochs of 5 steps
+    recipe = image_recipe(tmp_path, task=FULL, training=steps, model={"hidden_dropout": 0.1})
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    process = Process(command, "train", recipe, f"training.output_dir={broken}", output=tmp_path / "log.txt")
+    process.wait_until(lambda: max((line["step"] for line in lines_of(broken)), default=0) >= 14)
+    process.kill()
+    assert process.code == -signal.SIGKILL and not (broken / "model.safetensors").exists()
+    assert command("train", recipe, f"training.output_dir={broken}") == 0
+    one, other = (load_file(run / "model.safetensors") for run in (whole, broken))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert facts_of(whole)["metrics"] == facts_of(broken)["metrics"]
+
+
+@pytest.mark.slow
+def test_accumulated_batches_of_mixed_labels_train_as_one(tmp_path, command):
+    losses = []
+    for batch, accumulation in ((8, 1), (4, 2)):
+        run = tmp_path / f"run{batch}"
+        size = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+        steps = {"max_steps": 4, "output_dir": str(run), "save_steps": 100}
+        recipe = image_recipe(tmp_path, f"recipe{batch}", task=FULL, training=size | steps)
+        assert command("train", recipe) == 0
+        losses.append([line["loss"] for line in lines_of(run) if "loss" in line])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_the_loss_of_shares_is_that_of_classes_where_one_has_all():
+    logits, labels = torch.randn(6, 3), torch.tensor([0, 2, 1, 1, 0, 2])
+    shares = torch.nn.functional.one_hot(labels, 3).float()
+    for count in (None, 10):
+        found = loss_of_logits((logits,), shares, count and 3 * count, shift=False, label_smoothing=0.1)
+        torch.testing.assert_close(found, loss_of_logits((logits,), labels, count, shift=False, label_smoothing=0.1))
+
+
+def test_a_native_vision_transformer_is_fine_tuned_with_its_own_processor(tmp_path, command, capsys):
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(image_size=12, patch_size=4, num_channels=1, **sizes)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "native")
+    kind = getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
+    processor = kind(size={"height": 12, "width": 12}, image_mean=[0.4], image_std=[0.2])
+    processor.save_pretrained(tmp_path / "native")
+    recipe = image_recipe(tmp_path, task=FULL, training={"max_steps": 2})
+    text = recipe.read_text()
+    start = text.index("model:")
+    recipe.write_text(text[:start] + f"model: {{name_or_path: {tmp_path / 'native'}}}\n" + text[text.index("task:") :])
+    assert command("train", recipe) == 0
+    saved = json.loads((tmp_path / "run" / "preprocessor_config.json").read_text())
+    assert saved["image_mean"] == [0.4] and saved["size"] == {"height": 12, "width": 12}
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["id2label"] == {"0": "left", "1": "right"} and config["model_type"] == "vit"
+    assert command("train", recipe, "task.image_mean=[0.5]", "training.output_dir=x") == 2
+    assert "cannot be set with model.name_or_path" in capsys.readouterr().err
+
+
+def test_a_preview_shows_images_and_answers(tmp_path, command, capsys):
+    assert command("preview", image_recipe(tmp_path, task=FULL), "--rows", "2") == 0
+    printed = capsys.readouterr().out
+    assert "row 0: class " in printed and "1 x 8 x 8 numbers from" in printed and "@@" in printed
+    assert "% left" in printed or "% right" in printed
+
+
+def test_real_clothes_train(tmp_path, command, data_folder):
+    folder = data_folder / "fashion_mnist"
+    small = ["model.num_hidden_layers=1", "model.hidden_size=32", "model.intermediate_size=32", "training.bf16=false"]
+    small += ["training.max_steps=4", "training.save_steps=2", "evaluation.every_steps=2", "data.max_documents=200"]
+    files = [f"data.files={folder / 'train.parquet'}", "data.test_files=null", "data.validation_fraction=0.2"]
+    assert command("train", "fashion_mnist_vit", *small, *files, f"training.output_dir={tmp_path / 'run'}") == 0
+    names = json.loads((tmp_path / "run" / "config.json").read_text())["id2label"]
+    assert names["9"] == "Ankle boot" and facts_of(tmp_path / "run")["metrics"].keys() == {
+        "validation_loss",
+        "validation_accuracy",
+    }
