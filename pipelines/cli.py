@@ -360,7 +360,10 @@ def _run_evaluate(args) -> int:
         return 0
     from .evaluate_model import evaluate_model, print_evaluation, write_evaluation
 
-    result = evaluate_model(recipe, split, max_examples=args.max_examples, trust_remote_code=args.trust_remote_code)
+    picture = None if output is None else output.with_suffix(".png")
+    result = evaluate_model(
+        recipe, split, max_examples=args.max_examples, picture=picture, trust_remote_code=args.trust_remote_code
+    )
     print_evaluation(result)
     if output is not None:
         write_evaluation(result, output)

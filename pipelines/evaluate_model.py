@@ -32,7 +32,7 @@ from .metrics import compute_metrics
 from .models import check_length
 from .objectives import OBJECTIVES
 from .packing import tokenize_corpus
-from .pixel_results import probe_metrics
+from .pixel_results import complete_some, probe_metrics
 from .progress import human_time
 from .recipe_checks import COMPARES
 from .run_folder import package_versions
@@ -66,7 +66,12 @@ class Evaluation:
 
 
 def evaluate_model(
-    recipe: Recipe, split: str, *, max_examples: int | None = None, trust_remote_code: bool = False
+    recipe: Recipe,
+    split: str,
+    *,
+    max_examples: int | None = None,
+    picture: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Evaluation:
     """Evaluate the recipe's checkpoint on one split of its data.
 
@@ -74,6 +79,7 @@ def evaluate_model(
         recipe: as evaluation_recipe gives it.
         max_examples: at most so many rows, spread evenly over the split. Perplexities that are of a whole text
             (word_perplexity, unigram_perplexity) are then left out.
+        picture: PNG file for the images that a model of pixels completes; None: it completes none.
 
     Raises:
         UserError: a model that cannot be loaded or was not made for the task, classes that are not the task's, or data
@@ -104,6 +110,8 @@ def evaluate_model(
         metrics |= job.final_metrics(names, result["loss"])
         if hasattr(job, "pictures"):
             metrics |= probe_metrics(model, recipe, every["train"], rows)
+            if picture is not None and complete_some(model, job, recipe, rows, picture):
+                print(f"completed images are drawn in {picture}")
     elif recipe.task is None:
         sums = result["nll"], result["predictions"]
         metrics |= final_metrics(names, *sums, rows, train_store, len(job.tokenizer))

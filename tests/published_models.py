@@ -65,6 +65,13 @@ PUBLISHED = {
         {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "attention_types": [[["global", "local"], 6]]},
     ),
     "gpt_neo_1_3b": Published(1_315_575_808, "Hub: EleutherAI/gpt-neo-1.3B, without masks", "gpt_neo"),
+    "imagegpt_small": Published(76_682_240, "Chen et al. 2020, section 3.2: 76M; exact by arithmetic", "imagegpt"),
+    "imagegpt_medium": Published(
+        455_489_536, "the same: 455M; exact by arithmetic", "imagegpt", {"n_embd": 1024, "n_layer": 36}
+    ),
+    "imagegpt_large": Published(
+        1_362_914_304, "the same: 1.4B; exact by arithmetic", "imagegpt", {"n_embd": 1536, "n_layer": 48, "n_head": 16}
+    ),
     "gpt3_small": Published(125_226_240, "Brown et al. 2020, table 2.1: 125M; exact by arithmetic"),
     "llama": Published(
         6_738_415_616,

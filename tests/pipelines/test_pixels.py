@@ -138,6 +138,7 @@ def test_a_model_of_pixels_trains_is_probed_draws_and_is_evaluated(tmp_path, com
     assert len(json.loads((run / "preprocessor_config.json").read_text())["clusters"]) == 8
     assert command("evaluate", run, recipe) == 0
     result = json.loads((run / "evaluation-recipe.json").read_text())["metrics"]
+    assert PIL.Image.open(run / "evaluation-recipe.png").size == PIL.Image.open(run / "completions.png").size
     for name in ("loss", "bits_per_pixel", "linear_probe"):
         assert result[name] == pytest.approx(metrics[f"test_{name}"], abs=1e-5)
     assert command("preview", recipe, "--rows", "1") == 0
