@@ -17,6 +17,7 @@ _EXPORTS = {
     "AnyformerDecoderForSequenceClassification": "anyformer.modeling",
     "AnyformerDecoderForTokenClassification": "anyformer.modeling",
     "AnyformerDecoderForQuestionAnswering": "anyformer.modeling",
+    "AnyformerDecoderForImageClassification": "anyformer.modeling",
     "AnyformerMoeConfig": "anyformer.modeling",
     "AnyformerMoeModel": "anyformer.modeling",
     "AnyformerMoeForCausalLM": "anyformer.modeling",

@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from anyformer.modeling.legality import ATTENTION_KINDS, POSITION_ENCODINGS
-from anyformer.pipelines.legality_table import FAMILIES, Cell, cells, refusal
+from anyformer.pipelines.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
 from family_variants import close, positions_of, tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -160,3 +160,8 @@ def test_odd_shapes_compute_alike_on_eager_and_sdpa_and_have_gradients(cell, bat
     expected = logits(model, inputs)
     model.set_attn_implementation("sdpa")
     close(logits(model, inputs), expected, TOLERANCE)
+
+
+def test_the_table_in_the_docs_is_the_one_that_is_printed(repo_root):
+    """`anyformer list --legal > docs/legality.md` brings it up to date."""
+    assert (repo_root / "docs" / "legality.md").read_text(encoding="utf-8") == legality_markdown()

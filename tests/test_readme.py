@@ -1,6 +1,7 @@
 """The README is true: its commands and code blocks run, and its recipe and tables are what is shipped."""
 
 import fnmatch
+import io
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from anyformer.pipelines.recipe import load_recipe
 from anyformer.pipelines.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.yaml_text import parse_yaml
 from local_hub import WITHOUT_ANYFORMER, client_env, run_python
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -34,7 +36,8 @@ TINY = [
     *("evaluation.max_rows=4", "evaluation.every_steps=2", "evaluation.sample_tokens=4"),
 ]
 # Recipes with a task have no rows of a length of their own.
-TASKS = ("imdb_classify", "multi30k_en_de")
+TASKS = ("imdb_classify", "multi30k_en_de", "fashion_mnist_vit", "fashion_mnist_pixels")
+IMAGES = ("fashion_mnist_vit", "fashion_mnist_pixels")
 SMALL_VOCABULARY = "tokenizer.vocab_size=400"  # not for recipes whose tokenizer keeps every character
 
 
@@ -170,8 +173,28 @@ def write_texts(folder: Path) -> None:
         for split in splits:
             text = "\n".join(json.dumps(row) for row in rows)
             (folder / "data" / place / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    images = [{"image": {"bytes": image_bytes(number), "path": None}, "label": number % 2} for number in range(200)]
+    (folder / "data" / "fashion_mnist").mkdir()
+    for split in ("train", "test"):
+        path = folder / "data" / "fashion_mnist" / f"{split}.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(images), path)
     (folder / "data" / "imdb").mkdir()
     pyarrow.parquet.write_table(table, folder / "data" / "imdb" / "unsupervised_15k.parquet")
+
+
+def image_bytes(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (28, 28), number).save(file, "PNG")
+    return file.getvalue()
+
+
+# What later commands of the README go on from.
+PREPARED = (
+    "anyformer train imdb_mlm",
+    "anyformer train imdb_classify model.name_or_path=",
+    "anyformer train fashion_mnist_vit",
+    "anyformer train stdlib_long_context_base",
+)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +206,7 @@ def stage(tmp_path_factory):
         patch.chdir(folder)
         patch.setenv("ANYFORMER_CACHE", str(folder / "cache"))
         assert cli.main(["train", "quickstart", *TINY, SMALL_VOCABULARY]) == 0
-        for start in ("anyformer train imdb_mlm", "anyformer train imdb_classify model.name_or_path="):
+        for start in PREPARED:
             command = next(command for command in commands() if command.startswith(start))
             assert cli.main(made_tiny(words_of(command)[1])[1:]) == 0
     return folder
@@ -203,7 +226,10 @@ def made_tiny(words: list[str]) -> list[str]:
     tiny = [setting for setting in TINY if not (set(TASKS) & set(words) and setting.startswith("objective."))]
     if words[1] == "evaluate":  # a checkpoint brings its own sizes, and there is no training
         return [*words, "task.max_new_tokens=4"] if "multi30k_en_de" in words else words
-    if any("name_or_path" in word for word in words):
+    if set(IMAGES) & set(words):
+        tiny = [setting for setting in tiny if not setting.startswith(("data.", "evaluation."))]
+        return [*words, *tiny, "evaluation.every_steps=2"]
+    if any("name_or_path" in word for word in words) or "stdlib_long_context" in words:
         return [*words, *(setting for setting in tiny if not setting.startswith("model."))]
     if "multi30k_en_de" in words:
         tiny += ["task.max_new_tokens=4", "training.save_steps=2"]
@@ -281,7 +307,7 @@ def test_the_table_of_families_names_everything_shipped_and_nothing_else():
     _rule, *rows = README.split("| family | classes | presets | recipes |\n")[1].split("\n\n")[0].splitlines()
     cells = [[set(re.findall(r"`(\w+)`", cell)) for cell in row.split("|")[2:5]] for row in rows]
     classes, presets, recipes = (set().union(*column) for column in zip(*cells))
-    assert classes == {name for name in anyformer.__all__ if re.fullmatch(r"Anyformer.*(Config|Model|For\w+)", name)}
+    assert classes == {name for name in anyformer.__all__ if re.fullmatch(r"Anyformer.*(Config|Model|For\w+|ImageProcessor)", name)}
     assert presets == set(shipped("models"))
     assert recipes == set(shipped("recipes"))
 
