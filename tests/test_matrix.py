@@ -12,9 +12,9 @@ import torch
 from anyformer.modeling.legality import ATTENTION_KINDS, POSITION_ENCODINGS
 from anyformer.pipelines.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
 from family_variants import close, positions_of, tokens
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
