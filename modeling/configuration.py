@@ -254,8 +254,8 @@ class AnyformerDecoderConfig(TokenConfig):
     `memory_update` "delta" or "linear") and "recurrent_attention" (such segments, and the `memory_length` tokens before
     each; with `memory_length` and no `attention_pattern` all layers are of this kind).
 
-    The head predicts the first `output_vocab_size` tokens (None: all): those beyond, such as the start token of ImageGPT,
-    are only read, and are no labels.
+    The head predicts the first `output_vocab_size` tokens (None: all): those beyond, such as the start token of
+    ImageGPT, are only read, and are no labels.
     """
 
     model_type = "anyformer_decoder"

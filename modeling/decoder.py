@@ -41,7 +41,7 @@ class AnyformerDecoderForQuestionAnswering(ForQuestionAnswering, AnyformerDecode
 
 
 class AnyformerDecoderForImageClassification(ForSequenceClassification, AnyformerDecoderPreTrainedModel):
-    """One class for an image whose pixels are tokens: the mean of what is known at each (Chen et al. 2020, section 2.3)."""
+    """One class for an image whose pixels are tokens, from the mean over them (Chen et al. 2020, section 2.3)."""
 
     base_class = AnyformerDecoderModel
 

@@ -198,9 +198,7 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
         """
         size, stride = self.config.patch_size, self.config.encoder_stride
         if bool_masked_pos is not None and stride != size:
-            raise ValueError(
-                f"encoder_stride={stride} must equal patch_size={size} to compare masked pixels"
-            )
+            raise ValueError(f"encoder_stride={stride} must equal patch_size={size} to compare masked pixels")
         outputs = self.model(
             pixel_values, bool_masked_pos=bool_masked_pos, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs
         )
