@@ -50,6 +50,14 @@ def test_mlm_step_compares_equal_losses_and_memory(benchmark, capsys):
     assert {row[5] for row in rows if row[1] == "ours"} == {">= 2.8", "<= 1"}
 
 
+def test_vit_step_compares_equal_losses_and_memory(benchmark, capsys):
+    size = "--image 32 --patch 16 --layers 1 --hidden 32 --heads 2 --batch 2 --classes 5 --rounds 2"
+    run(benchmark("vit_step"), size)
+    rows = table(capsys)
+    assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 4] * 2
+    assert {row[5] for row in rows if row[1] == "ours"} == {">= 1.1", "<= 1"}
+
+
 def test_seq2seq_step_compares_equal_losses_and_memory(benchmark, capsys):
     size = "--length 16 --target-length 8 --layers 1 --hidden 32 --heads 2 --intermediate 64 --batch 2 --vocab 64"
     run(benchmark("seq2seq_step"), f"{size} --rounds 2")

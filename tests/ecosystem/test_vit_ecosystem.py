@@ -1,0 +1,193 @@
+"""Vision transformers in other hands: image processors, pipelines with and without anyformer, PEFT, Trainer."""
+
+import json
+
+import pytest
+import torch
+from local_hub import WITHOUT_ANYFORMER, client_env, run_script
+from native_models import randomise
+from PIL import Image
+from training_steps import fit
+from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessorPil, pipeline
+
+import anyformer
+from anyformer import (
+    AnyformerImageProcessor,
+    AnyformerViTForImageClassification,
+    AnyformerViTForMaskedImageModeling,
+    AnyformerViTModel,
+)
+
+LABELS = {"id2label": {0: "shoe", 1: "bag", 2: "shirt"}, "label2id": {"shoe": 0, "bag": 1, "shirt": 2}}
+
+
+@pytest.fixture
+def processor():
+    return AnyformerImageProcessor(size={"height": 12, "width": 16}, image_mean=[0.2, 0.3, 0.4], image_std=[0.5] * 3)
+
+
+def pictures() -> list[Image.Image]:
+    """Of several sizes and modes: colour, grey, palette, transparent."""
+    grey = Image.radial_gradient("L").resize((40, 30))
+    colour = Image.merge("RGB", (grey, grey.rotate(90), Image.linear_gradient("L").resize((40, 30))))
+    see_through = colour.resize((9, 25)).convert("RGBA")
+    see_through.putalpha(60)
+    return [colour, grey, colour.quantize(8), see_through]
+
+
+# ------------------------------------------------------------------------------------------------ the image processor
+
+
+def test_the_image_processor_does_what_transformers_own_does(processor):
+    theirs = ViTImageProcessorPil(
+        size=processor.size, resample=processor.resample, image_mean=[0.2, 0.3, 0.4], do_convert_rgb=True
+    )
+    for image in pictures():
+        ours = processor(image.convert("RGB"), return_tensors="pt")["pixel_values"]
+        assert ours.shape == (1, 3, 12, 16) and ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs(image.convert("RGB"), return_tensors="pt")["pixel_values"])
+        assert torch.equal(processor(image, return_tensors="pt")["pixel_values"], ours)
+
+
+def test_images_become_grey_or_coloured_as_the_model_needs_them(processor):
+    image = pictures()[0]
+    grey = AnyformerImageProcessor(size={"height": 12, "width": 16}, num_channels=1)
+    expected = grey(image.convert("L"), return_tensors="pt")["pixel_values"]
+    assert expected.shape == (1, 1, 12, 16) and -1 <= expected.min() < expected.max() <= 1
+    array = torch.tensor(list(image.getdata()), dtype=torch.uint8).view(30, 40, 3)
+    for layout in (array.numpy(), array.permute(2, 0, 1).numpy(), array.permute(2, 0, 1)):
+        torch.testing.assert_close(grey(layout, return_tensors="pt")["pixel_values"], expected, atol=0.03, rtol=0)
+        colour = processor(layout, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(colour, processor(image, return_tensors="pt")["pixel_values"])
+    of_grey = AnyformerImageProcessor(size={"height": 12, "width": 16})(image.convert("L"), return_tensors="pt")
+    for channel in of_grey["pixel_values"][0]:
+        torch.testing.assert_close(channel, expected[0, 0])
+
+
+def test_a_saved_processor_is_found_by_the_auto_class_and_says_where_its_code_is(processor, tmp_path):
+    processor.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert saved["auto_map"] == {"AutoImageProcessor": "image_processing.AnyformerImageProcessor"}
+    assert [file.name for file in tmp_path.glob("*.py")] == ["image_processing.py"]
+    again = AutoImageProcessor.from_pretrained(tmp_path, trust_remote_code=True)
+    image = pictures()[0]
+    assert (again(image)["pixel_values"][0] == processor(image)["pixel_values"][0]).all()
+    assert again.num_channels == 3 and dict(again.size) == {"height": 12, "width": 16}
+
+
+# ------------------------------------------------------------------------------------------------ pipelines
+
+ELSEWHERE = """
+import torch
+import transformers
+from PIL import Image
+
+folder, threads = args
+torch.set_num_threads(threads)
+image = Image.open(folder + "/image.png")
+classify = transformers.pipeline("image-classification", model=folder + "/model", trust_remote_code=True)
+found = {"answer": classify(image)}
+processor = transformers.AutoImageProcessor.from_pretrained(folder + "/model", trust_remote_code=True)
+pixels = processor(image, return_tensors="pt")["pixel_values"]
+expected = torch.load(folder + "/expected.pt")
+for auto, name in (("AutoModel", "last_hidden_state"), ("AutoModelForImageClassification", "logits"),
+                   ("AutoModelForMaskedImageModeling", "reconstruction")):
+    model = getattr(transformers, auto).from_pretrained(folder + "/" + auto, trust_remote_code=True).eval()
+    with torch.no_grad():
+        found[auto] = torch.equal(model(pixels)[name], expected[auto])
+    model.save_pretrained(folder + "/" + auto + "-again")
+    found[auto + " module"] = type(model).__module__.split(".")[0]
+found["processor module"] = type(processor).__module__.split(".")[0]
+report(found)
+"""
+HEADS = {
+    "AutoModel": (AnyformerViTModel, "last_hidden_state"),
+    "AutoModelForImageClassification": (AnyformerViTForImageClassification, "logits"),
+    "AutoModelForMaskedImageModeling": (AnyformerViTForMaskedImageModeling, "reconstruction"),
+}
+NEEDED = {"vit", "patches", "positions", "configuration", "stack", "block", "task_losses"}
+
+
+def test_a_folder_classifies_images_here_and_where_anyformer_is_not_with_the_very_same_numbers(
+    tiny_vit_config, processor, tmp_path
+):
+    config = tiny_vit_config(position_encoding="rotary", num_register_tokens=2, num_labels=3, **LABELS)
+    image = pictures()[0]
+    image.save(tmp_path / "image.png")
+    pixels, expected = processor(image, return_tensors="pt")["pixel_values"], {}
+    for auto, (cls, name) in HEADS.items():
+        randomise(cls(config)).save_pretrained(tmp_path / auto)
+        with torch.no_grad():
+            expected[auto] = cls.from_pretrained(tmp_path / auto).eval()(pixels)[name]
+    torch.save(expected, tmp_path / "expected.pt")
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "AutoModelForImageClassification")
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    code = {file.stem for file in (tmp_path / "model").glob("*.py")}
+    assert NEEDED | {"image_processing"} <= code and not {"encoder", "decoder", "seq2seq", "registration"} & code
+    # Without trust transformers 5.23 asks for it all the same: it looks for a video processor in the folder, too.
+    here = pipeline("image-classification", model=str(tmp_path / "model"), trust_remote_code=True)
+    assert type(here.model) is AnyformerViTForImageClassification
+    assert type(here.image_processor) is AnyformerImageProcessor
+    here = here(image)
+    assert {row["label"] for row in here} == {"shoe", "bag", "shirt"}
+    assert sum(row["score"] for row in here) == pytest.approx(1)
+    (tmp_path / "elsewhere").mkdir()
+    arguments = (tmp_path, torch.get_num_threads())
+    found = run_script(WITHOUT_ANYFORMER + ELSEWHERE, *arguments, env=client_env(tmp_path), cwd=tmp_path / "elsewhere")
+    assert found.pop("answer") == here
+    modules = {name: found.pop(name) for name in list(found) if name.endswith("module")}
+    assert set(modules.values()) == {"transformers_modules"} and all(found.values()), (modules, found)
+    for auto, (cls, name) in HEADS.items():  # what that process saved is whole, and ours again
+        ours = cls.from_pretrained(tmp_path / f"{auto}-again").eval()
+        with torch.no_grad():
+            assert torch.equal(ours(pixels)[name], expected[auto])
+        again = {file.stem for file in (tmp_path / f"{auto}-again").glob("*.py")}
+        assert again >= NEEDED
+
+
+# ------------------------------------------------------------------------------------------------ PEFT and Trainer
+
+
+def batch(config, rows=4):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(rows) % config.num_labels
+    height, width = config.image_size
+    return {"pixel_values": torch.randn(rows, 3, height, width, generator=generator), "labels": labels}
+
+
+def test_lora_on_all_linear_reaches_the_patches_trains_and_merges(tiny_vit_config, tmp_path):
+    peft = pytest.importorskip("peft")
+    base = randomise(AnyformerViTForImageClassification(tiny_vit_config()))
+    rows = batch(base.config)
+    config = peft.LoraConfig(r=4, target_modules="all-linear", modules_to_save=["score"], init_lora_weights=False)
+    torch.manual_seed(0)
+    model = peft.get_peft_model(base, config)
+    adapted = {name for name, _ in model.named_modules() if name.endswith("lora_A")}
+    for part in ("patch_embeddings.projection", "self_attn.q_proj", "mlp.down_proj"):
+        assert any(part in name for name in adapted), part
+    losses = fit(model, rows)
+    assert losses[-1] < losses[0]
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model.eval()(**rows).logits
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(**rows).logits, expected, atol=1e-4, rtol=1e-4)
+    assert type(merged) is AnyformerViTForImageClassification
+
+
+def test_adapters_train_through_checkpointed_layers(tiny_vit_config):
+    peft = pytest.importorskip("peft")
+    base = AnyformerViTForImageClassification(tiny_vit_config())
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear"))
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.enable_input_require_grads()
+    model(**batch(base.config)).loss.backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if "lora_B" in name)
+
+
+def test_the_package_names_the_family():
+    for name in ("Config", "Model", "ForImageClassification", "ForMaskedImageModeling"):
+        assert f"AnyformerViT{name}" in anyformer.__all__
+    assert anyformer.AnyformerImageProcessor is AnyformerImageProcessor
