@@ -214,8 +214,9 @@ def test_list_names_everything_on_whole_lines(capsys):
 def test_list_names_what_a_recipe_may_say():
     from typing import get_args, get_type_hints
 
+    from anyformer.pipelines import image_checks
     from anyformer.pipelines.listing import TABLES
-    from anyformer.pipelines.metrics import METRICS
+    from anyformer.pipelines.metrics import METRICS, OF_PIXELS
     from anyformer.pipelines.objectives import OBJECTIVES
     from anyformer.pipelines.recipe_checks import PERPLEXITIES
     from anyformer.pipelines.schema import ModelSection
@@ -228,9 +229,9 @@ def test_list_names_what_a_recipe_may_say():
     assert all(len(set(rows)) == len(rows) for rows in names.values())
     assert all(cell for rows in listed.values() for row in rows for cell in row)
     assert names["families"] == list(get_args(get_args(get_type_hints(ModelSection)["family"])[0]))
-    assert set(names["objectives"]) == set(OBJECTIVES)
-    assert set(names["tasks"]) == set(TASKS)
-    assert set(names["metrics"]) == {*METRICS, *PERPLEXITIES}
+    assert set(names["objectives"]) == OBJECTIVES.keys() | image_checks.FIELDS_OF.keys()
+    assert set(names["tasks"]) == TASKS.keys() | image_checks.FAMILIES.keys() - image_checks.FIELDS_OF.keys()
+    assert set(names["metrics"]) == {*METRICS, *PERPLEXITIES, *OF_PIXELS}
     heads = {
         name.partition("For")[2] for name in anyformer.__all__ if name.startswith("Anyformer") and "For" in name[9:]
     }

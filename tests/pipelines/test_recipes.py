@@ -4,8 +4,10 @@ import importlib.util
 import json
 
 import pytest
+from anyformer.pipelines.image_checks import sees_images
 from anyformer.pipelines.recipe import load_recipe
 from anyformer.pipelines.recipe_files import shipped, shipped_yaml
+from image_data import pictures
 from task_data import reviews, sentences
 
 EXAMPLES = {"sequence_classification": reviews, "translation": sentences}
@@ -31,10 +33,12 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(name, comm
     if name == "tinyshakespeare_char":
         overrides = [f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
     task = shipped_yaml("recipes", name).get("task")
-    if task is not None:
+    if task is not None and task["name"] in EXAMPLES:
         text_file = EXAMPLES[task["name"]](tmp_path / "examples.jsonl")
         tokenizer = "tokenizer={type: byte_bpe, vocab_size: 300}"
         overrides = [f"data.files={text_file}", tokenizer, f"training.output_dir={tmp_path / 'run'}"]
+    if sees_images(load_recipe(name)):
+        overrides = [f"data.files={pictures(tmp_path / 'pictures.parquet')}", f"training.output_dir={tmp_path / 'run'}"]
     overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]
     overrides += ["data.test_files=null"]
     assert command("train", name, *overrides, "--dry-run") == 0, capsys.readouterr().err
