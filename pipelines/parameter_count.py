@@ -65,7 +65,8 @@ class _Parts:
         pooler = linear(D, D) if c.add_pooling_layer and c.pooler_act is not None else 0
         skipped_norm = self.norm(D) if c.skip_first_norm else 0
         groups = c.num_hidden_groups or c.num_hidden_layers
-        return tables + projection + self.stack(groups) + convolution + pooler - skipped_norm
+        stack = self.stack(groups, times=c.num_hidden_layers // groups)
+        return tables + projection + stack + convolution + pooler - skipped_norm
 
     def vit(self) -> int:
         c, D = self.c, self.D
@@ -78,8 +79,8 @@ class _Parts:
         """Tokens in front of patches that have a learned position, too."""
         return (self.c.pooler_type == "cls") + self.c.use_distillation_token
 
-    def stack(self, layers: int, cross_attention: bool = False) -> int:
-        """Layers, positions and the norms around them."""
+    def stack(self, layers: int, cross_attention: bool = False, times: int = 1) -> int:
+        """Layers, each of which runs `times` in a row, positions and the norms around them."""
         c, D = self.c, self.D
         norms = self.norm(D) * (3 if cross_attention else 2)
         attentions = self.attention() * (2 if cross_attention else 1)
@@ -88,7 +89,7 @@ class _Parts:
         feed_forwards = sum(self.experts() if kind == "sparse" else self.feed_forward(self.F) for kind in kinds)
         extra = sum(self.attention_extra(kind) for kind in (attention_kinds(c) * layers)[:layers])
         outer = self.norm(self.E) * c.embedding_norm + self.norm(D) * (c.norm_position == "pre")
-        return layers * (norms + attentions) + feed_forwards + extra + outer + self.positions(layers)
+        return layers * (norms + attentions) + feed_forwards + extra + outer + self.positions(layers * times)
 
     def attention(self) -> int:
         queries, keys = self.H * self.K, self.G * self.K

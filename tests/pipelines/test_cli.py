@@ -242,7 +242,7 @@ def test_presets_are_listed_family_by_family():
     from anyformer.pipelines.listing import preset_rows
 
     families = [family for _, family, *_ in preset_rows()]
-    assert families == sorted(families, key=families.index) and len(set(families)) == 3
+    assert families == sorted(families, key=families.index) and len(set(families)) == 5
 
 
 def test_a_reader_that_leaves_early_is_no_error(repo_root):
