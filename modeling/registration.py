@@ -26,8 +26,11 @@ def register_auto_classes() -> None:
         for auto_class, name in family.auto_classes.items():
             getattr(transformers, auto_class).register(config_class, getattr(module, name), exist_ok=True)
     if is_vision_available():  # without Pillow, models still take tensors
+        # From its own module: the name in `transformers` of 5.17 is of an object that asks for torchvision.
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
         from .image_processing import AnyformerImageProcessor
 
-        transformers.AutoImageProcessor.register(
+        AutoImageProcessor.register(
             configuration.AnyformerViTConfig, image_processor_classes={"pil": AnyformerImageProcessor}, exist_ok=True
         )
