@@ -4,10 +4,11 @@ Shapes as in attention.py, and n chunks of C tokens, V channels of what is summe
 """
 
 import torch
-from torch.nn.functional import elu, pad
+from torch.nn.functional import pad
 
 from .attention import Attention
 from .rotary import rotate
+from .segments import with_zeros
 from .state_cache import state_layer
 
 CHUNK = 64  # tokens whose scores are computed as a square; all before them are one state
@@ -17,8 +18,13 @@ LEAST = 1e-12
 
 
 def feature_map(x: torch.Tensor) -> torch.Tensor:
-    """elu(x) + 1 in fp32 (Katharopoulos et al. 2020, eq. 7): positive, and so are scores."""
-    return elu(x.float()) + (1 + FLOOR)
+    """elu(x) + 1 in fp32 (Katharopoulos et al. 2020, eq. 7): positive, and so are scores.
+
+    In two parts: e^x - 1 + 1 would round small features away, and the gradient of torch's elu has strides that
+    torch.compile does not foresee (torch 2.15, aot_eager).
+    """
+    x = x.float()
+    return x.relu() + (x.clamp(max=0).exp() + FLOOR)
 
 
 def normalised(sums: torch.Tensor) -> torch.Tensor:
@@ -81,7 +87,7 @@ def kernel_sums(q_BHTK, k_BGTK, v_BGTV, documents_BT=None, state_BGKV=None) -> t
     tail = -length % size
     if documents_BT is not None:
         k_BGTK = k_BGTK * (documents_BT >= 0)[:, None, :, None]
-    q, k, v = (pad(x, (0, 0, 0, tail)).unflatten(2, (-1, size)) for x in (q_BHTK, k_BGTK, v_BGTV))
+    q, k, v = (with_zeros(x, after=tail).unflatten(2, (-1, size)) for x in (q_BHTK, k_BGTK, v_BGTV))
     q = q.unflatten(1, (groups, -1)).transpose(2, 3)  # (B, G, n, R, C, K)
     seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     if state_BGKV is None:

@@ -5,12 +5,11 @@ Shapes as in attention.py and segments.py, and V = K + 1 channels of a memory, t
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
 
 from .attention import Attention
 from .linear_attention import feature_map, normalised, with_ones
 from .rotary import rotate
-from .segments import block_size, in_blocks, reach, seen_in_blocks, token_places
+from .segments import block_size, in_blocks, reach, seen_in_blocks, token_places, with_zeros
 from .state_cache import state_layer
 
 
@@ -52,7 +51,7 @@ class RecurrentAttention(Attention):
         q_BHTK, (k_BGTK, v_BGTK) = self.queries(hidden_states), self.keys_and_values(hidden_states)
         q_turned, k_turned = self.turned(q_BHTK, position_embeddings), self.turned(k_BGTK, position_embeddings)
         own = self.after(past.get("keys"), k_turned), self.after(past.get("values"), v_BGTK)
-        memory = own
+        memory = None
         if self.memory_length and torch.is_grad_enabled():
             k_memory, v_memory = self.keys_and_values(hidden_states.detach())
             memory = self.turned(k_memory, position_embeddings), v_memory
@@ -70,7 +69,7 @@ class RecurrentAttention(Attention):
     def after(self, past, x, detached: bool = False):
         """(B, G, T, K) -> (B, G, W + T, K): the tokens before first, zeros where there are none."""
         if past is None:
-            return pad(x, (0, 0, self.window, 0))
+            return with_zeros(x, before=self.window)
         return torch.cat((past.detach() if detached else past, x), dim=2)
 
     def with_memory(self, out_BTHK, q_BHTK, k_BGTK, v_BGTK, places, past) -> tuple:
@@ -80,7 +79,7 @@ class RecurrentAttention(Attention):
     def attend_segments(self, q_BHTK, own, memory, places, bias, **kwargs):
         """Every query over its segment's keys and values `own` and over those of `memory`. Returns (B, T, H, K).
 
-        own, memory: keys and values, each (B, G, W + T, K), of equal numbers.
+        own, memory: keys and values, each (B, G, W + T, K), of equal numbers; memory None: no gradient is wanted.
         """
         batch, _, length, _ = q_BHTK.shape
         size, segment, window = block_size(length, self.segment_length), self.segment_length, self.window
@@ -91,8 +90,8 @@ class RecurrentAttention(Attention):
         if not self.memory_length:
             parts = [(own, 0 if aligned else segment, True, "own")]
         elif aligned:
-            parts = [(memory, self.memory_length, False, "memory"), (own, 0, True, "own")]
-        elif memory is own:
+            parts = [(memory or own, self.memory_length, False, "memory"), (own, 0, True, "own")]
+        elif memory is None:
             parts = [(own, window, True, "both")]
         else:
             parts = [(memory, window, True, "memory"), (own, segment, True, "own")]

@@ -60,13 +60,17 @@ def block_distances(window: int, length: int, segment_length: int, device) -> to
     return torch.arange(size, device=device)[:, None] + window - torch.arange(window + size, device=device)
 
 
-def in_blocks(x: torch.Tensor, size: int, window: int = 0, value: float = 0):
+def with_zeros(x: torch.Tensor, before: int = 0, after: int = 0) -> torch.Tensor:
+    """So many zeros before and after the entries of axis 2."""
+    return pad(x, (0, 0) * (x.ndim - 3) + (before, after))
+
+
+def in_blocks(x: torch.Tensor, size: int, window: int = 0):
     """Blocks of `size` entries of axis 2, each after the `window` entries before it, which come first in x.
 
-    (B, G, W + T, ...) -> (B, n, G, W + C, ...); the last block is filled up with `value`.
+    (B, G, W + T, ...) -> (B, n, G, W + C, ...); the last block is filled up with zeros.
     """
-    tail = -(x.shape[2] - window) % size
-    x = pad(x, (0, 0) * (x.ndim - 3) + (0, tail), value=value)
+    x = with_zeros(x, after=-(x.shape[2] - window) % size)
     return x.unfold(2, window + size, size).movedim((2, -1), (1, 3))
 
 
@@ -78,7 +82,9 @@ def seen_in_blocks(places, size: int, window: int, segment_length: int, memory_l
         part: "own" segment, "memory" (the `memory_length` tokens before it), or "both". Every query sees itself, even
             padding: a softmax over nothing has no value.
     """
-    keys = in_blocks(places[..., None], size, window, value=-1)[..., 0].movedim(2, 0)  # (2, B, n, W + C)
+    tail = -(places.shape[2] - window) % size
+    places = pad(places, (0, tail), value=-1)
+    keys = in_blocks(places[..., None], size, window)[..., 0].movedim(2, 0)  # (2, B, n, W + C)
     (key_documents, key_index), (documents, index) = keys[..., None, :], keys[..., window:, None]
     distances = block_distances(window, size, size, places.device)
     start = index // segment_length * segment_length

@@ -98,4 +98,31 @@ def plot_perplexity_by_position(curves: list[dict], path: Path) -> None:
             yscale="log",
             xlim=(0, None),
         )
+        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            axis("{x:g}")  # numbers, not powers of ten: a plot rarely spans two of them
         axes.legend()
+
+
+def plot_against_length(rows: list[dict], path: Path) -> None:
+    """Time and memory per token against the length of a row, a line per kind of attention, written to `path`.
+
+    rows: of scripts/benchmarks/length.py: kind, length, and `forward_us`, `training_us`, `forward_kib`, `training_kib`.
+
+    Raises UserError where matplotlib is not installed.
+    """
+    panels = {
+        "forward_us": ("Forward", "us per token"),
+        "training_us": ("Forward and backward", "us per token"),
+        "forward_kib": ("Forward", "KiB per token"),
+        "training_kib": ("Forward and backward", "KiB per token"),
+    }
+    with figure(path, columns=2, rows=2) as grid:
+        for axes, (name, (title, unit)) in zip(grid.flat, panels.items()):
+            for kind in dict.fromkeys(row["kind"] for row in rows):
+                own = [row for row in rows if row["kind"] == kind]
+                lengths = [row["length"] for row in own]
+                axes.plot(lengths, [row[name] for row in own], marker=".", markersize=5, label=kind)
+            axes.set(title=title, xlabel="tokens of the row", ylabel=unit, xscale="log", yscale="log")
+            axes.set_xticks(lengths, [str(length) for length in lengths])
+            axes.minorticks_off()
+        grid.flat[0].legend()

@@ -66,6 +66,15 @@ def test_seq2seq_step_compares_equal_losses_and_memory(benchmark, capsys):
     assert {row[5] for row in rows if row[1] == "ours"} == {">= 1.05", "<= 1"}
 
 
+def test_length_measures_every_kind_of_attention_at_every_length(benchmark, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    module = benchmark("length")
+    run(module, f"--length 24 48 --hidden 16 --heads 2 --rounds 1 --plot {tmp_path / 'length.png'}")
+    rows = table(capsys)
+    assert [row[1] for row in rows] == [*module.KINDS] * 2 and rows[0][6] == "1.00 x"
+    assert (tmp_path / "length.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_every_pair_of_arms_that_has_a_goal_is_compared(benchmark):
     module = benchmark("decoder_step")
     for goals in module.GOALS.values():

@@ -184,6 +184,9 @@ VARIANTS = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     },
     "scaled-and-capped": {"attention_multiplier": 1.0, "final_logit_softcapping": 3.0, "attention_out_bias": True},
+    "linear": {"attention_pattern": ["linear_attention"]},
+    "compressive": {"attention_pattern": ["compressive_attention", "full_attention"], "segment_length": 5},
+    "recurrent": {"segment_length": 5, "memory_length": 6},
 }
 
 

@@ -14,6 +14,7 @@ from anyformer.modeling.legality import (
 
 from anyformer import AnyformerDecoderConfig, AnyformerEncoderConfig, AnyformerSeq2SeqConfig
 
+LINEAR = {"attention_pattern": ["linear_attention"]}
 CASES = {
     "num_attention_heads=7 does not divide hidden_size=256; 4, 8 and 16 do": {
         "hidden_size": 256,
@@ -42,7 +43,7 @@ CASES = {
         "layer_types": ["sliding_attention"],
     },
     "attention_pattern holds 'dense', which a decoder does not have; known: full_attention, sliding_attention, "
-    "strided_attention": {"attention_pattern": ["dense"]},
+    "strided_attention, linear_attention, compressive_attention, recurrent_attention": {"attention_pattern": ["dense"]},
     "rope_parameters has no entry for 'full_attention', which layers of this model use": {
         "attention_pattern": ["sliding_attention", "full_attention"],
         "sliding_window": 4,
@@ -62,6 +63,33 @@ CASES = {
         "relative_attention_max_distance": 16,
     },
     "which a decoder does not have": {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]},
+    "compressive_attention layers need segment_length": {"attention_pattern": ["compressive_attention"]},
+    "recurrent_attention layers need segment_length": {"memory_length": 4},
+    "recurrent_attention layers need memory_length": {
+        "attention_pattern": ["recurrent_attention"],
+        "segment_length": 4,
+    },
+    "segment_length=4 is used by no layer; name compressive_attention or recurrent_attention": {"segment_length": 4},
+    "memory_length=4 is used by no layer; name recurrent_attention in attention_pattern": {
+        "attention_pattern": ["full_attention"],
+        "memory_length": 4,
+    },
+    "memory_update='gated' is not known; known: delta, linear": {"memory_update": "gated"},
+    "position_encoding='alibi' adds to single scores, which linear_attention does not have": LINEAR
+    | {"position_encoding": "alibi"},
+    "attn_logit_softcapping=5.0 acts on single scores, which linear_attention has not; leave it null": LINEAR
+    | {"attn_logit_softcapping": 5.0},
+    "attention_dropout=0.1 acts on single scores": LINEAR | {"attention_dropout": 0.1},
+    "attention_multiplier=1.0 acts on single scores": LINEAR | {"attention_multiplier": 1.0},
+    "position_encoding='learned' numbers the tokens of a row, but recurrent_attention remembers tokens of any number": {
+        "segment_length": 4,
+        "memory_length": 4,
+        "position_encoding": "learned",
+    },
+    "layer_types holds 'linear_attention', which a decoder does not have; known: full_attention, sliding_attention": {
+        "num_hidden_layers": 1,
+        "layer_types": ["linear_attention"],
+    },
 }
 
 

@@ -1,0 +1,184 @@
+"""Laws of linear attention: one sum in three forms, documents apart, constant state."""
+
+import pytest
+import torch
+from anyformer.modeling.linear_attention import CHUNK, feature_map, kernel_sums, normalised, with_ones
+from family_variants import positions_of, tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache, StaticCache
+
+from anyformer import AnyformerDecoderForCausalLM
+
+TOLERANCE = 1e-5  # fp32, sums in another order
+PACKED_TOLERANCE = 1e-6
+LINEAR = {"attention_pattern": ["linear_attention"]}
+VARIANTS = {
+    "rotary": LINEAR,
+    "none": LINEAR | {"position_encoding": "none"},
+    "learned-mqa-qk-norm": LINEAR | {"position_encoding": "learned", "num_key_value_heads": 1, "qk_norm": True},
+    "hybrid": {"attention_pattern": ["linear_attention", "linear_attention", "full_attention"], "num_hidden_layers": 3},
+    "hybrid-sliding": {"attention_pattern": ["linear_attention", "sliding_attention"], "sliding_window": 4},
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request, tiny_config):
+    return AnyformerDecoderForCausalLM(tiny_config(max_position_embeddings=256, **VARIANTS[request.param])).eval()
+
+
+def by_definition(q, k, v, documents):
+    """(B, H, T, V): every pair of tokens, in fp64."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    length = q.shape[2]
+    seen = torch.ones(length, length, dtype=torch.bool).tril() & (documents[:, :, None] == documents[:, None])
+    scores = (q.double() @ k.double().transpose(-1, -2)) * (seen & (documents >= 0)[:, None])[:, None]
+    return scores @ v.double()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    length=st.integers(1, 3 * CHUNK + 5),
+    batch=st.integers(1, 2),
+    groups=st.integers(1, 2),
+    repeats=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    packed=st.booleans(),
+)
+def test_chunks_give_the_sums_of_the_definition(length, batch, groups, repeats, seed, packed):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.rand(batch, groups * repeats, length, 4, generator=generator)
+    k, v = torch.rand(batch, groups, length, 4, generator=generator), torch.randn(batch, groups, length, 3)
+    documents = torch.zeros(batch, length, dtype=torch.long)
+    if packed:
+        documents = (torch.rand(batch, length, generator=generator) < 0.05).cumsum(-1)
+        documents[0, : length // 3] = -1  # padding
+    sums, _ = kernel_sums(q, k, v, documents if packed else None)
+    torch.testing.assert_close(sums.double(), by_definition(q, k, v, documents), atol=1e-4, rtol=1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(pieces=st.lists(st.integers(1, CHUNK + 9), min_size=1, max_size=5), seed=st.integers(0, 99))
+def test_a_state_carries_a_row_over_any_pieces(pieces, seed):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.rand(1, 2, sum(pieces), 4, generator=generator) for _ in range(3))
+    expected, final = kernel_sums(q, k, v)
+    state, found = None, []
+    for part in zip(*(x.split(pieces, dim=2) for x in (q, k, v))):
+        sums, state = kernel_sums(*part, state_BGKV=state)
+        found.append(sums)
+    torch.testing.assert_close(torch.cat(found, dim=2), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(state, final, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])
+def test_values_that_are_all_equal_come_out_however_large_the_scores(scale):
+    """Weights sum to 1: no row without a denominator, and no overflow, for queries and keys of either sign."""
+    generator = torch.Generator().manual_seed(0)
+    for sign in (-1, 1):
+        q, k = (feature_map(sign * scale * torch.rand(1, 2, 150, 8, generator=generator)) for _ in range(2))
+        out = normalised(kernel_sums(q, k, with_ones(torch.full((1, 2, 150, 8), 3.0)))[0])
+        torch.testing.assert_close(out, torch.full_like(out, 3.0), atol=1e-3, rtol=0)
+
+
+@torch.no_grad()
+def test_token_by_token_is_the_parallel_form_with_every_cache(model):
+    ids = tokens(2, CHUNK + 11)
+    expected = model(ids, use_cache=False).logits
+    for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=128)):
+        steps = [model(ids[:, :3], past_key_values=cache, use_cache=True).logits]
+        steps += [
+            model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits for t in range(3, ids.shape[1])
+        ]
+        torch.testing.assert_close(torch.cat(steps, 1), expected, atol=TOLERANCE, rtol=0)
+        assert int(cache.get_seq_length()) == ids.shape[1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
+def test_generation_needs_no_cache_to_be_right_and_left_padding_changes_no_token(model, options):
+    ids = tokens(2, 7)
+    more = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, **more, use_cache=False, num_beams=options.get("num_beams", 1))
+    assert torch.equal(model.generate(ids, **more, **options), expected)
+    padded = torch.cat((torch.zeros(2, 3, dtype=torch.long), ids), dim=1)
+    mask = (torch.arange(10) >= 3).long().expand(2, -1)
+    assert torch.equal(model.generate(padded, attention_mask=mask, **more, **options)[:, 3:], expected)
+
+
+def test_packed_rows_equal_separate_documents_and_leak_no_gradient(model):
+    lengths = [7, 1, CHUNK + 3, 5, 30]
+    docs = [tokens(1, n, seed=n) for n in lengths]
+    embeds = model.get_input_embeddings()(torch.cat(docs, 1)).detach().requires_grad_()
+    packed = model(inputs_embeds=embeds, position_ids=positions_of(lengths), use_cache=False).logits
+    separate = torch.cat([model(d, use_cache=False).logits for d in docs], 1)
+    torch.testing.assert_close(packed, separate, atol=PACKED_TOLERANCE, rtol=1e-5)
+    (gradient,) = torch.autograd.grad(packed[:, 8:75].square().sum(), embeds)
+    assert gradient[:, 8:75].abs().sum() > 0
+    assert torch.all(gradient[:, :8] == 0) and torch.all(gradient[:, 75:] == 0)
+
+
+def test_padding_on_either_side_changes_nothing_and_gives_finite_gradients(model):
+    ids = tokens(1, 20)
+    expected = model(ids, use_cache=False).logits
+    for left in (0, 5):
+        padded = torch.nn.functional.pad(ids, (left, 5 - left))
+        mask = torch.nn.functional.pad(torch.ones_like(ids), (left, 5 - left))
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        got = model(padded, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        torch.testing.assert_close(got[:, left : left + 20], expected, atol=PACKED_TOLERANCE, rtol=1e-5)
+        model.zero_grad()
+        got.square().sum().backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_the_state_does_not_grow(tiny_config):
+    model = AnyformerDecoderForCausalLM(tiny_config(**LINEAR)).eval()
+    sizes = []
+    for length in (4, 40):
+        cache = model(tokens(1, length), use_cache=True).past_key_values
+        sizes.append([x.numel() for layer in cache.layers for x in layer.states.values()])
+    assert sizes[0] == sizes[1] == [2 * 8 * 9] * 2
+
+
+def test_bf16_sums_run_in_fp32(tiny_config):
+    """A row of equal tokens has equal outputs, up to bf16: summed in bf16, the last of 4,096 ones would be lost."""
+    model = AnyformerDecoderForCausalLM(tiny_config(**LINEAR, position_encoding="none")).eval().bfloat16()
+    ids = torch.full((1, 4096), 5)
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits.float()
+        torch.testing.assert_close(logits[:, -1], logits[:, 0], atol=0.02, rtol=0.02)
+        cache = model(ids[:, :8], use_cache=True).past_key_values
+    assert all(x.dtype == torch.float32 for layer in cache.layers for x in layer.states.values())
+
+
+def gradients(model, run):
+    ids, positions = tokens(2, 70), torch.arange(70).remainder(33).expand(2, -1)
+    model.zero_grad()
+    run(ids, labels=ids, position_ids=positions).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_checkpointing_changes_no_gradient(model):
+    expected = gradients(model.train(), model)
+    model.gradient_checkpointing_enable()
+    for name, grad in gradients(model, model).items():
+        torch.testing.assert_close(grad, expected[name], atol=PACKED_TOLERANCE, rtol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+def test_compiling_whole_changes_no_gradient(model):
+    expected = gradients(model.train(), model)
+    torch.compiler.reset()
+    for name, grad in gradients(model, torch.compile(model, fullgraph=True, backend="aot_eager")).items():
+        torch.testing.assert_close(grad, expected[name], atol=PACKED_TOLERANCE, rtol=1e-4, msg=name)
+
+
+def test_a_cache_made_for_other_layers_and_a_ready_mask_are_refused_with_a_sentence(tiny_config):
+    model = AnyformerDecoderForCausalLM(tiny_config(**LINEAR)).eval()
+    with pytest.raises(ValueError, match="no state for layer 0; make it with config"):
+        model(tokens(1, 4), past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="linear_attention layers have no such scores"):
+        model(tokens(1, 4), attention_mask=torch.ones(1, 1, 4, 4, dtype=torch.bool), use_cache=False)
+    with pytest.raises(RuntimeError, match="a state cannot forget its last tokens"):
+        model(tokens(1, 4), use_cache=True).past_key_values.crop(-1)

@@ -1,0 +1,253 @@
+"""Laws of segments with a memory: the papers' equations, written out slowly, and what generation makes of them."""
+
+import pytest
+import torch
+from anyformer.modeling.linear_attention import feature_map
+from family_variants import positions_of, tokens
+from transformers import DynamicCache, StaticCache
+
+from anyformer import AnyformerDecoderForCausalLM
+
+TOLERANCE = 1e-5  # fp32, sums in another order
+PACKED_TOLERANCE = 1e-6
+COMPRESSIVE = {"attention_pattern": ["compressive_attention"], "segment_length": 5}
+VARIANTS = {
+    "delta": COMPRESSIVE,
+    "plain-alibi": COMPRESSIVE | {"memory_update": "linear", "position_encoding": "alibi"},
+    "delta-learned": COMPRESSIVE | {"position_encoding": "learned", "num_key_value_heads": 4},
+    "compressive-sliding-relative": {
+        "attention_pattern": ["compressive_attention", "sliding_attention"],
+        "segment_length": 4,
+        "sliding_window": 3,
+        "position_encoding": "relative",
+        "relative_attention_shared": False,
+    },
+    "recurrent": {"segment_length": 5, "memory_length": 7},
+    "recurrent-alibi": {"segment_length": 4, "memory_length": 3, "position_encoding": "alibi"},
+    "recurrent-relative": {"segment_length": 4, "memory_length": 4, "position_encoding": "relative"},
+    "recurrent-full-linear": {
+        "attention_pattern": ["recurrent_attention", "full_attention", "linear_attention"],
+        "segment_length": 6,
+        "memory_length": 2,
+        "num_hidden_layers": 3,
+        "position_encoding": "none",
+    },
+}
+
+
+def build(config, **options):
+    torch.manual_seed(0)
+    model = AnyformerDecoderForCausalLM._from_config(config, **options).eval()
+    for name, p in model.named_parameters():
+        if name.endswith("gate"):
+            torch.nn.init.normal_(p)
+    return model
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request, tiny_config):
+    return build(tiny_config(**VARIANTS[request.param]))
+
+
+def heads(attention, x):
+    """Queries, keys and values (B, H, T, K) of each head, and what makes (B, T, D) of (B, H, T, K)."""
+    q, (k, v) = attention.queries(x), attention.keys_and_values(x)
+    k, v = (each.repeat_interleave(attention.num_key_value_groups, dim=1) for each in (k, v))
+    return q, k, v, lambda out: attention.o_proj(out.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("length", [1, 5, 13, 20])
+@pytest.mark.parametrize("update", ["delta", "linear"])
+def test_compressive_attention_is_the_papers_loop_over_segments(tiny_config, update, length, backend):
+    config = tiny_config(**COMPRESSIVE, memory_update=update, position_encoding="none")
+    attention = build(config, attn_implementation=backend).model.layers[0].self_attn
+    x = torch.randn(2, length, 32)
+    q, k, v, project = heads(attention, x)
+    gate, size = attention.gate.sigmoid()[:, None, None], 5
+    memory, z, outputs = torch.zeros(2, 4, 8, 8), torch.zeros(2, 4, 8, 1), []
+    for a in range(0, length, size):
+        qs, ks, vs = (each[:, :, a : a + size] for each in (q, k, v))
+        dot = torch.nn.functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True)
+        fq, fk = feature_map(qs), feature_map(ks)
+        read = fq @ memory / (fq @ z).clamp(min=1e-12)
+        old = fk @ memory / (fk @ z).clamp(min=1e-12) if update == "delta" else 0
+        memory, z = memory + fk.transpose(-1, -2) @ (vs - old), z + fk.sum(2)[..., None]
+        outputs.append(gate * read + (1 - gate) * dot)
+    torch.testing.assert_close(attention(x)[0], project(torch.cat(outputs, 2)), atol=TOLERANCE, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_segment_after_segment_with_kept_states_is_the_whole_row(tiny_config, backend):
+    """Dai et al. 2019, section 3.2, as the paper runs it: layer inputs of the last tokens are kept and detached."""
+    model = build(tiny_config(segment_length=4, memory_length=6, position_encoding="none"), attn_implementation=backend)
+    ids = tokens(2, 15)
+    blocks, kept, outputs = model.model.layers, [None, None], []
+    for part in ids.split(4, dim=1):
+        x = model.get_input_embeddings()(part)
+        for i, block in enumerate(blocks):
+            before = x if kept[i] is None else torch.cat((kept[i], x), dim=1)
+            kept[i] = before[:, -6:].detach()
+            q, _, _, project = heads(block.self_attn, block.input_layernorm(x))
+            _, k, v, _ = heads(block.self_attn, block.input_layernorm(before))
+            past, length = before.shape[1] - x.shape[1], x.shape[1]
+            seen = torch.ones(length, past + length, dtype=torch.bool).tril(past)
+            x = x + project(torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen))
+            x = x + block.mlp(block.post_attention_layernorm(x))
+        outputs.append(model.lm_head(model.model.norm(x)))
+    expected, got = torch.cat(outputs, 1), model(ids, use_cache=False).logits
+    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=1e-5)
+    parameters = [p for name, p in model.named_parameters() if "layernorm" not in name]
+    wanted = torch.autograd.grad(expected.square().sum(), parameters)
+    for found, gradient in zip(torch.autograd.grad(got.square().sum(), parameters), wanted):
+        torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_every_way_to_step_through_a_row_gives_its_logits(model):
+    ids = tokens(2, 23)
+    expected = model(ids, use_cache=False).logits
+    for sizes in ([1] * 23, [9, 14], [5, 5, 5, 8], [3, 1, 19]):
+        for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=32)):
+            steps = [model(part, past_key_values=cache, use_cache=True).logits for part in ids.split(sizes, dim=1)]
+            torch.testing.assert_close(torch.cat(steps, 1), expected, atol=TOLERANCE, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
+def test_generation_needs_no_cache_to_be_right_and_left_padding_changes_no_token(model, options):
+    ids = tokens(2, 7)
+    more = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, **more, use_cache=False, num_beams=options.get("num_beams", 1))
+    assert torch.equal(model.generate(ids, **more, **options), expected)
+    padded = torch.cat((torch.zeros(2, 3, dtype=torch.long), ids), dim=1)
+    mask = (torch.arange(10) >= 3).long().expand(2, -1)
+    assert torch.equal(model.generate(padded, attention_mask=mask, **more, **options)[:, 3:], expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_packed_rows_equal_separate_documents_and_leak_no_gradient(model, backend, grad):
+    model.set_attn_implementation(backend)
+    lengths = [7, 1, 11, 5, 6]
+    docs = [tokens(1, n, seed=n) for n in lengths]
+    embeds = model.get_input_embeddings()(torch.cat(docs, 1)).detach().requires_grad_()
+    with torch.set_grad_enabled(grad):
+        packed = model(inputs_embeds=embeds, position_ids=positions_of(lengths), use_cache=False).logits
+        separate = torch.cat([model(d, use_cache=False).logits for d in docs], 1)
+    torch.testing.assert_close(packed, separate, atol=PACKED_TOLERANCE, rtol=1e-5)
+    if grad:
+        (gradient,) = torch.autograd.grad(packed[:, 8:19].square().sum(), embeds)
+        assert gradient[:, 8:19].abs().sum() > 0
+        assert torch.all(gradient[:, :8] == 0) and torch.all(gradient[:, 19:] == 0)
+
+
+def gradients(model, run):
+    ids, positions = tokens(2, 22), torch.arange(22).remainder(13).expand(2, -1)
+    model.zero_grad()
+    run(ids, labels=ids, position_ids=positions).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_checkpointing_changes_no_gradient(model):
+    expected = gradients(model.train(), model)
+    model.gradient_checkpointing_enable()
+    for name, grad in gradients(model, model).items():
+        torch.testing.assert_close(grad, expected[name], atol=PACKED_TOLERANCE, rtol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+def test_compiling_whole_changes_no_gradient(model):
+    expected = gradients(model.train(), model)
+    torch.compiler.reset()
+    for name, grad in gradients(model, torch.compile(model, fullgraph=True, backend="aot_eager")).items():
+        torch.testing.assert_close(grad, expected[name], atol=PACKED_TOLERANCE, rtol=1e-4, msg=name)
+
+
+def influence(model, length=21) -> tuple[set, set]:
+    """Positions that the last token's output depends on, and those that it sends a gradient to."""
+    embeds = torch.randn(1, length, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    out = model(inputs_embeds=embeds, use_cache=False).logits[0, -1]
+    (gradient,) = torch.autograd.grad(out.square().sum(), embeds)
+    moved = set()
+    with torch.no_grad():
+        for t in range(length):
+            other = embeds.clone()
+            other[0, t] += 1
+            if not torch.equal(model(inputs_embeds=other, use_cache=False).logits[0, -1], out):
+                moved.add(t)
+    return moved, set(gradient[0].abs().sum(-1).nonzero()[:, 0].tolist())
+
+
+def test_what_is_beyond_the_window_has_influence(tiny_config):
+    one, every = {"num_hidden_layers": 1}, set(range(21))
+    sliding = influence(build(tiny_config(**one, attention_pattern=["sliding_attention"], sliding_window=4)))
+    assert sliding == ({17, 18, 19, 20},) * 2
+    assert influence(build(tiny_config(**one, attention_pattern=["linear_attention"]))) == (every, every)
+    assert influence(build(tiny_config(**(one | COMPRESSIVE | {"segment_length": 4})))) == (every, every)
+    # Segments of 4: token 20 begins one. Its memory counts, but no gradient goes there.
+    recurrent = build(tiny_config(**one, segment_length=4, memory_length=6))
+    assert influence(recurrent) == (set(range(14, 21)), {20})
+
+
+def test_states_do_not_grow(tiny_config):
+    for fields in (COMPRESSIVE, {"segment_length": 5, "memory_length": 7}):
+        model, sizes = build(tiny_config(**fields)), []
+        for length in (3, 33):
+            cache = model(tokens(1, length), use_cache=True).past_key_values
+            sizes.append({name: tuple(x.shape) for name, x in cache.layers[0].states.items()})
+        assert sizes[0] == sizes[1]
+
+
+def test_flash_and_serving_engines_are_refused_where_they_would_see_another_row(tiny_config):
+    for fields, flash in ((COMPRESSIVE, False), ({"attention_pattern": ["linear_attention"]}, True)):
+        model = build(tiny_config(**fields))
+        assert model._supports_flash_attn is flash and not model._supports_attention_backend
+    assert "layers.*.self_attn.q_proj" not in tiny_config(**COMPRESSIVE).base_model_tp_plan
+    assert "layers.*.self_attn.q_proj" in tiny_config(segment_length=4, memory_length=4).base_model_tp_plan
+
+
+# ---- symbols at the beginning are asked for at the end, at five times the window's length
+
+SLOTS, VALUES, GAP, WINDOW = 4, 8, 40, 8
+ASK, FILLER = SLOTS * VALUES, SLOTS * VALUES + SLOTS
+AT_A_DISTANCE = {
+    "sliding": {"attention_pattern": ["sliding_attention"], "sliding_window": WINDOW},
+    "linear": {"attention_pattern": ["linear_attention"]},
+    "compressive": {"attention_pattern": ["compressive_attention"], "segment_length": WINDOW},
+    "recurrent": {"segment_length": WINDOW, "memory_length": GAP + WINDOW},
+}
+
+
+def questions(rows: int, seed: int) -> tuple:
+    """(ids, answers): a value for each slot, filler, then the slots in some order; -100 where nothing is asked."""
+    generator = torch.Generator().manual_seed(seed)
+    symbols = torch.randint(VALUES, (rows, SLOTS), generator=generator) + torch.arange(SLOTS) * VALUES
+    filler = FILLER + torch.randint(4, (rows, GAP), generator=generator)
+    order = torch.rand(rows, SLOTS, generator=generator).argsort(-1)
+    ids = torch.cat((symbols, filler, ASK + order), dim=1)
+    answers = torch.full_like(ids, -100)
+    answers[:, -SLOTS:] = symbols.gather(1, order)
+    return ids, answers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", AT_A_DISTANCE)
+def test_what_was_said_beyond_the_window_is_reproduced_by_a_memory_and_not_by_the_window_alone(tiny_config, kind):
+    torch.manual_seed(0)
+    config = tiny_config(vocab_size=FILLER + 4, hidden_size=64, intermediate_size=96, **AT_A_DISTANCE[kind])
+    model = AnyformerDecoderForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0)
+    ids, answers = questions(256, seed=-1)
+    for step in range(400):
+        x, y = questions(32, seed=step)
+        optimizer.zero_grad()
+        model(x, shift_labels=y).loss.backward()
+        optimizer.step()
+        if step % 25 == 24:
+            with torch.no_grad():
+                found = model(ids, return_logits=True, use_cache=False).logits.argmax(-1)
+            right = (found == answers)[:, -SLOTS:].float().mean().item()
+            if right > 0.98:
+                break
+    assert right < 0.25 if kind == "sliding" else right > 0.95  # chance is 1 / 8

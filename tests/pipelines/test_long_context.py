@@ -1,0 +1,126 @@
+"""Laws of stretching a checkpoint: only its positions change, every mistake is a sentence, and the gain can be seen."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.checkpoint_fields import with_fields
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipe import load_recipe
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+
+from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
+from anyformer_main import main
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONGER = {"max_position_embeddings": 128}
+STRETCHED = ["model.max_position_embeddings=128", f"model.rope_parameters={json.dumps(YARN)}"]
+
+
+@pytest.fixture
+def base(tmp_path) -> str:
+    """A recipe file, and a model it has trained for two steps at 32 tokens."""
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "then", "it", "sleeps"]
+    text = "\n\n".join(" ".join(words[(i * j) % len(words)] for i in range(120)) for j in range(1, 40))
+    (tmp_path / "text.txt").write_text(text)
+    recipe = {
+        "model": {
+            "family": "decoder",
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+        "tokenizer": {"vocab_size": 300},
+        "data": {"files": str(tmp_path / "text.txt"), "document": "paragraph", "validation_fraction": 0.2},
+        "objective": {"name": "causal", "sequence_length": 32},
+        "training": {"output_dir": str(tmp_path / "base"), "max_steps": 2, "per_device_train_batch_size": 4},
+        "evaluation": {"metrics": ["perplexity"]},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["train", str(tmp_path / "recipe.yaml")]) == 0
+    return str(tmp_path / "base")
+
+
+def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    recipe, long = str(tmp_path / "recipe.yaml"), str(tmp_path / "long")
+    longer = ["objective.sequence_length=96", *STRETCHED]
+    tune = ["training.max_steps=1", f"training.output_dir={long}"]
+    assert main(["train", recipe, f"model.name_or_path={base}", *longer, *tune]) == 0
+    config = AutoConfig.from_pretrained(long)
+    assert config.max_position_embeddings == 128
+    assert config.rope_parameters == YARN | {"rope_theta": 5000.0}  # theta stays the checkpoint's
+    before, after = str(tmp_path / "before.json"), str(tmp_path / "after.json")
+    measure = ["objective.sequence_length=96", "--by-position", "--output"]
+    assert main(["evaluate", base, recipe, *measure, before, "--label", "as it is"]) == 0
+    assert main(["evaluate", base, recipe, *STRETCHED, *measure, after, "--beside", before]) == 0
+    first, second = (json.loads(Path(path).read_text()) for path in (before, after))
+    assert first["label"] == "as it is" and first["trained_length"] == second["trained_length"] == 32
+    assert first["tokens_before"] == second["tokens_before"] and first["perplexity"] != second["perplexity"]
+    assert first["tokens_before"][-1] > 90 and len(first["perplexity"]) == len(first["tokens_before"])
+    assert (tmp_path / "after.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "override, sentence",
+    [
+        ("model.hidden_size=8", "model.hidden_size cannot be set with model.name_or_path; a checkpoint has its own"),
+        ("model.rope_parameters={rope_type: yarn, factr: 4}", "did you mean model.rope_parameters.factor?"),
+        ("model.rope_parameters={rope_type: spiral}", "rope_type='spiral' is not known; known: default, linear"),
+        ("model.rope_parameters={rope_type: linear}", "model.rope_parameters.factor is not set"),
+        ("model.rope_parameters={rope_type: yarn, factor: 2.0}", "original_max_position_embeddings is not set"),
+        ("model.max_position_embeddings=0", "model.max_position_embeddings=0 must be at least 1"),
+        ("model.max_position_embeddings=long", "model.max_position_embeddings"),
+    ],
+)
+def test_what_a_checkpoint_cannot_take_is_refused_before_anything_is_loaded(override, sentence):
+    with pytest.raises(UserError) as error:
+        load_recipe("quickstart", ["model.name_or_path=nowhere/model", override])
+    assert sentence in str(error.value)
+
+
+def test_only_rotary_positions_can_be_stretched(tiny_config):
+    for config in (tiny_config(position_encoding="learned"), tiny_config(position_encoding="alibi")):
+        with pytest.raises(UserError, match="m has no rotary positions, which alone can be stretched"):
+            with_fields(config, {"max_position_embeddings": 128}, "m")
+    nested = {name: {"rope_type": "default"} for name in ("sliding_attention", "full_attention")}
+    config = tiny_config(
+        attention_pattern=["sliding_attention", "full_attention"], sliding_window=4, rope_parameters=nested
+    )
+    with pytest.raises(UserError, match="other ones for each type of layer"):
+        with_fields(config, {"rope_parameters": YARN}, "m")
+
+
+@pytest.mark.parametrize("config_class", [AnyformerDecoderConfig, LlamaConfig])
+def test_a_stretched_checkpoint_is_the_model_that_was_built_so(config_class, tmp_path):
+    """Ours and native: same weights, and the frequencies of a config that said so from the start."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    base = AutoModelForCausalLM.from_config(config_class(**sizes, max_position_embeddings=32)).eval()
+    base.save_pretrained(tmp_path)
+    stretched = with_fields(AutoConfig.from_pretrained(tmp_path), {"rope_parameters": YARN} | LONGER, "m")
+    theta = base.config.rope_parameters["rope_theta"]
+    wanted = config_class(**sizes, **LONGER, rope_parameters=YARN | {"rope_theta": theta})
+    built = AutoModelForCausalLM.from_config(wanted).eval()
+    built.load_state_dict(base.state_dict())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, config=stretched).eval()
+    ids = torch.arange(60)[None]
+    assert torch.equal(loaded(ids).logits, built(ids).logits)
+    assert not torch.allclose(loaded(ids).logits, base(ids).logits)
+    assert isinstance(loaded, AnyformerDecoderForCausalLM) == (config_class is AnyformerDecoderConfig)
+
+
+@pytest.mark.parametrize("words", [["--label", "x"], ["--beside", "x.json"]])
+def test_options_of_the_plot_need_the_plot(base, tmp_path, capsys, words):
+    assert main(["evaluate", base, str(tmp_path / "recipe.yaml"), *words]) == 2
+    assert "belongs to --by-position; add it" in capsys.readouterr().err
+
+
+def test_an_earlier_result_that_is_none_is_refused_before_measuring(base, tmp_path, capsys):
+    (tmp_path / "other.json").write_text("{}")
+    recipe = str(tmp_path / "recipe.yaml")
+    assert main(["evaluate", base, recipe, "--by-position", "--beside", str(tmp_path / "other.json")]) == 2
+    assert "is no result of --by-position" in capsys.readouterr().err
