@@ -83,7 +83,7 @@ class LearnedPatchPositions(nn.Module):
     def forward(self, x_BTD, grid):
         table_1TD = self.weight
         # An exported program serves all grids.
-        if tuple(grid) != self.grid or torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or tuple(grid) != self.grid:
             front, plane = table_1TD.split([self.read_in_front, self.grid[0] * self.grid[1]], dim=1)
             plane = plane.unflatten(1, self.grid).permute(0, 3, 1, 2)
             plane = nn.functional.interpolate(plane, size=tuple(grid), mode="bicubic", align_corners=False)

@@ -9,6 +9,7 @@ import re
 
 import pytest
 import torch
+import transformers
 from anyformer.modeling.legality import ATTENTION_KINDS, POSITION_ENCODINGS
 from anyformer.pipelines.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
 from family_variants import close, positions_of, tokens
@@ -26,6 +27,7 @@ import anyformer
 
 TOLERANCE = 1e-5  # fp32, of the largest logit
 PACKED_TOLERANCE = 1e-6
+SAVED_TOLERANCE = 1e-6  # grouped products of experts round by where their weights lie in memory
 TINY = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -111,7 +113,7 @@ def check_computes(cell: Cell, folder) -> None:
         model.float()
     model.save_pretrained(folder)
     loaded = FAMILY[cell.family][0].from_pretrained(folder, attn_implementation="eager")
-    assert torch.equal(logits(loaded, inputs), expected)
+    close(logits(loaded, inputs), expected, SAVED_TOLERANCE)
 
 
 def check_packed(cell: Cell, model) -> None:
@@ -126,6 +128,19 @@ def check_packed(cell: Cell, model) -> None:
     close(logits(model, row), torch.cat(alone, dim=1), PACKED_TOLERANCE)
 
 
+@pytest.fixture
+def without_code_files(monkeypatch):
+    """Models are saved without their code, which takes most of the time; test_hub_round_trip.py is about that."""
+    for module in (
+        transformers.modeling_utils,
+        transformers.configuration_utils,
+        transformers.generation.configuration_utils,
+    ):
+        if hasattr(module, "custom_object_save"):
+            monkeypatch.setattr(module, "custom_object_save", lambda *_, **__: [])
+
+
+@pytest.mark.usefixtures("without_code_files")
 @pytest.mark.parametrize(("family", "kind"), list(itertools.product(FAMILIES, ATTENTION_KINDS)))
 @pytest.mark.parametrize("position", POSITION_ENCODINGS)
 def test_every_legal_cell_computes_and_every_illegal_one_is_refused(family, position, kind, tmp_path):

@@ -193,8 +193,8 @@ def test_every_setting_refuses_a_value_of_another_type(setting):
         ("training.dataloader_num_workers=x", "training.dataloader_num_workers='x' is not an integer"),
         ("training.bf16=atuo", "training.bf16='atuo' is not true or false or 'auto'; did you mean auto?"),
         ("data.document=fil", "data.document='fil' is not one of its choices; did you mean file?"),
-        ("evaluation.metrics=[perplexiti]", "evaluation.metrics='perplexiti' is not for objective.name=causal; did you mean "
-         "perplexity?"),
+        ("evaluation.metrics=[perplexiti]", "evaluation.metrics='perplexiti' is not for objective.name=causal; did "
+         "you mean perplexity?"),
         ("model.num_hidden_layers=two", "model.num_hidden_layers='two' is not an integer"),
         ("model=llama", "model='llama' is not a section of settings, such as model: {key: value}"),
         ("training.seed.x=1", "training.seed={'x': 1} is not an integer"),
