@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 from anyformer.pipelines.image_checks import sees_images
@@ -28,8 +29,17 @@ TINY_MODEL = [
 
 
 @pytest.mark.parametrize("name", shipped("recipes"))
-def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(name, command, text_file, tmp_path, capsys):
+def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
+    name, command, text_file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     overrides = [*TINY_DATA, *TINY_MODEL, f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
+    checkpoint = shipped_yaml("recipes", name)["model"].get("name_or_path")
+    if checkpoint is not None:  # of another recipe, which comes first
+        base = [f"data.files={text_file}", f"training.output_dir={checkpoint}", "training.max_steps=1"]
+        tiny = [*TINY_DATA, *TINY_MODEL, *base, "evaluation={}"]
+        assert command("train", Path(checkpoint).name, *tiny) == 0
+        overrides = [each for each in overrides if not each.startswith(("model.", "tokenizer="))]
     if name == "tinyshakespeare_char":
         overrides = [f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
     task = shipped_yaml("recipes", name).get("task")
