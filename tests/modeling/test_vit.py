@@ -437,7 +437,9 @@ def test_a_compiled_training_step_has_the_loss_and_gradients_of_the_eager_one(
 
 
 @torch.no_grad()
-def test_an_exported_model_serves_every_batch(variant):
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "rotary" else pytest.mark.slow) for n in VITS])
+def test_an_exported_model_serves_every_batch(tiny_vit_config, name):
+    variant = randomise(AnyformerViTForImageClassification(tiny_vit_config(**VITS[name])))
     example = {"pixel_values": images(variant.config)}
     shapes = {"pixel_values": {0: torch.export.Dim("batch", min=1, max=64)}}
     program = torch.export.export(variant, (), example, dynamic_shapes=shapes, strict=False).module()
@@ -447,7 +449,7 @@ def test_an_exported_model_serves_every_batch(variant):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["vit", "rotary", "mae"])
+@pytest.mark.parametrize("name", ["vit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rotary", "mae"))])
 def test_a_model_exported_with_interpolation_serves_every_size(tiny_vit_config, name):
     model = randomise(AnyformerViTForImageClassification(tiny_vit_config(**VITS[name])))
     example = {"pixel_values": images(model.config, sides=(20, 24)), "interpolate_pos_encoding": True}
