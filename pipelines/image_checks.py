@@ -40,13 +40,13 @@ def check_no_tokenizer(recipe: Recipe) -> None:
 def check_examples(data: DataSection, section: str) -> None:
     """Raise UserError for settings of the data that are of plain text alone."""
     what = "labelled examples" if section == "task" else "images"
+    learner = "a task" if section == "task" else "an objective of images"
     for name, default in (("source", None), ("mixture", []), ("streaming", False)):
         if getattr(data, name) != default:
-            learner = "a task" if section == "task" else "an objective of images"
             raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
     for name, default in (("text_field", "text"), ("document", "file")):
         if getattr(data, name) != default:
-            raise UserError(f"data.{name} has no effect with {what}; the {section} section names the columns")
+            raise UserError(f"data.{name} has no effect with {learner}; the {section} section names the columns")
 
 
 def check_images(recipe: Recipe) -> None:
