@@ -14,6 +14,8 @@ from anyformer.pipelines.plots import plot_routers
 from anyformer.pipelines.progress import describe
 from anyformer.pipelines.router_statistics import RouterStatistics
 from anyformer.pipelines.trainer import AnyformerTrainer
+from processes import run_ranks
+from test_distributed import rank_main
 from test_trainer import PatternRows
 from transformers import TrainingArguments
 
@@ -98,6 +100,23 @@ def test_gradient_accumulation_does_not_change_the_statistics(train, batches):
     for one, other in zip(found, expected, strict=True):
         for name in KEYS:
             assert one[f"router_{name}"] == pytest.approx(other[f"router_{name}"], abs=TOLERANCE), name
+
+
+def test_two_processes_train_and_log_what_one_does_at_equal_global_batch(tiny_recipe, command, tmp_path):
+    """DDP: the balance loss, the biases that balance without one, and the statistics are of the whole batch."""
+    mixture = {"family": "moe", "hidden_dropout": 0.0, "num_experts": 4, "intermediate_size": 32}
+    mixture |= {"router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.1, "router_bias_update_rate": 0.01}
+    recipe = tiny_recipe(model=mixture, training={"max_steps": 6}, evaluation={"metrics": ["perplexity"]})
+    single, folder = tmp_path / "single", tmp_path / "ranks"
+    folder.mkdir()
+    assert command("train", recipe, f"training.output_dir={single}", "training.gradient_accumulation_steps=2") == 0
+    run_ranks(2, rank_main, command, recipe, f"training.output_dir={folder / 'run'}", folder=folder)
+    facts = json.loads((folder / "run" / "run.json").read_text())
+    assert facts["world_size"] == 2 and facts["engine"] == "DistributedDataParallel"
+    runs = [[json.loads(line) for line in (path / "metrics.jsonl").open()] for path in (single, folder / "run")]
+    for one, other in zip(*([line for line in run if "loss" in line] for run in runs), strict=True):
+        for name in ("loss", *(f"router_{name}" for name in KEYS)):
+            assert one[name] == pytest.approx(other[name], abs=TOLERANCE), (one["step"], name)
 
 
 def test_a_resumed_run_goes_on_with_the_file(train, tmp_path):
