@@ -113,14 +113,20 @@ def test_a_stretched_checkpoint_is_the_model_that_was_built_so(config_class, tmp
     assert isinstance(loaded, AnyformerDecoderForCausalLM) == (config_class is AnyformerDecoderConfig)
 
 
+@pytest.fixture
+def saved(tiny_config, tmp_path) -> str:
+    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
 @pytest.mark.parametrize("words", [["--label", "x"], ["--beside", "x.json"]])
-def test_options_of_the_plot_need_the_plot(base, tmp_path, capsys, words):
-    assert main(["evaluate", base, str(tmp_path / "recipe.yaml"), *words]) == 2
+def test_options_of_the_plot_need_the_plot(saved, capsys, words):
+    assert main(["evaluate", saved, "quickstart", *words]) == 2
     assert "belongs to --by-position; add it" in capsys.readouterr().err
 
 
-def test_an_earlier_result_that_is_none_is_refused_before_measuring(base, tmp_path, capsys):
+def test_an_earlier_result_that_is_none_is_refused_before_measuring(saved, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
     (tmp_path / "other.json").write_text("{}")
-    recipe = str(tmp_path / "recipe.yaml")
-    assert main(["evaluate", base, recipe, "--by-position", "--beside", str(tmp_path / "other.json")]) == 2
+    assert main(["evaluate", saved, "quickstart", "--by-position", "--beside", str(tmp_path / "other.json")]) == 2
     assert "is no result of --by-position" in capsys.readouterr().err
