@@ -225,7 +225,7 @@ def test_a_native_twin_has_the_perplexity_of_our_model(stage, evaluate, tmp_path
         (["runs/text", "txt.yaml"], "recipe 'txt.yaml': no such file"),
         (["runs/text", "quikstart"], "did you mean quickstart?"),
         (["runs/text", "text.yaml", "--split", "test", "data.test_files=null"], "TASK=text has no test split"),
-        (["runs/text", "text.yaml", "evaluation.metrics=[bleu]"], "evaluation.metrics='bleu' is not for objective.name=causal"),
+        (["runs/text", "text.yaml", "evaluation.metrics=[bleu]"], "metrics='bleu' is not for objective.name=causal"),
         (["runs/text", "text.yaml", "model.hidden_size=8"], "model.hidden_size cannot be set"),
         (["runs/classes", "classes.yaml", "evaluation.metrics=[acuracy]"], "did you mean accuracy?"),
         (["runs/classes", "classes.yaml", "data.test_files=no.jsonl"], "no.jsonl"),
