@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from anyformer.pipelines.optimizers import build_muon, muon_parameter_names
+from anyformer.pipelines.optimizers import Fp32Muon, build_muon, muon_parameter_names
 from transformers import get_scheduler
 
-from anyformer import AnyformerDecoderForCausalLM
+from anyformer import AnyformerDecoderForCausalLM, AnyformerViTConfig, AnyformerViTForImageClassification
 
 
 @pytest.fixture
@@ -35,6 +35,32 @@ def test_muon_takes_hidden_matrices_only_and_every_parameter_has_one_optimizer(m
     optimizer = build(model)
     held = [p for g in optimizer.param_groups for p in g["params"]]
     assert len(held) == len({id(p) for p in held}) == len(list(model.parameters()))
+
+
+def test_of_an_image_model_the_patches_are_left_to_adamw():
+    config = AnyformerViTConfig(
+        image_size=8, patch_size=4, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    names = muon_parameter_names(AnyformerViTForImageClassification(config))
+    assert names and all(".layers." in n for n in names)
+
+
+def test_fp32_muon_takes_the_steps_of_torch_without_its_rounding():
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(24, 16), (16, 24), (16, 24), (16, 16)]
+    ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    starts, theirs = [p.detach().clone() for p in ours], copy.deepcopy(ours)
+    optimizers = [cls(ps, lr=0.1, weight_decay=0.1) for cls, ps in ((Fp32Muon, ours), (torch.optim.Muon, theirs))]
+    for _ in range(3):
+        for one, other in zip(ours, theirs):
+            one.grad = torch.randn(one.shape, generator=generator)
+            other.grad = one.grad.clone()
+        ours[3].grad = theirs[3].grad = None  # a matrix without a gradient stays as it is
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other, start in zip(ours[:3], theirs, starts):
+        assert (one - other).norm() < 0.01 * (one - start).norm()  # bf16 has 8 bits
+    assert torch.equal(ours[3], starts[3])
 
 
 def test_it_learns(model):
