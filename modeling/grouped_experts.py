@@ -16,16 +16,16 @@ CHANNELS = 8
 
 
 def best_implementation(config, requested: str | None) -> str | None:
-    """The implementation to take where `requested` is None: ours, or without aligned sizes the loop.
+    """`requested`, or where it is None ours; a model without experts has none.
 
-    Raises ValueError where a grouped product is asked for and torch's cannot do with the sizes.
+    Raises ValueError where torch's own grouped product is asked for and cannot do with the sizes.
     """
     if getattr(config, "num_experts", None) is None:
         return requested
-    sizes = {name: getattr(config, name) for name in ("hidden_size", "moe_intermediate_size")}
-    odd = [f"{name}={size}" for name, size in sizes.items() if size % CHANNELS]
     if requested is None:
         return IMPLEMENTATION
+    sizes = {name: getattr(config, name) for name in ("hidden_size", "moe_intermediate_size")}
+    odd = [f"{name}={size}" for name, size in sizes.items() if size % CHANNELS]
     if odd and requested == "grouped_mm":
         raise ValueError(
             f"experts_implementation='grouped_mm' needs multiples of {CHANNELS}, but {' and '.join(odd)}; "
