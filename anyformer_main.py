@@ -5,6 +5,7 @@
 is loaded first, `anyformer/__init__.py` leaves the registration to the command that needs a model.
 """
 
+import os
 import sys
 
 # Under `python -m anyformer_main` this module is called __main__; anyformer/__init__.py looks for its own name.
@@ -13,6 +14,10 @@ sys.modules.setdefault("anyformer_main", sys.modules[__name__])
 
 def main(argv: list[str] | None = None) -> int:
     """Run the `anyformer` command line and return its exit code (0 done, 2 user error)."""
+    # Python searches the folder of a script first, and in scripts/ evaluate.py would pass for the library `evaluate`.
+    doors = os.path.dirname(os.path.realpath(sys.argv[0]))
+    if os.path.exists(os.path.join(doors, "evaluate.py")):
+        sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != doors]
     from anyformer.pipelines.cli import main as run
 
     return run(sys.argv[1:] if argv is None else argv)

@@ -259,3 +259,14 @@ def test_scripts_are_doors_to_the_same_commands(verb, repo_root, tmp_path):
     door = [sys.executable, str(repo_root / "scripts" / f"{verb}.py"), "--no-such-option"]
     done = subprocess.run(door, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("anyformer: ") and done.stderr.count("\n") == 1
+
+
+def test_the_folder_of_a_script_hides_no_library(repo_root, monkeypatch, capsys):
+    """Python puts scripts/ first on its path, and scripts/evaluate.py is not the library that computes metrics."""
+    import anyformer_main
+
+    scripts = str(repo_root / "scripts")
+    monkeypatch.setattr(sys, "argv", [f"{scripts}/train.py"])
+    monkeypatch.setattr(sys, "path", [scripts, *sys.path])
+    assert anyformer_main.main(["list", "families"]) == 0 and "vit" in capsys.readouterr().out
+    assert scripts not in sys.path

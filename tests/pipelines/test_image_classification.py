@@ -1,6 +1,7 @@
 """Whole runs of image classifiers: they learn, answer with names anywhere, and go on bit-identically when killed."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 from anyformer.pipelines.exact_loss import loss_of_logits
 from image_data import image_recipe, picture
-from processes import Process
+from processes import Process, free_port
 from safetensors.torch import load_file
 
 FULL = {"crop_padding": 1, "horizontal_flip": 0.0, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
@@ -83,6 +84,34 @@ def test_accumulated_batches_of_mixed_labels_train_as_one(tmp_path, command):
         assert command("train", recipe) == 0
         losses.append([line["loss"] for line in lines_of(run) if "loss" in line])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_that_torchrun_started_train_and_measure_as_one(tmp_path, command, repo_root):
+    runs = tmp_path / "one", tmp_path / "two"
+    recipes = [
+        image_recipe(
+            tmp_path,
+            f"recipe-{run.name}",
+            task=FULL,
+            training={"max_steps": 6, "per_device_train_batch_size": batch, "output_dir": str(run)},
+        )
+        for run, batch in zip(runs, (8, 4))
+    ]
+    assert command("train", recipes[0]) == 0
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(repo_root / "scripts" / "train.py"), str(recipes[1])],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (facts_of(run) for run in runs)
+    assert two["world_size"] == 2 and two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
+    losses = [[line["loss"] for line in lines_of(run) if "loss" in line] for run in runs]
+    assert len(losses[0]) == 6 and losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
 def test_the_loss_of_shares_is_that_of_classes_where_one_has_all():
