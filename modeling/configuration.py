@@ -195,7 +195,27 @@ class TransformerConfig(PreTrainedConfig):
 
 @strict
 class TokenConfig(TransformerConfig):
-    """What the families have in common that read tokens of a vocabulary, and most of them predict such.
+    """What the families have in common that read tokens of a vocabulary, and most of them predict such."""
+
+    vocab_size: int = 32000
+    max_position_embeddings: int = 2048
+    final_logit_softcapping: int | float | None = None
+    lm_head_bias: bool = False
+    logit_multiplier: int | float = 1.0
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs):
+        check_legal(self)
+        super().__post_init__(**kwargs)
+
+
+@strict
+class RoutedConfig(TokenConfig):
+    """Those of them whose layers may hold experts. (Libraries such as TRL tell a mixture by these fields alone.)
 
     With `num_experts`, layers named "sparse" by `mlp_pattern` (repeated over the layers; None: all of them) have that
     many feed-forwards of `moe_intermediate_size` (None: `intermediate_size`), of which each token uses
@@ -209,11 +229,6 @@ class TokenConfig(TransformerConfig):
     `output_router_logits`: outputs hold the routers' logits and statistics in evaluation, too.
     """
 
-    vocab_size: int = 32000
-    max_position_embeddings: int = 2048
-    final_logit_softcapping: int | float | None = None
-    lm_head_bias: bool = False
-    logit_multiplier: int | float = 1.0
     num_experts: int | None = None
     num_experts_per_tok: int = 2
     moe_intermediate_size: int | None = None
@@ -230,14 +245,8 @@ class TokenConfig(TransformerConfig):
     router_jitter_noise: int | float = 0.0
     expert_capacity: int | None = None
     output_router_logits: bool = False
-    tie_word_embeddings: bool = True
-    use_cache: bool = True
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs):
-        check_legal(self)
         super().__post_init__(**kwargs)
         if self.num_experts is not None and self.moe_intermediate_size is None:
             self.moe_intermediate_size = self.intermediate_size
@@ -265,12 +274,17 @@ class AnyformerDecoderConfig(TokenConfig):
     memory_length: int | None = None
     memory_update: str = "delta"
 
+    def __post_init__(self, **kwargs):
+        if kwargs.get("num_experts") is not None:
+            self.num_experts = kwargs["num_experts"]  # no field of a decoder, and legality.py says so
+        super().__post_init__(**kwargs)
+
     def validate_layer_type(self):
         """legality.py has checked the names; transformers' list does not know our own cache's."""
 
 
 @strict
-class AnyformerMoeConfig(TokenConfig):
+class AnyformerMoeConfig(RoutedConfig):
     """A decoder with mixture-of-experts layers: Mixtral, Qwen3-MoE, DeepSeek's routing."""
 
     model_type = "anyformer_moe"
@@ -279,7 +293,7 @@ class AnyformerMoeConfig(TokenConfig):
 
 
 @strict
-class AnyformerEncoderConfig(TokenConfig):
+class AnyformerEncoderConfig(RoutedConfig):
     """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and what lies between them.
 
     Embeddings: `type_vocab_size` segments (Devlin et al. 2019, section 3; 0: none); `embedding_size` below
@@ -342,7 +356,7 @@ class AnyformerEncoderConfig(TokenConfig):
 
 
 @strict
-class AnyformerSeq2SeqConfig(TokenConfig):
+class AnyformerSeq2SeqConfig(RoutedConfig):
     """An encoder and a decoder that attends to it: the original Transformer, T5, BART.
 
     `num_hidden_layers` counts the encoder's layers, `num_decoder_layers` (None: as many) the decoder's. Both stacks

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from training_steps import weights_after_a_step
 from transformers import AutoModel, AutoModelForCausalLM, StaticCache
 
+import anyformer
 from anyformer import (
     AnyformerEncoderForMaskedLM,
     AnyformerEncoderForSequenceClassification,
@@ -393,3 +394,9 @@ def test_what_experts_cannot_be_is_one_sentence(fields, sentence):
 def test_a_dense_decoder_refuses_experts(tiny_config):
     with pytest.raises(ValueError, match="num_experts=4 is not for a dense decoder; use family moe"):
         tiny_config(num_experts=4)
+
+
+def test_only_families_that_may_hold_experts_have_their_fields():
+    """TRL adds a balancing loss to every model whose config has `output_router_logits`."""
+    holders = {name for name in dir(anyformer) if hasattr(getattr(anyformer, name), "output_router_logits")}
+    assert holders == {f"Anyformer{family}Config" for family in ("Moe", "Encoder", "Seq2Seq")}
