@@ -75,6 +75,8 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             and_mask_function=and_masks(*overlays) if overlays else None,
+            # Whose keys the mask is for; 5.17 would take a layer that keeps a state for the first one.
+            layer_idx=config.attention_kinds.index(kind),
         )
     return masks
 

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import transformers
-from transformers import AutoConfig, AutoImageProcessor
+from transformers import AutoConfig
+
+# Of `transformers` itself it is a name that wants torchvision, in 5.17.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import logging
 
 from .documents import sha

@@ -113,7 +113,8 @@ def _tokenizer(source: str):
 
 def _image_processor(source: str, to: str):
     """The source's image processor, or None; for a native model as transformers' own where that one does the same."""
-    from transformers import AutoImageProcessor, ViTImageProcessorPil
+    from transformers import ViTImageProcessorPil
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
     from transformers.utils import IMAGE_PROCESSOR_NAME, cached_file
 
     if cached_file(source, IMAGE_PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:

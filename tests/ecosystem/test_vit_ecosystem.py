@@ -8,7 +8,8 @@ from local_hub import WITHOUT_ANYFORMER, client_env, run_script
 from native_models import randomise
 from PIL import Image
 from training_steps import fit
-from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessorPil, pipeline
+from transformers import AutoModelForImageClassification, ViTImageProcessorPil, pipeline
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 import anyformer
 from anyformer import (

@@ -15,7 +15,8 @@ from anyformer.pipelines.interop.twins import native_config, our_config
 from anyformer.pipelines.recipe import load_preset
 from native_models import TOLERANCE, assert_same_weights, randomise
 from PIL import Image
-from transformers import AutoConfig, AutoImageProcessor, DeiTConfig, ViTConfig
+from transformers import AutoConfig, DeiTConfig, ViTConfig
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 import anyformer
 
