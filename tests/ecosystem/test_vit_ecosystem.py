@@ -88,7 +88,8 @@ torch.set_num_threads(threads)
 image = Image.open(folder + "/image.png")
 classify = transformers.pipeline("image-classification", model=folder + "/model", trust_remote_code=True)
 found = {"answer": classify(image)}
-processor = transformers.AutoImageProcessor.from_pretrained(folder + "/model", trust_remote_code=True)
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+processor = AutoImageProcessor.from_pretrained(folder + "/model", trust_remote_code=True)
 pixels = processor(image, return_tensors="pt")["pixel_values"]
 expected = torch.load(folder + "/expected.pt")
 for auto, name in (("AutoModel", "last_hidden_state"), ("AutoModelForImageClassification", "logits"),

@@ -19,6 +19,7 @@ from anyformer.pipelines.schema import DataSection
 from hypothesis import given
 from hypothesis import strategies as st
 from image_data import NAMES, SIZE, encoded, image_recipe, picture, picture_folder, pictures
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 COLUMNS = {"image_field": "image", "label_field": "label"}
 
@@ -117,9 +118,7 @@ def test_images_are_decoded_once_and_equal_what_the_saved_processor_sees(prepare
     _, again = image_rows(recipe, tmp_path / "cache")
     assert all(torch.equal(again["test"][i]["pixel_values"], rows["test"][i]["pixel_values"]) for i in range(11))
 
-    import transformers
-
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "saved", trust_remote_code=True)
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "saved", trust_remote_code=True)
     table = pyarrow.parquet.read_table(tmp_path / "test.parquet").to_pylist()
     images = [PIL.Image.open(io.BytesIO(row["image"]["bytes"])) for row in table]
     wanted = processor(images=images, return_tensors="pt")["pixel_values"]

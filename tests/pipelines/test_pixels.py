@@ -15,6 +15,7 @@ from anyformer.pipelines.linear_probe import linear_probe
 from anyformer.pipelines.objectives.masked_image import MaskedImageCollator
 from anyformer.pipelines.recipe import load_recipe
 from image_data import SIZE, image_recipe
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
 
@@ -57,9 +58,8 @@ def test_codes_are_those_of_the_saved_processor(prepared, tmp_path, channels):
     import io
 
     import pyarrow.parquet
-    import transformers
 
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "saved")
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "saved")
     table = pyarrow.parquet.read_table(tmp_path / "test.parquet").to_pylist()
     images = [PIL.Image.open(io.BytesIO(row["image"]["bytes"])) for row in table]
     wanted = np.stack([np.asarray(ids) for ids in processor(images=images)["input_ids"]])
