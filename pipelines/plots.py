@@ -117,6 +117,8 @@ def plot_against_length(rows: list[dict], path: Path) -> None:
         "training_kib": ("Forward and backward", "KiB per token"),
     }
     with figure(path, columns=2, rows=2) as grid:
+        from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
         for axes, (name, (title, unit)) in zip(grid.flat, panels.items()):
             for kind in dict.fromkeys(row["kind"] for row in rows):
                 own = [row for row in rows if row["kind"] == kind]
@@ -124,5 +126,8 @@ def plot_against_length(rows: list[dict], path: Path) -> None:
                 axes.plot(lengths, [row[name] for row in own], marker=".", markersize=5, label=kind)
             axes.set(title=title, xlabel="tokens of the row", ylabel=unit, xscale="log", yscale="log")
             axes.set_xticks(lengths, [str(length) for length in lengths])
-            axes.minorticks_off()
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # a panel rarely spans two powers of ten
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
         grid.flat[0].legend()

@@ -304,13 +304,15 @@ def test_data_sections_of_the_readme_give_rows(on_stage, capsys):
 def test_the_table_of_families_names_everything_shipped_and_nothing_else():
     import anyformer
 
-    _rule, *rows = README.split("| family | classes | presets | recipes |\n")[1].split("\n\n")[0].splitlines()
+    _rule, *rows = README.split("| family | classes | presets | recipes | result |\n")[1].split("\n\n")[0].splitlines()
     cells = [[set(re.findall(r"`(\w+)`", cell)) for cell in row.split("|")[2:5]] for row in rows]
     classes, presets, recipes = (set().union(*column) for column in zip(*cells))
     public = r"Anyformer.*(Config|Model|For\w+|ImageProcessor)"
     assert classes == {name for name in anyformer.__all__ if re.fullmatch(public, name)}
     assert presets == set(shipped("models"))
     assert recipes == set(shipped("recipes"))
+    for row in rows:  # a result is one of the family's own recipes
+        assert any(f"{name}: " in row.split("|")[5] for name in re.findall(r"`(\w+)`", row.split("|")[4]))
 
 
 def test_the_table_of_a_runs_folder_is_complete_and_true(stage):
