@@ -1,5 +1,6 @@
 """Shared helpers: offline environment, real data, tiny models."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -15,6 +16,16 @@ import torch
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_finish():
+    """What imports have left stays: Trainers collect garbage by hand, and would walk through all of it each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
