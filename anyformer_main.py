@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     doors = os.path.dirname(os.path.realpath(sys.argv[0]))
     if os.path.exists(os.path.join(doors, "evaluate.py")):
         sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != doors]
-    from anyformer.pipelines.cli import main as run
+    from anyformer.pipelines.cli.commands import main as run
 
     return run(sys.argv[1:] if argv is None else argv)
 

@@ -40,13 +40,13 @@ _EXPORTS = {
     "AnyformerViTForImageClassification": "anyformer.modeling",
     "AnyformerViTForMaskedImageModeling": "anyformer.modeling",
     "AnyformerImageProcessor": "anyformer.modeling",
-    "AnyformerTrainer": "anyformer.pipelines.trainer",
-    "load_recipe": "anyformer.pipelines.recipe",
-    "train": "anyformer.pipelines.training",
+    "AnyformerTrainer": "anyformer.pipelines.training.trainer",
+    "load_recipe": "anyformer.pipelines.recipes.compose",
+    "train": "anyformer.pipelines.training.run",
     "from_native": "anyformer.pipelines.interop.conversion",
     "to_native": "anyformer.pipelines.interop.conversion",
-    "convert": "anyformer.pipelines.interop.checkpoint",
-    "publish": "anyformer.pipelines.publishing",
+    "convert": "anyformer.pipelines.interop.convert_checkpoint",
+    "publish": "anyformer.pipelines.publishing.publish",
 }
 __all__ = ["__version__", "register", *_EXPORTS]
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .attention_varlen import varlen_sdpa
 from .normalization import build_norm
-from .rotary import rotate
-from .varlen import varlen_sdpa
+from .positions_rotary import rotate
 
 
 def eager_attention(

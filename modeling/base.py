@@ -7,14 +7,14 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention import Attention
+from .attention_masks import causal_masks
+from .attention_recurrent import CompressiveAttention
 from .block import TransformerBlock
 from .experts import Experts, TopKRouter
-from .grouped_experts import best_implementation, up_weight
+from .experts_grouped import best_implementation, up_weight
+from .experts_losses import head_losses
 from .legality_memory import SEGMENT_KINDS, STATE_KINDS
-from .masking import causal_masks
-from .memory import CompressiveAttention
 from .positions import AlibiBias
-from .router_losses import head_losses
 
 
 class AnyformerPreTrainedModel(PreTrainedModel):

@@ -4,12 +4,12 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention
-from .disentangled import DisentangledAttention
+from .attention_disentangled import DisentangledAttention
+from .attention_linear import LinearAttention
+from .attention_local_global import LocalGlobalAttention
+from .attention_recurrent import CompressiveAttention, RecurrentAttention
 from .experts import SparseMLP
 from .feed_forward import FEED_FORWARDS
-from .linear_attention import LinearAttention
-from .local_global import LocalGlobalAttention
-from .memory import CompressiveAttention, RecurrentAttention
 from .normalization import build_norm
 
 # Kinds of attention that compute scores in their own way; the others are masks.

@@ -9,8 +9,8 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .heads import LanguageModelHead, language_model_loss
-from .losses import shift_left
+from .linear_cross_entropy import shift_left
+from .lm_head import LanguageModelHead, language_model_loss
 from .outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from .stack import TransformerStack, embeddings_of
 

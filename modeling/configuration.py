@@ -224,7 +224,7 @@ class RoutedConfig(TokenConfig):
     A router scores them by `router_scoring` ("softmax" or "sigmoid"), makes the weights of those chosen sum to 1
     (`norm_topk_prob`) and multiplies them by `routed_scaling_factor`; in training it sees its input times a random
     number of 1 +- `router_jitter_noise`. `expert_capacity` (None: no limit) is the most tokens of a row that an expert
-    takes. `router_aux_loss_coef` and `router_z_loss_coef` weigh the losses of router_losses.py, which are added in
+    takes. `router_aux_loss_coef` and `router_z_loss_coef` weigh the losses of experts_losses.py, which are added in
     training only; `router_bias_update_rate` above 0 balances by a bias on the choice instead (see experts.py).
     `output_router_logits`: outputs hold the routers' logits and statistics in evaluation, too.
     """

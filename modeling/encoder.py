@@ -9,18 +9,13 @@ from torch.nn.functional import cross_entropy
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
+from .attention_local_global import global_attention_context
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerEncoderConfig
-from .convolution import ConvolutionLayer
-from .heads import HeadTransform, LanguageModelHead, Pooler, masked_language_model_loss
-from .local_global import global_attention_context
-from .losses import IGNORE_INDEX
-from .outputs import (
-    BaseModelOutputWithPooling,
-    BertForPreTrainingOutput,
-    MaskedLMOutput,
-    MultipleChoiceModelOutput,
-)
+from .deberta_convolution import ConvolutionLayer
+from .linear_cross_entropy import IGNORE_INDEX
+from .lm_head import HeadTransform, LanguageModelHead, Pooler, masked_language_model_loss
+from .outputs import BaseModelOutputWithPooling, BertForPreTrainingOutput, MaskedLMOutput, MultipleChoiceModelOutput
 from .positions import LearnedPositions
 from .stack import TransformerStack, embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout

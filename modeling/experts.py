@@ -10,9 +10,9 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 from transformers.integrations.moe import use_experts_implementation
 
-from .balancing import watch
+from .experts_bias import watch
+from .experts_grouped import loop_over_experts
 from .feed_forward import FEED_FORWARDS
-from .grouped_experts import loop_over_experts
 
 
 class TopKRouter(nn.Module):
@@ -22,7 +22,7 @@ class TopKRouter(nn.Module):
     whatever the model's type: experts of nearly equal scores would be mixed up (Fedus et al. 2021, section 2.4).
 
     With `router_bias_update_rate` the experts are chosen by score + bias, while weights stay scores: a bias that
-    `balancing.py` raises for experts with too few tokens balances them without a loss (Wang et al. 2024, eq. 3).
+    `experts_bias.py` raises for experts with too few tokens balances them without a loss (Wang et al. 2024, eq. 3).
     """
 
     def __init__(self, config):
@@ -69,7 +69,7 @@ class Experts(nn.Module):
     """E feed-forward layers of one shape; the weights of each kind are one tensor. Without biases.
 
     forward is the reference: one expert after the other. transformers' `@use_experts_implementation` sends calls to
-    the implementation that the config names (`experts_implementation`, see `grouped_experts.py`).
+    the implementation that the config names (`experts_implementation`, see `experts_grouped.py`).
     """
 
     def __init__(self, config):

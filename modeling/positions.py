@@ -16,10 +16,10 @@ import math
 import torch
 from torch import nn
 
-from .disentangled import DisentangledPositions
+from .attention_disentangled import DisentangledPositions
+from .attention_segments import block_distances, reach
 from .legality_memory import SEGMENT_KINDS
-from .rotary import RotaryEmbedding, RotaryEmbeddingPerLayerType, for_heads
-from .segments import block_distances, reach
+from .positions_rotary import RotaryEmbedding, RotaryEmbeddingPerLayerType, for_heads
 
 
 class LearnedPositions(nn.Embedding):

@@ -10,12 +10,13 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
+from .attention_masks import cross_mask, document_ids_from_positions
 from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
 from .configuration import AnyformerSeq2SeqConfig
-from .heads import LanguageModelHead, language_model_loss
-from .losses import IGNORE_INDEX
-from .masking import cross_mask, document_ids_from_positions
+from .experts_losses import merged
+from .linear_cross_entropy import IGNORE_INDEX
+from .lm_head import LanguageModelHead, language_model_loss
 from .outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -23,7 +24,6 @@ from .outputs import (
     Seq2SeqModelOutput,
     Seq2SeqSequenceClassifierOutput,
 )
-from .router_losses import merged
 from .stack import TransformerStack, embeddings_of
 from .task_heads import classifier_dropout, last_token_index
 from .task_losses import problem_type_of, sequence_classification_loss

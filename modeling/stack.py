@@ -6,19 +6,19 @@ Shapes as in attention.py, and E the width of the embeddings.
 import torch
 from torch import nn
 
-from .block import TransformerBlock
-from .masking import (
+from .attention_masks import (
     bidirectional_masks,
     causal_masks,
     document_ids_from_positions,
     flash_sequences,
     fold_into_bias,
 )
+from .attention_varlen import attends_documents_apart, document_lengths
+from .block import TransformerBlock
+from .experts_losses import router_fields
 from .normalization import build_norm
 from .positions import LearnedPositions, apply_positions, build_positions
-from .router_losses import router_fields
 from .unpadding import Unpadded
-from .varlen import attends_documents_apart, document_lengths
 
 # Documents shorter than this on average are masked within their row: calls for each would cost more than they save.
 SHORT_DOCUMENT = 32

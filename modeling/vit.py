@@ -13,9 +13,9 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerViTConfig
-from .heads import Pooler
 from .legality import image_sides
-from .patches import LearnedPatchPositions, PatchEmbeddings, build_patch_positions
+from .lm_head import Pooler
+from .patch_embeddings import LearnedPatchPositions, PatchEmbeddings, build_patch_positions
 from .stack import TransformerStack
 from .task_losses import class_loss, masked_pixel_loss, sequence_classification_loss
 

@@ -3,7 +3,7 @@
 import torch
 import transformers
 from anyformer.pipelines.interop.families import is_ours
-from anyformer.pipelines.interop.probing import MASKS, probe, scale_and_difference
+from anyformer.pipelines.interop.verify import MASKS, probe, scale_and_difference
 from transformers import CONFIG_MAPPING
 
 # Of the largest number, in fp32. Summing in another order costs 1e-6; a wrong map costs 1e-1.

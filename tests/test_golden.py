@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
-from anyformer.pipelines.cli import main
+from anyformer.pipelines.cli.commands import main
 from PIL import Image
 
 GOLDEN = Path(__file__).parent / "golden" / "losses.json"

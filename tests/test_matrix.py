@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from anyformer.modeling.legality import ATTENTION_KINDS, POSITION_ENCODINGS
-from anyformer.pipelines.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
+from anyformer.pipelines.cli.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
 from family_variants import close, positions_of, tokens
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from hypothesis import HealthCheck, given, settings

@@ -144,7 +144,7 @@ def test_the_wheel_holds_every_file_and_no_other(wheel):
 
 @pytest.mark.slow
 def test_the_wheel_works_from_another_folder(command, tmp_path):
-    from anyformer.pipelines.recipe import load_recipe
+    from anyformer.pipelines.recipes.compose import load_recipe
 
     listed = command("list")
     for name in ("quickstart", "llama_1b", "causal"):

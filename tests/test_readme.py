@@ -18,10 +18,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
-from anyformer.pipelines import cli
-from anyformer.pipelines.recipe import load_recipe
-from anyformer.pipelines.recipe_files import shipped, shipped_yaml
-from anyformer.pipelines.yaml_text import parse_yaml
+from anyformer.pipelines.cli import commands as cli
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 from local_hub import WITHOUT_ANYFORMER, client_env, run_python
 from PIL import Image
 
@@ -80,7 +80,7 @@ def launch_parses(words: list[str]) -> None:
     """The launcher takes its options, its files exist, and the recipe composes with the overrides."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
-    from anyformer.pipelines.arguments import deepspeed_config
+    from anyformer.pipelines.training.arguments import deepspeed_config
     from torch.distributed.run import get_args_parser
 
     if words[0] == "torchrun":

@@ -20,7 +20,7 @@ from .families import (
     native_classes,
     our_class_names,
 )
-from .twins import LINEAGES, lineage_of, native_config, our_config
+from .matching import LINEAGES, lineage_of, native_config, our_config
 from .weights import stack_slices, take
 
 # Arguments of from_pretrained that say where a checkpoint is, and so also where its config is.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..errors import UserError
-from .lineage import Computed
+from .architecture_map import Computed
 
 
 def flat_rope(config) -> dict[str, Any] | None:

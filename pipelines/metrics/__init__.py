@@ -47,7 +47,7 @@ METRICS = {
     "chrf": MetricRow("texts", "Chrf", "chrF of sacrebleu, 0 to 100: character n-grams shared with the reference"),
     "exact_match": MetricRow("texts", "ExactMatch", "share of texts equal to a reference"),
 }
-# What objectives report; evaluation.py computes these from summed losses, where nothing is compared.
+# What objectives report; perplexity.py computes these from summed losses, where nothing is compared.
 PERPLEXITIES = {
     "perplexity": "exp of the mean loss per predicted token",
     "unigram_perplexity": "that of a model which only counts how often each token occurs in the training text",

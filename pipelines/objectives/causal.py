@@ -2,10 +2,10 @@
 
 import torch
 
-from ..framing import NEEDED
-from ..packing import PackedDataset, StreamingPackedDataset, TokenStore
-from ..schema import ObjectiveSection
-from .numbered_rows import row_ids
+from ..data.packing import PackedDataset, StreamingPackedDataset, TokenStore
+from ..data.row_generators import row_ids
+from ..recipes.schema import ObjectiveSection
+from ..tokenizers.special_tokens import NEEDED
 
 
 class CausalObjective:

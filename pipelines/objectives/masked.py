@@ -3,12 +3,12 @@
 import numpy as np
 import torch
 
+from ..data.packing import PackedDataset, StreamingPackedDataset, TokenStore
+from ..data.row_generators import row_generators, row_ids
+from ..data.row_layout import IGNORED
 from ..errors import UserError
-from ..framing import NEEDED
-from ..packing import PackedDataset, StreamingPackedDataset, TokenStore
-from ..row_layout import IGNORED
-from ..schema import ObjectiveSection
-from .numbered_rows import row_generators, row_ids
+from ..recipes.schema import ObjectiveSection
+from ..tokenizers.special_tokens import NEEDED
 
 
 class MaskedObjective:
@@ -73,7 +73,7 @@ class MaskedCollator:
     one: where BERT throws a coin per token, each row has equally much to predict, and short ones always something. Each
     labelled token becomes the mask token with probability mask_replace, a random entry of the vocabulary that is
     not special with probability random_replace, and stays as it is otherwise. Which ones depends on the seed, the epoch
-    and the row's number alone (numbered_rows.py).
+    and the row's number alone (row_generators.py).
 
     packed: position_ids restart with each document and with padding, so that padding is a document of its own and no
     attention_mask is needed. Otherwise there is an attention_mask in batches with a padded row, and only there.

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-from ..image_processors import normalisation, prepare_images, settle_normalisation
-from ..image_store import ImageStore
-from ..row_layout import IGNORED
-from ..schema import ObjectiveSection
-from ..tasks.examples import Examples
-from .numbered_rows import row_generators, row_ids
+from ..data.examples import Examples
+from ..data.image_store import ImageStore
+from ..data.row_generators import row_generators, row_ids
+from ..data.row_layout import IGNORED
+from ..images.processors import normalisation, prepare_images, settle_normalisation
+from ..recipes.schema import ObjectiveSection
 
 
 class MaskedImageObjective:
@@ -80,8 +80,8 @@ class MaskedImageRows(Dataset):
 class MaskedImageCollator:
     """Rows -> one batch: pixel_values float32 (B, C, H, W), normalised, and bool_masked_pos (B, N).
 
-    Which patches are hidden depends on the seed, the epoch and the row's number alone (numbered_rows.py). labels (B, N)
-    are 0 at hidden patches and -100 elsewhere, so that Trainer counts them; the model does not see them.
+    Which patches are hidden depends on the seed, the epoch and the row's number alone (row_generators.py). labels
+    (B, N) are 0 at hidden patches and -100 elsewhere, so that Trainer counts them; the model does not see them.
     """
 
     def __init__(self, ratio: float, patches: int, *, mean: list[float], std: list[float], seed: int):

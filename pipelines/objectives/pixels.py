@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ..colour_clusters import fit_clusters, store_codes, to_bytes
-from ..image_processors import prepare_images, read_labels
-from ..image_store import ImageStore
-from ..schema import ObjectiveSection
-from ..tasks.examples import Examples
-from .numbered_rows import row_ids
+from ..data.examples import Examples
+from ..data.image_store import ImageStore
+from ..data.row_generators import row_ids
+from ..images.color_clusters import fit_clusters, store_codes, to_bytes
+from ..images.processors import prepare_images, read_labels
+from ..recipes.schema import ObjectiveSection
 
 
 class PixelsObjective:

@@ -3,12 +3,12 @@
 import numpy as np
 import torch
 
+from ..data.packing import PackedDataset, StreamingPackedDataset, TokenStore
+from ..data.row_generators import row_generators, row_ids
+from ..data.row_layout import IGNORED
 from ..errors import UserError
-from ..framing import NEEDED, sentinel
-from ..packing import PackedDataset, StreamingPackedDataset, TokenStore
-from ..row_layout import IGNORED
-from ..schema import ObjectiveSection
-from .numbered_rows import row_generators, row_ids
+from ..recipes.schema import ObjectiveSection
+from ..tokenizers.special_tokens import NEEDED, sentinel
 
 
 class SpanCorruptionObjective:
@@ -85,7 +85,7 @@ class SpanCorruptionCollator:
     Inputs are the kept tokens with a sentinel for each span left out, then eos; labels each sentinel with its span,
     then eos. The model makes decoder_input_ids from the labels. A row that came out shorter (the padded last one) is
     padded, its labels by -100, and the batch then has an attention_mask. Which spans are left out depends on the seed,
-    the epoch and the row's number alone (numbered_rows.py).
+    the epoch and the row's number alone (row_generators.py).
     """
 
     def __init__(

@@ -6,7 +6,7 @@ inputs and gradients (as torch's profiler records it), as a share of the logits 
 
 import method
 import torch
-from anyformer.modeling.losses import linear_cross_entropy
+from anyformer.modeling.linear_cross_entropy import linear_cross_entropy
 
 SPEED, MEMORY = method.Goal(1.8), method.Goal(0.15, at_least=False)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -15,8 +15,8 @@ from pathlib import Path
 import datasets
 import method
 import numpy as np
-from anyformer.pipelines.documents import Corpus, Document, SkipCounts
-from anyformer.pipelines.packing import PackedDataset, tokenize_corpus
+from anyformer.pipelines.data.documents import Corpus, Document, SkipCounts
+from anyformer.pipelines.data.packing import PackedDataset, tokenize_corpus
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 

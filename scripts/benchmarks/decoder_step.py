@@ -11,7 +11,7 @@ import warnings
 
 import method
 import torch
-from anyformer.pipelines.throughput import flops_per_token, peak_flops
+from anyformer.pipelines.accounting.flops import flops_per_token, peak_flops
 from twins import twins
 
 # Sequence length -> layers, batch, vocabulary, and the goals: (arm, its peer, dtype, ratio).

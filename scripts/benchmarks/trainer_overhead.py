@@ -15,7 +15,7 @@ import time
 import method
 import torch
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.trainer import AnyformerTrainer
+from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
     PrinterCallback,

@@ -5,9 +5,9 @@ from itertools import groupby
 
 import pytest
 import torch
-from anyformer.pipelines.corpora import open_corpora
-from anyformer.pipelines.schema import DataSection, TokenizerSection
-from anyformer.pipelines.tokenization import train_or_load_tokenizer
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from family_variants import ENCODERS, encoder_row, gradients_of
 from torch import nn
 from training_steps import fit

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 import torch
-from anyformer.pipelines.corpora import open_corpora
-from anyformer.pipelines.schema import DataSection, TokenizerSection
-from anyformer.pipelines.tokenization import train_or_load_tokenizer
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from family_variants import SEQ2SEQS, gradients_of, tokens
 from torch import nn
 from training_steps import fit

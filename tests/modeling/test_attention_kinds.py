@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from anyformer.modeling.masking import flash_sequences
+from anyformer.modeling.attention_masks import flash_sequences
 from anyformer.modeling.stack import TransformerStack
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from anyformer.modeling.attention import Attention
+from anyformer.modeling.attention_disentangled import DisentangledAttention, DisentangledPositions
 from anyformer.modeling.configuration import AnyformerEncoderConfig
-from anyformer.modeling.convolution import ConvolutionLayer
-from anyformer.modeling.disentangled import DisentangledAttention, DisentangledPositions
+from anyformer.modeling.deberta_convolution import ConvolutionLayer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint

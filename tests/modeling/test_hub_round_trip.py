@@ -57,15 +57,43 @@ VARIANTS = {
         },
     },
 }
-SHARED = {"attention", "base", "block", "configuration", "feed_forward", "heads", "legality", "losses", "masking"}
-SHARED |= {"normalization", "positions", "rotary", "stack", "task_heads", "task_losses", "unpadding", "varlen"}
-SHARED |= {"disentangled", "local_global"}  # kinds of attention of the encoder, which the block chooses from
-SHARED |= {"linear_attention", "memory", "segments", "state_cache", "legality_memory"}  # and of the decoder
-SHARED |= {"legality_experts", "experts", "grouped_experts", "balancing", "router_losses", "outputs"}
+SHARED = {
+    "attention",
+    "base",
+    "block",
+    "configuration",
+    "feed_forward",
+    "lm_head",
+    "legality",
+    "linear_cross_entropy",
+    "attention_masks",
+}
+SHARED |= {
+    "normalization",
+    "positions",
+    "positions_rotary",
+    "stack",
+    "task_heads",
+    "task_losses",
+    "unpadding",
+    "attention_varlen",
+}
+SHARED |= {
+    "attention_disentangled",
+    "attention_local_global",
+}  # kinds of attention of the encoder, which the block chooses from
+SHARED |= {
+    "attention_linear",
+    "attention_recurrent",
+    "attention_segments",
+    "attention_states",
+    "legality_memory",
+}  # and of the decoder
+SHARED |= {"legality_experts", "experts", "experts_grouped", "experts_bias", "experts_losses", "outputs"}
 NEEDED = {
     "decoder": SHARED | {"causal", "decoder"},
     "moe": SHARED | {"causal", "moe"},
-    "encoder": SHARED | {"encoder", "convolution"},
+    "encoder": SHARED | {"encoder", "deberta_convolution"},
     "seq2seq": SHARED | {"seq2seq"},
 }
 

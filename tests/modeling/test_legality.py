@@ -3,14 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from anyformer.modeling.legality import (
-    FAMILY_ILLEGAL,
-    ILLEGAL,
-    POSITIVE,
-    POSITIVE_OR_NONE,
-    PROBABILITIES,
-    check_legal,
-)
+from anyformer.modeling.legality import FAMILY_ILLEGAL, ILLEGAL, POSITIVE, POSITIVE_OR_NONE, PROBABILITIES, check_legal
 from huggingface_hub.errors import StrictDataclassClassValidationError
 
 from anyformer import AnyformerDecoderConfig, AnyformerEncoderConfig, AnyformerSeq2SeqConfig, AnyformerViTConfig

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from anyformer.modeling.linear_attention import CHUNK, feature_map, kernel_sums, normalised, with_ones
+from anyformer.modeling.attention_linear import CHUNK, feature_map, kernel_sums, normalised, with_ones
 from family_variants import positions_of, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st

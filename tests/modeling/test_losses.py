@@ -4,14 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling import losses
-from anyformer.modeling.heads import (
-    HeadTransform,
-    LanguageModelHead,
-    language_model_loss,
-    masked_language_model_loss,
-)
-from anyformer.modeling.losses import linear_cross_entropy, shift_left
+from anyformer.modeling.linear_cross_entropy import linear_cross_entropy, shift_left
+from anyformer.modeling.lm_head import HeadTransform, LanguageModelHead, language_model_loss, masked_language_model_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,7 +116,9 @@ def test_only_what_requires_gradients_gets_one_and_a_second_backward_gives_the_s
 @pytest.mark.parametrize("fast", [True, False], ids=["products in bf16", "cpu without bf16"])
 @pytest.mark.parametrize("biased, smoothing", [(False, 0.0), (True, 0.1)])
 def test_under_autocast_gradients_reach_the_fp32_weight_in_fp32(fast, biased, smoothing, monkeypatch):
-    monkeypatch.setattr(losses, "SLOW_ON_CPU", frozenset() if fast else frozenset([torch.bfloat16]))
+    monkeypatch.setattr(
+        "anyformer.modeling.linear_cross_entropy.SLOW_ON_CPU", frozenset() if fast else frozenset([torch.bfloat16])
+    )
     x, w, labels = example(33, 16, 70)
     bias = bias_of(70) if biased else None
 
@@ -181,10 +177,10 @@ def test_no_tensor_of_tokens_times_vocabulary_is_kept():
 def test_chunks_take_an_eighth_of_the_logits_of_a_large_vocabulary_and_all_of_a_small_one():
     for half, softcap in ((torch.float32, None), (torch.bfloat16, None), (torch.float32, 30.0), (torch.bfloat16, 30.0)):
         tokens, vocabulary = 2048, 128_000
-        rows = losses._rows_per_chunk(tokens, vocabulary, half, None, softcap)
+        rows = linear_cross_entropy._rows_per_chunk(tokens, vocabulary, half, None, softcap)
         held = 4 + (2 if half is torch.bfloat16 else 0) + (4 if softcap else 0)
         assert rows * vocabulary * held <= tokens * vocabulary * 4 / 8 < 2 * (rows + 1) * vocabulary * held
-    assert losses._rows_per_chunk(1024, 2048, torch.float32, None, None) >= 1024
+    assert linear_cross_entropy._rows_per_chunk(1024, 2048, torch.float32, None, None) >= 1024
 
 
 def test_num_items_divides_the_sum_as_int_and_as_tensor():

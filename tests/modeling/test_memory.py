@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from anyformer.modeling.linear_attention import feature_map
+from anyformer.modeling.attention_linear import feature_map
 from family_variants import positions_of, tokens
 from transformers import DynamicCache, StaticCache
 

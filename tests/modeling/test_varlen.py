@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from anyformer.modeling import varlen
-from anyformer.modeling.varlen import document_lengths, varlen_sdpa
+from anyformer.modeling import attention_varlen
+from anyformer.modeling.attention_varlen import document_lengths, varlen_sdpa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -67,7 +67,7 @@ def packed_rows(draw):
 )
 def test_documents_alone_equal_documents_under_a_mask(rows, heads, is_causal, window, block, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(varlen, "QUERIES_PER_BLOCK", block)
+        patch.setattr(attention_varlen, "QUERIES_PER_BLOCK", block)
         leaves = inputs(len(rows), sum(rows[0]), *heads, seed=seed)
         lengths = [length for row in rows for length in row]
         got = varlen_sdpa(*leaves, lengths, is_causal, SCALING, window=window)
@@ -112,7 +112,7 @@ def test_dropout_drops_weights_and_one_seed_gives_one_result():
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("slow", [False, True])
 def test_half_types_come_back_as_they_went_in_and_autocast_makes_them(slow, autocast, monkeypatch):
-    monkeypatch.setattr(varlen, "SLOW_ON_CPU", frozenset([torch.bfloat16] if slow else []))
+    monkeypatch.setattr(attention_varlen, "SLOW_ON_CPU", frozenset([torch.bfloat16] if slow else []))
     leaves = inputs(1, 12, dtype=torch.float32)
     given_ = leaves if autocast else [x.to(torch.bfloat16) for x in leaves]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -150,15 +150,15 @@ def test_the_flash_kernel_is_asked_for_the_same(is_causal, window, options, monk
             outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
         return torch.cat(outputs)
 
-    monkeypatch.setattr(varlen, "_has_kernel", lambda *args: True)
-    monkeypatch.setattr(varlen, "varlen_attn", documented)
-    monkeypatch.setattr(varlen, "KERNEL_OPTIONS", frozenset(options))
+    monkeypatch.setattr(attention_varlen, "_has_kernel", lambda *args: True)
+    monkeypatch.setattr(attention_varlen, "varlen_attn", documented)
+    monkeypatch.setattr(attention_varlen, "KERNEL_OPTIONS", frozenset(options))
     rows, leaves = [[5, 7], [12]], inputs(2, 12)
     with torch.inference_mode():  # an evaluation with the same lengths must not spoil the training step after it
         varlen_sdpa(*leaves, [5, 7, 12], is_causal, SCALING, window=window)
     got = varlen_sdpa(*leaves, [5, 7, 12], is_causal, SCALING, window=window)
     assert_equal_with_gradients(got, masked(*leaves, rows, is_causal, window), leaves)
-    assert not varlen._bounds((5, 7, 12), leaves[0].device).is_inference()
+    assert not attention_varlen._bounds((5, 7, 12), leaves[0].device).is_inference()
 
 
 def test_documents_end_with_their_row_even_where_the_next_row_goes_on_with_their_id():

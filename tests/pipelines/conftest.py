@@ -58,6 +58,6 @@ def tiny_recipe(tmp_path, text_file):
 @pytest.fixture
 def command():
     """The command line as a function in this process: arguments -> exit code."""
-    from anyformer.pipelines.cli import main
+    from anyformer.pipelines.cli.commands import main
 
     return lambda *arguments: main([str(a) for a in arguments])

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from anyformer.pipelines.checkpointing import damage, list_checkpoints
+from anyformer.pipelines.storage.checkpoints import damage, list_checkpoints
 from processes import Process
 
 # override of the tiny recipe -> what the sentence must say

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from anyformer.pipelines.checkpointing import STAGING, damage, find_last_complete, list_checkpoints, retire, seal
+from anyformer.pipelines.storage.checkpoints import STAGING, damage, find_last_complete, list_checkpoints, retire, seal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

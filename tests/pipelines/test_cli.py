@@ -6,11 +6,11 @@ import subprocess
 import sys
 import types
 
-import anyformer.pipelines.cli as cli
+import anyformer.pipelines.cli.commands as cli
 import pytest
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.recipe import load_recipe, recipe_from_dict
-from anyformer.pipelines.yaml_text import parse_yaml
+from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 
 from anyformer_main import main
 
@@ -151,14 +151,14 @@ def test_debug_shows_the_traceback_before_or_after_the_command(argv, capsys):
     ids=lambda value: type(value).__name__,
 )
 def test_every_error_ends_in_its_exit_code(error, code, words, fake_module, capsys):
-    fake_module("training", error)
+    fake_module("training.run", error)
     assert failing(capsys, "train", "quickstart") == (code, words)
 
 
 def test_the_rank_is_named_where_there_are_several(fake_module, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    fake_module("training", UserError("stop"))
+    fake_module("training.run", UserError("stop"))
     assert main(["train", "quickstart"]) == 2
     assert capsys.readouterr().err == "anyformer (rank 1): stop\n"
 
@@ -174,16 +174,16 @@ def test_the_rank_is_named_where_there_are_several(fake_module, monkeypatch, cap
     ids=" ".join,
 )
 def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module):
-    calls = fake_module("training", 143)
+    calls = fake_module("training.run", 143)
     assert main(["train", *argv]) == 143
     assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), {"dry_run": True})]
 
 
 def test_preview_and_publish_pass_their_arguments(fake_module, capsys):
-    rows = fake_module("preview", 0)
+    rows = fake_module("cli.preview", 0)
     assert main(["preview", "quickstart", "--rows", "2", "training.seed=7"]) == 0
     assert rows == [((load_recipe("quickstart", ["training.seed=7"]), 2), {})]
-    pushed = fake_module("publishing", "https://hub/a/b")
+    pushed = fake_module("publishing.publish", "https://hub/a/b")
     assert main(["publish", "runs/x", "a/b", "--private", "--revision", "v1"]) == 0
     assert pushed == [(("runs/x", "a/b"), {"private": True, "revision": "v1", "license": None})]
     assert capsys.readouterr().out == "https://hub/a/b\n"
@@ -196,8 +196,8 @@ def test_the_printed_recipe_is_the_composed_one(capsys):
 
 
 def test_list_names_everything_on_whole_lines(capsys):
-    from anyformer.pipelines.listing import TABLES
-    from anyformer.pipelines.recipe_files import shipped, shipped_yaml
+    from anyformer.pipelines.cli.listing import TABLES
+    from anyformer.pipelines.recipes.files import shipped, shipped_yaml
 
     assert list(TABLES) == list(cli.LISTED)
     assert main(["list"]) == 0
@@ -214,13 +214,13 @@ def test_list_names_everything_on_whole_lines(capsys):
 def test_list_names_what_a_recipe_may_say():
     from typing import get_args, get_type_hints
 
-    from anyformer.pipelines import image_checks
-    from anyformer.pipelines.listing import TABLES
+    from anyformer.pipelines.cli.listing import TABLES
     from anyformer.pipelines.metrics import METRICS, OF_PIXELS
     from anyformer.pipelines.objectives import OBJECTIVES
-    from anyformer.pipelines.recipe_checks import PERPLEXITIES
-    from anyformer.pipelines.schema import ModelSection
-    from anyformer.pipelines.tasks import TASKS
+    from anyformer.pipelines.objectives.tasks import TASKS
+    from anyformer.pipelines.recipes import image_checks
+    from anyformer.pipelines.recipes.checks import PERPLEXITIES
+    from anyformer.pipelines.recipes.schema import ModelSection
 
     import anyformer
 
@@ -239,7 +239,7 @@ def test_list_names_what_a_recipe_may_say():
 
 
 def test_presets_are_listed_family_by_family():
-    from anyformer.pipelines.listing import preset_rows
+    from anyformer.pipelines.cli.listing import preset_rows
 
     families = [family for _, family, *_ in preset_rows()]
     assert families == sorted(families, key=families.index) and len(set(families)) == 5

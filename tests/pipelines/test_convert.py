@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from anyformer.pipelines.cli import main
+from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.interop.checkpoint import convert
-from anyformer.pipelines.interop.gpt import GPT2
+from anyformer.pipelines.interop.architectures.gpt import GPT2
+from anyformer.pipelines.interop.convert_checkpoint import convert
 from anyformer.pipelines.interop.weights import fused
 from native_models import TOKENS, native_model
 from tokenizers import Tokenizer, models, pre_tokenizers

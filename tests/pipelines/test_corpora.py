@@ -8,12 +8,12 @@ import sys
 import tracemalloc
 
 import pytest
-from anyformer.pipelines.corpora import open_corpora
-from anyformer.pipelines.documents import Limits
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.documents import Limits
+from anyformer.pipelines.data.mixture import MixtureCorpus
+from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.file_corpus import FileSource
-from anyformer.pipelines.mixing import MixtureCorpus
-from anyformer.pipelines.schema import DataSection, MixtureSource
+from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -399,7 +399,7 @@ def test_a_file_without_permission_is_a_sentence(tmp_path, monkeypatch):
         def refuse(*arguments):
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("anyformer.pipelines.file_corpus.open_file", refuse)
+        monkeypatch.setattr("anyformer.pipelines.data.text_files.open_file", refuse)
     with pytest.raises(UserError, match=r"secret\.txt cannot be read \(Permission denied\)"):
         open_corpora(DataSection(files=str(path)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.evaluation_recipe import choose_split, evaluation_recipe
+from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe
 from anyformer.pipelines.metrics import load_metric
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 

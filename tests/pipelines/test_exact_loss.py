@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from anyformer.pipelines.numbered_rows import NumberedRows
-from anyformer.pipelines.tasks.batching import PaddingCollator
-from anyformer.pipelines.trainer import AnyformerTrainer
+from anyformer.pipelines.data.length_batching import PaddingCollator
+from anyformer.pipelines.data.sample_ids import NumberedRows
+from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import Dataset
 from transformers import (
     BertConfig,

@@ -6,14 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.pipelines.corpora import open_corpora
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.token_store import framing_tokens
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.framing import NEEDED, framing_of, sentinel, special_tokens, tokenizer_section
 from anyformer.pipelines.objectives import OBJECTIVES
-from anyformer.pipelines.recipe import load_recipe
-from anyformer.pipelines.schema import DataSection, TokenizerSection
-from anyformer.pipelines.token_store import framing_tokens
-from anyformer.pipelines.tokenization import train_or_load_tokenizer
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from anyformer.pipelines.tokenizers.special_tokens import (
+    NEEDED,
+    framing_of,
+    sentinel,
+    special_tokens,
+    tokenizer_section,
+)
 
 TEXT = "".join(
     f"{a}{b}{c} {c}{a}\n"

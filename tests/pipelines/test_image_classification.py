@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from anyformer.pipelines.exact_loss import loss_of_logits
+from anyformer.pipelines.training.cross_entropy import loss_of_logits
 from image_data import image_recipe, picture
 from processes import Process, free_port
 from safetensors.torch import load_file

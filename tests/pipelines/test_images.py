@@ -9,13 +9,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from anyformer.pipelines.augmentation import Augmentation, ImageCollator, cutmix_boxes, shift_and_flip
+from anyformer.pipelines.data.image_files import open_images
+from anyformer.pipelines.data.image_store import decode
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.image_corpus import open_images
-from anyformer.pipelines.image_data import image_rows
-from anyformer.pipelines.image_store import decode
-from anyformer.pipelines.recipe import load_recipe
-from anyformer.pipelines.schema import DataSection
+from anyformer.pipelines.images.augmentation import Augmentation, ImageCollator, cutmix_boxes, shift_and_flip
+from anyformer.pipelines.objectives.image_data import image_rows
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.schema import DataSection
 from hypothesis import given
 from hypothesis import strategies as st
 from image_data import NAMES, SIZE, encoded, image_recipe, picture, picture_folder, pictures
@@ -114,7 +114,7 @@ def test_images_among_other_files_are_refused(tmp_path):
 def test_images_are_decoded_once_and_equal_what_the_saved_processor_sees(prepared, tmp_path, monkeypatch):
     recipe, task, rows = prepared()
     task.processor.save_pretrained(tmp_path / "saved")
-    monkeypatch.setattr("anyformer.pipelines.image_processors.decode", None)  # decoding again would fail
+    monkeypatch.setattr("anyformer.pipelines.images.processors.decode", None)  # decoding again would fail
     _, again = image_rows(recipe, tmp_path / "cache")
     assert all(torch.equal(again["test"][i]["pixel_values"], rows["test"][i]["pixel_values"]) for i in range(11))
 

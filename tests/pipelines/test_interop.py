@@ -7,10 +7,10 @@ import pytest
 import torch
 from anyformer.modeling.configuration import AnyformerDecoderConfig
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.interop import twins
-from anyformer.pipelines.interop.lineage import HARMLESS, Choice, Computed, Only, Same, native_fields
+from anyformer.pipelines.interop import matching
+from anyformer.pipelines.interop.architecture_map import HARMLESS, Choice, Computed, Only, Same, native_fields
 from anyformer.pipelines.interop.weights import fused
-from anyformer.pipelines.source_fields import family_fields
+from anyformer.pipelines.recipes.introspection import family_fields
 from native_models import (
     DECODERS,
     LLAMA,
@@ -111,17 +111,17 @@ def test_a_trained_anyformer_model_goes_native(tiny_config):
 # ------------------------------------------------------------------------------------------------------ the tables
 
 
-@pytest.mark.parametrize("name", twins.LINEAGES)
+@pytest.mark.parametrize("name", matching.LINEAGES)
 def test_every_field_of_a_native_config_is_accounted_for(name):
-    lineage = twins.LINEAGES[name]
+    lineage = matching.LINEAGES[name]
     assert native_fields(CONFIG_MAPPING[name]()) <= lineage.known_fields()
     if name == "mpt":
         assert {f"attn_config.{field}" for field in native_fields(MptAttentionConfig())} <= set(lineage.fields)
 
 
-@pytest.mark.parametrize("name", twins.LINEAGES)
+@pytest.mark.parametrize("name", matching.LINEAGES)
 def test_every_field_of_ours_in_a_table_exists(name):
-    lineage = twins.LINEAGES[name]
+    lineage = matching.LINEAGES[name]
     known = set(family_fields(lineage.family))
     ours = {*lineage.fixed}
     for row in lineage.fields.values():
@@ -171,9 +171,9 @@ def test_a_value_that_changes_the_maths_and_has_no_field_is_refused(name, fields
 
 
 def test_a_field_that_a_newer_transformers_adds_is_refused_unless_at_its_default(monkeypatch):
-    lineage = twins.LINEAGES["llama"]
+    lineage = matching.LINEAGES["llama"]
     fewer = dataclasses.replace(lineage, fields={k: v for k, v in lineage.fields.items() if k != "mlp_bias"})
-    monkeypatch.setitem(twins.LINEAGES, "llama", fewer)
+    monkeypatch.setitem(matching.LINEAGES, "llama", fewer)
     assert from_native(native_model("llama2")) is not None
     with pytest.raises(UserError, match="mlp_bias=True is not known"):
         from_native(native_model("llama_biases"))

@@ -8,7 +8,7 @@ import transformers
 from anyformer.modeling.configuration import AnyformerEncoderConfig, AnyformerSeq2SeqConfig
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.families import PRETRAINING, native_class_names, our_class_names
-from anyformer.pipelines.interop.twins import LINEAGES, fit, native_config, our_config
+from anyformer.pipelines.interop.matching import LINEAGES, fit, native_config, our_config
 from native_models import (
     ENCODERS,
     NATIVE,

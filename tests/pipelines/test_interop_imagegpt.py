@@ -3,8 +3,8 @@
 import pytest
 import torch
 import transformers
-from anyformer.pipelines.interop.checkpoint import convert
 from anyformer.pipelines.interop.conversion import from_native, to_native
+from anyformer.pipelines.interop.convert_checkpoint import convert
 from native_models import TOLERANCE, assert_same_weights, randomise
 
 SIZES = {"vocab_size": 17, "n_positions": 24, "n_embd": 32, "n_layer": 2, "n_head": 4, "num_labels": 3}

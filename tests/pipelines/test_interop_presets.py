@@ -1,8 +1,8 @@
 """Presets compute what the config files of the published checkpoints say, and have twins of their lineages."""
 
 import pytest
-from anyformer.pipelines.interop.twins import LINEAGES, ORIGIN, effective_fields, native_config, our_config
-from anyformer.pipelines.recipe import load_preset
+from anyformer.pipelines.interop.matching import LINEAGES, ORIGIN, effective_fields, native_config, our_config
+from anyformer.pipelines.recipes.compose import load_preset
 from published_models import PUBLISHED
 from transformers import AutoConfig
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.checkpoint_fields import with_fields
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.recipe import load_recipe
+from anyformer.pipelines.recipes.checkpoint_overrides import with_fields
+from anyformer.pipelines.recipes.compose import load_recipe
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset
+from anyformer.pipelines.data.row_layout import IGNORED
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.masked import MaskedCollator, MaskedObjective
-from anyformer.pipelines.packing import PackedDataset, StreamingPackedDataset
-from anyformer.pipelines.row_layout import IGNORED
-from anyformer.pipelines.schema import ObjectiveSection
+from anyformer.pipelines.recipes.schema import ObjectiveSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -211,9 +211,9 @@ SECTIONS = {
 
 
 def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe):
-    from anyformer.pipelines.corpora import open_corpora
-    from anyformer.pipelines.data import prepare_data
-    from anyformer.pipelines.recipe import load_recipe
+    from anyformer.pipelines.data.corpora import open_corpora
+    from anyformer.pipelines.objectives.prepare import prepare_data
+    from anyformer.pipelines.recipes.compose import load_recipe
 
     recipe = load_recipe(str(tiny_recipe(**SECTIONS)))
     data = prepare_data(recipe)
@@ -230,8 +230,8 @@ def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe):
 
 
 def test_documents_of_an_encoder_begin_with_cls_and_end_with_sep(tiny_recipe):
-    from anyformer.pipelines.data import prepare_data
-    from anyformer.pipelines.recipe import load_recipe
+    from anyformer.pipelines.objectives.prepare import prepare_data
+    from anyformer.pipelines.recipes.compose import load_recipe
 
     data = prepare_data(load_recipe(str(tiny_recipe(**SECTIONS))))
     store, tokenizer = data.rows["train"].store, data.tokenizer

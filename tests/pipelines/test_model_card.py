@@ -6,12 +6,12 @@ import os
 
 import pytest
 import yaml
-from anyformer.pipelines import model_card
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.model_card import MARKER, RunFacts, write_model_card
-from anyformer.pipelines.publishing import prepare_folder
-from anyformer.pipelines.schema import Recipe
-from anyformer.pipelines.yaml_text import parse_yaml
+from anyformer.pipelines.publishing import model_card
+from anyformer.pipelines.publishing.model_card import MARKER, RunFacts, write_model_card
+from anyformer.pipelines.publishing.publish import prepare_folder
+from anyformer.pipelines.recipes.schema import Recipe
+from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 from hypothesis import given
 from hypothesis import strategies as st
 

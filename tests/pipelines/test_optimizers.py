@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from anyformer.pipelines.optimizers import Fp32Muon, build_muon, muon_parameter_names
+from anyformer.pipelines.training.optimizers import Fp32Muon, build_muon, muon_parameter_names
 from transformers import get_scheduler
 
 from anyformer import AnyformerDecoderForCausalLM, AnyformerViTConfig, AnyformerViTForImageClassification

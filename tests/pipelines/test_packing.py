@@ -6,20 +6,15 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from anyformer.pipelines import token_store
-from anyformer.pipelines.corpora import open_corpora
-from anyformer.pipelines.documents import Corpus, Document, SkipCounts
-from anyformer.pipelines.encoding import Encoder
+from anyformer.pipelines.data import token_store
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.documents import Corpus, Document, SkipCounts
+from anyformer.pipelines.data.encoding import Encoder
+from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset, packing_report, tokenize_corpus
+from anyformer.pipelines.data.row_layout import IGNORED, row_starts
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.packing import (
-    PackedDataset,
-    StreamingPackedDataset,
-    packing_report,
-    tokenize_corpus,
-)
-from anyformer.pipelines.row_layout import IGNORED, row_starts
-from anyformer.pipelines.schema import DataSection, TokenizerSection
-from anyformer.pipelines.tokenization import train_or_load_tokenizer
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

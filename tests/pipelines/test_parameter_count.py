@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from anyformer.modeling.legality import check_legal
-from anyformer.pipelines.parameter_count import count_parameters, short_number
-from anyformer.pipelines.recipe import load_preset
-from anyformer.pipelines.recipe_files import shipped
-from anyformer.pipelines.source_fields import family_fields
+from anyformer.pipelines.accounting.parameter_count import count_parameters, short_number
+from anyformer.pipelines.recipes.compose import load_preset
+from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.introspection import family_fields
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig

@@ -7,13 +7,13 @@ import PIL.Image
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.colour_clusters import fit_clusters, quantise, to_bytes, to_unit
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.image_completion import complete, completion_grid
-from anyformer.pipelines.image_data import image_rows
-from anyformer.pipelines.linear_probe import linear_probe
+from anyformer.pipelines.images.color_clusters import fit_clusters, quantise, to_bytes, to_unit
+from anyformer.pipelines.objectives.image_data import image_rows
+from anyformer.pipelines.objectives.linear_probe import linear_probe
 from anyformer.pipelines.objectives.masked_image import MaskedImageCollator
-from anyformer.pipelines.recipe import load_recipe
+from anyformer.pipelines.objectives.pixel_completion import complete, completion_grid
+from anyformer.pipelines.recipes.compose import load_recipe
 from image_data import SIZE, image_recipe
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.pipelines.parameter_count import count_active_parameters, count_parameters
-from anyformer.pipelines.recipe import load_preset
-from anyformer.pipelines.recipe_files import shipped, shipped_yaml
-from anyformer.pipelines.source_fields import family_fields
+from anyformer.pipelines.accounting.parameter_count import count_active_parameters, count_parameters
+from anyformer.pipelines.recipes.compose import load_preset
+from anyformer.pipelines.recipes.files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.introspection import family_fields
 from published_models import PUBLISHED
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, ImageGPTForCausalImageModeling
 

@@ -5,10 +5,10 @@ import re
 
 import pytest
 import torch
-from anyformer.pipelines.data import prepare_data
-from anyformer.pipelines.preview import preview, spread
-from anyformer.pipelines.preview_rows import DOCUMENT_COLOURS, collated, masked_text, row_text, visible
-from anyformer.pipelines.recipe import load_recipe
+from anyformer.pipelines.cli.preview import preview, spread
+from anyformer.pipelines.cli.preview_rows import DOCUMENT_COLOURS, collated, masked_text, row_text, visible
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
 from rich.console import Console
 
 

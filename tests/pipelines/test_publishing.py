@@ -5,9 +5,9 @@ import re
 
 import pytest
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.model_card import MARKER
-from anyformer.pipelines.model_folder import open_model_folder
-from anyformer.pipelines.publishing import check_destination, files_to_publish, prepare_folder
+from anyformer.pipelines.publishing.model_card import MARKER
+from anyformer.pipelines.publishing.publish import check_destination, files_to_publish, prepare_folder
+from anyformer.pipelines.storage.model_folder import open_model_folder
 from local_hub import WITHOUT_ANYFORMER, LocalHub, run_python
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

@@ -3,18 +3,13 @@
 import dataclasses
 
 import pytest
-from anyformer.pipelines import source_fields
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.recipe import (
-    describe_fields,
-    load_recipe,
-    recipe_from_dict,
-    resume_difference,
-)
-from anyformer.pipelines.recipe_checks import BELOW_ONE, LOWER_BOUNDS, OWNED_ARGUMENTS
-from anyformer.pipelines.recipe_files import shipped
-from anyformer.pipelines.schema import TrainingSection
-from anyformer.pipelines.yaml_text import format_yaml, parse_yaml
+from anyformer.pipelines.recipes import introspection
+from anyformer.pipelines.recipes.checks import BELOW_ONE, LOWER_BOUNDS, OWNED_ARGUMENTS
+from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
+from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -343,7 +338,7 @@ def test_family_fields_read_from_source_are_the_configs_own_fields():
 
     inherited = {f.name for f in dataclasses.fields(PreTrainedConfig)}
     real = {f.name: f.default for f in dataclasses.fields(AnyformerDecoderConfig) if f.name not in inherited}
-    read = source_fields.family_fields("decoder")
+    read = introspection.family_fields("decoder")
     assert real.keys() <= read.keys()
     assert {name: read[name].default for name in real} == real
 
@@ -355,10 +350,10 @@ def test_training_arguments_read_from_source_are_the_real_ones():
     from transformers.training_args import OptimizerNames
 
     real = {f.name for f in dataclasses.fields(TrainingArguments) if not f.name.startswith("_")}
-    assert set(source_fields.training_argument_fields()) == real
-    assert source_fields.optimizer_names() == {member.value for member in OptimizerNames}
-    assert source_fields.schedule_names() == {member.value for member in SchedulerType}
-    assert source_fields.activation_names() == set(ACT2CLS)
+    assert set(introspection.training_argument_fields()) == real
+    assert introspection.optimizer_names() == {member.value for member in OptimizerNames}
+    assert introspection.schedule_names() == {member.value for member in SchedulerType}
+    assert introspection.activation_names() == set(ACT2CLS)
 
 
 def test_a_setting_of_ours_is_not_refused_as_a_training_argument():

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from anyformer.pipelines.image_checks import sees_images
-from anyformer.pipelines.recipe import load_recipe
-from anyformer.pipelines.recipe_files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.image_checks import sees_images
 from image_data import pictures
 from task_data import reviews, sentences
 

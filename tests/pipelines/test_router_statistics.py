@@ -11,9 +11,9 @@ from anyformer.modeling.configuration import AnyformerDecoderConfig, AnyformerMo
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.plots import plot_routers
-from anyformer.pipelines.progress import describe
-from anyformer.pipelines.router_statistics import RouterStatistics
-from anyformer.pipelines.trainer import AnyformerTrainer
+from anyformer.pipelines.training.progress import describe
+from anyformer.pipelines.training.router_statistics import RouterStatistics
+from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import run_ranks
 from test_distributed import rank_main
 from test_trainer import PatternRows
@@ -139,7 +139,7 @@ ENTRY = {"step": 3, "load": [[0.5, 0.5]], "entropy": [0.3], "dropped": [0.0]}
 
 
 def test_plots_need_matplotlib_and_say_so(monkeypatch, tmp_path, capsys):
-    for module in ("plots", "router_statistics"):
+    for module in ("plots", "training.router_statistics"):
         monkeypatch.setattr(f"anyformer.pipelines.{module}.can_plot", lambda: False)
     with pytest.raises(UserError, match=r"router.png needs matplotlib; install it with: pip install anyformer\[plots"):
         plot_routers([ENTRY], tmp_path / "router.png")

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from anyformer.pipelines.checkpointing import damage, list_checkpoints
+from anyformer.pipelines.storage.checkpoints import damage, list_checkpoints
 from processes import Process, logged_losses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer

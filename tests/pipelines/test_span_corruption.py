@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from anyformer.pipelines.data.packing import PackedDataset
+from anyformer.pipelines.data.row_layout import IGNORED
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.span_corruption import (
     SpanCorruptionCollator,
@@ -12,9 +14,7 @@ from anyformer.pipelines.objectives.span_corruption import (
     raw_length,
     sentinel_ids,
 )
-from anyformer.pipelines.packing import PackedDataset
-from anyformer.pipelines.row_layout import IGNORED
-from anyformer.pipelines.schema import ObjectiveSection
+from anyformer.pipelines.recipes.schema import ObjectiveSection
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 

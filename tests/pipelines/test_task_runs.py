@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from anyformer.pipelines.checkpointing import list_checkpoints
+from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from processes import Process
 from safetensors.torch import load_file
 from task_data import task_recipe

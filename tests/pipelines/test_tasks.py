@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from anyformer.pipelines.data import prepare_data
+from anyformer.pipelines.data.examples import open_examples
+from anyformer.pipelines.data.length_batching import LengthGroupedSampler, PaddingCollator
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.recipe import load_recipe
-from anyformer.pipelines.tasks.batching import LengthGroupedSampler, PaddingCollator
-from anyformer.pipelines.tasks.examples import open_examples
-from anyformer.pipelines.tasks.sequence_classification import SequenceClassification
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.objectives.sequence_classification import SequenceClassification
+from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_data import CHARACTERS, reviews, task_recipe, write_lines

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from anyformer.modeling.configuration import AnyformerMoeConfig
-from anyformer.pipelines.parameter_count import count_active_parameters
-from anyformer.pipelines.throughput import (
+from anyformer.pipelines.accounting.flops import (
     FlopCount,
     active_parameters,
     count_tokens,
@@ -16,6 +15,7 @@ from anyformer.pipelines.throughput import (
     multiplied_weights,
     prefers_bf16,
 )
+from anyformer.pipelines.accounting.parameter_count import count_active_parameters
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     BertConfig,

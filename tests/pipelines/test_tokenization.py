@@ -5,13 +5,14 @@ import sys
 
 import numpy as np
 import pytest
-from anyformer.pipelines import encoding, tokenization
-from anyformer.pipelines.corpora import open_corpora
-from anyformer.pipelines.documents import Document
-from anyformer.pipelines.encoding import Encoder
+from anyformer.pipelines.data import encoding
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.documents import Document
+from anyformer.pipelines.data.encoding import Encoder
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.schema import DataSection, TokenizerSection
-from anyformer.pipelines.tokenization import tokenizer_fingerprint, train_or_load_tokenizer
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.tokenizers import load
+from anyformer.pipelines.tokenizers.load import tokenizer_fingerprint, train_or_load_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,8 +154,8 @@ for name, folder in {folders!r}.items():
 
 def test_the_second_call_does_not_train_and_other_settings_do(tmp_path, monkeypatch):
     trainings = []
-    train = tokenization.TRAINERS["byte_bpe"]
-    monkeypatch.setitem(tokenization.TRAINERS, "byte_bpe", lambda *a: trainings.append(1) or train(*a))
+    train = load.TRAINERS["byte_bpe"]
+    monkeypatch.setitem(load.TRAINERS, "byte_bpe", lambda *a: trainings.append(1) or train(*a))
 
     def get(text=TEXT, **settings):
         corpus = corpus_of(tmp_path, text)
@@ -177,7 +178,7 @@ def test_a_training_that_dies_leaves_nothing_that_is_taken_for_a_tokenizer(tmp_p
 
     corpus = corpus_of(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setitem(tokenization.TRAINERS, "char", die)
+        patch.setitem(load.TRAINERS, "char", die)
         train_or_load_tokenizer(SECTIONS["char"], corpus, tmp_path, progress=False)
     assert not list((tmp_path / "tokenizers").iterdir())
     assert len(train_or_load_tokenizer(SECTIONS["char"], corpus, tmp_path, progress=False)) == len(set(TEXT)) + 3

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import torch
-from anyformer.pipelines.checkpointing import STAGING, damage, list_checkpoints
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.trainer import AnyformerTrainer
+from anyformer.pipelines.storage.checkpoints import STAGING, damage, list_checkpoints
+from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 

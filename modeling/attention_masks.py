@@ -1,0 +1,177 @@
+"""Which key each query may see. Masks are made once per forward pass, one per kind of attention.
+
+Built on transformers' mask functions, which return what the attention backend wants (nothing at all where the backend
+can do causality by itself).
+"""
+
+import torch
+from transformers.masking_utils import (
+    and_masks,
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+    packed_sequence_mask_function,
+)
+
+from .attention_segments import reach, token_places
+from .legality_memory import STATE_KINDS
+
+
+def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
+    """Number the documents of packed rows: (B, T) positions that restart at each document -> (B, T) ids from 0."""
+    starts = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1
+    return starts.cumsum(-1)
+
+
+def strided_mask_function(stride: int):
+    """Keys of a local band and every `stride`-th before it (Child et al. 2019, section 4.2, both parts in one head)."""
+
+    def strided(batch_idx, head_idx, q_idx, kv_idx):
+        distance = q_idx - kv_idx
+        return (distance < stride) | (distance % stride == 0)
+
+    return strided
+
+
+def causal_masks(config, inputs_embeds, attention_mask, past_key_values, document_ids=None, kinds=None) -> dict:
+    """Return {kind of attention: mask} for the kinds the config names, or, for those with states, their tokens' places.
+
+    Args:
+        kinds: the config's kinds of attention, for callers that have them at hand.
+        inputs_embeds: (B, T, D); only its shape, dtype and device are read.
+        attention_mask: None, a (B, S) padding mask, a ready mask of four axes, or (as `generate` prepares for static
+            caches) a dict of ready masks.
+        document_ids: None, or (B, T): tokens see only tokens with the same id. Unlike transformers' own detection it
+            holds with a padding mask and with a cache, too, and costs no host sync.
+    """
+    if isinstance(attention_mask, dict):
+        return attention_mask
+    ready = attention_mask is not None and attention_mask.ndim == 4
+    packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
+    masks = {}
+    # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
+    # but 5.17 not under torch.compile.
+    plain = attention_mask is None and past_key_values is None and not packed and config._attn_implementation == "sdpa"
+    for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
+        if kind in STATE_KINDS:
+            if ready:
+                raise ValueError(f"attention_mask has four axes, but {kind} layers have no such scores; give (B, S)")
+            masks[kind] = token_places(
+                reach(config, kind), inputs_embeds, attention_mask, past_key_values, document_ids
+            )
+            continue
+        # An exported program has no branches: asked here, it would serve lengths on one side of the window only.
+        fits_window = kind == "sliding_attention" and not torch.compiler.is_exporting()
+        fits_window = fits_window and inputs_embeds.shape[1] <= config.sliding_window
+        if plain and (kind == "full_attention" or fits_window):
+            masks[kind] = None
+            continue
+        overlays = [*packed, strided_mask_function(config.attention_stride)] if kind == "strided_attention" else packed
+        create = create_sliding_window_causal_mask if kind == "sliding_attention" else create_causal_mask
+        masks[kind] = create(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            and_mask_function=and_masks(*overlays) if overlays else None,
+            # Whose keys the mask is for; 5.17 would take a layer that keeps a state for the first one.
+            layer_idx=config.attention_kinds.index(kind),
+        )
+    return masks
+
+
+def bidirectional_masks(
+    config, inputs_embeds, attention_mask, document_ids=None, kinds=None, global_attention_mask=None
+) -> dict:
+    """As `causal_masks`, for layers whose queries also see the tokens after them; there is no cache.
+
+    Args:
+        global_attention_mask: None, or (B, T), nonzero where every token sees this one in local_global_attention.
+    """
+    if isinstance(attention_mask, dict):
+        return attention_mask
+    packed = None if document_ids is None else packed_sequence_mask_function(document_ids)
+    plain = attention_mask is None and packed is None and config._attn_implementation == "sdpa"
+    masks = {}
+    for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
+        local = kind != "full_attention"
+        # As above: an exported program could not choose by the length.
+        fits_window = local and not torch.compiler.is_exporting()
+        fits_window = fits_window and inputs_embeds.shape[1] <= config.sliding_window + 1
+        if plain and (not local or fits_window):
+            masks[kind] = None
+            continue
+        create, kwargs = (create_bidirectional_sliding_window_mask if local else create_bidirectional_mask), {}
+        if kind == "local_global_attention" and global_attention_mask is not None:
+            kwargs["or_mask_function"] = global_keys_mask_function(global_attention_mask != 0)
+        masks[kind] = create(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            and_mask_function=packed,
+            **kwargs,
+        )
+    return masks
+
+
+def global_keys_mask_function(is_global: torch.Tensor):
+    """Keys that every query sees; is_global (B, T)."""
+
+    def global_key(batch_idx, head_idx, q_idx, kv_idx):
+        return is_global[batch_idx, kv_idx]
+
+    return global_key
+
+
+def cross_mask(config, inputs_embeds, encoder_hidden_states, encoder_attention_mask, documents=None):
+    """The mask by which a decoder's tokens (B, T, D) see an encoder's (B, S, D), or None where they see all.
+
+    documents: None, or the document ids of both sides, (B, T) and (B, S): tokens see only those of the same document.
+    """
+    together = None
+    if documents is not None:
+        decoder_ids, encoder_ids = documents
+
+        def together(batch_idx, head_idx, q_idx, kv_idx):
+            return decoder_ids[batch_idx, q_idx] == encoder_ids[batch_idx, kv_idx]
+
+    if encoder_attention_mask is None and together is None and config._attn_implementation == "sdpa":
+        return None
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=encoder_attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+        and_mask_function=together,
+    )
+
+
+def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tensor:
+    """A score bias and what may be seen as one additive mask (B, H, T, S); sdpa would fold them in every layer.
+
+    mask: None (all keys, or with `is_causal` those up to the query's own), bool, or additive.
+    """
+    least = torch.finfo(bias_BHTS.dtype).min
+    if mask is None:
+        if not is_causal or bias_BHTS.shape[2] == 1:  # one query and no mask: it is the last token
+            return bias_BHTS
+        mask = torch.ones(bias_BHTS.shape[2:], dtype=torch.bool, device=bias_BHTS.device).tril()
+    return torch.where(mask, bias_BHTS, least) if mask.dtype == torch.bool else bias_BHTS + mask
+
+
+def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:
+    """Packed rows as flash kernels want them: each document of each row a sequence of one long batch.
+
+    Args:
+        document_ids: (B, T). attention_mask: None or (B, T); runs of padding become sequences of their own.
+
+    Their number is read on the host: the one synchronisation that varlen kernels cost.
+    """
+    changes = torch.diff(document_ids, dim=-1) != 0
+    if attention_mask is not None:
+        changes |= torch.diff(attention_mask.to(document_ids.dtype), dim=-1) != 0
+    starts = torch.nn.functional.pad(changes, (1, 0), value=True).flatten().nonzero()[:, 0]
+    bounds = torch.nn.functional.pad(starts, (0, 1), value=document_ids.numel()).to(torch.int32)
+    longest = document_ids.shape[-1]  # an upper bound is enough for the kernels, and costs no second synchronisation
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}

@@ -1,0 +1,173 @@
+"""Packed rows without a mask: each document attended by itself, so what documents do not share costs nothing.
+
+With a block-diagonal mask sdpa computes all T x T scores of a row and drops most of them, and on CUDA a mask rules the
+flash kernels out. N = B x T tokens of all rows; C documents of one length L; B, T, H, G, K as in `attention`.
+"""
+
+import functools
+import inspect
+from itertools import accumulate, groupby
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from .linear_cross_entropy import SLOW_ON_CPU
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None
+KERNEL_OPTIONS = frozenset() if varlen_attn is None else frozenset(inspect.signature(varlen_attn).parameters)
+
+# A window's queries are taken this many at a time, or as many as the window is long, if that is more.
+QUERIES_PER_BLOCK = 128
+
+
+def document_lengths(document_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> list[int]:
+    """Lengths of the documents of all rows, in order, for `varlen_sdpa`; they sum to B * T.
+
+    A document ends with its row. Each run of padding is a document of its own, whatever ids it has: no token sees it.
+    The lengths are read on the host: one synchronisation, to be paid once per forward pass.
+
+    Args:
+        document_ids: (B, T), the same within a document. attention_mask: None or (B, T), 0 at padding.
+    """
+    starts = torch.diff(document_ids, dim=-1) != 0
+    if attention_mask is not None:
+        before, after = attention_mask[:, :-1] != 0, attention_mask[:, 1:] != 0
+        starts = (starts & before & after) | (before != after)
+    starts = pad(starts, (1, 0), value=True).flatten().cpu().nonzero()[:, 0]
+    return torch.diff(starts, append=starts.new_tensor([document_ids.numel()])).tolist()
+
+
+def attends_documents_apart(x: torch.Tensor, dropout: float) -> bool:
+    """Whether `varlen_sdpa` is the fast way for activations like `x`: on a CPU, or by torch's flash kernel.
+
+    Never in a graph of fixed shapes, compiled or exported: lengths are read on the host. `dropout`: of the attention
+    weights, which that kernel does not have.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if x.device.type == "cpu":
+        return True
+    dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+    has_kernel = x.is_cuda and {"scale", "window_size"} <= KERNEL_OPTIONS
+    return has_kernel and dtype in (torch.float16, torch.bfloat16) and dropout == 0
+
+
+def varlen_sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: list[int],
+    is_causal: bool,
+    scaling: float,
+    dropout: float = 0.0,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Attention of each document alone: query (B, H, T, K), key and value (B, G, T, K) -> (B, T, H, K).
+
+    On CUDA, half types go through one flash kernel for all documents where torch has it. Elsewhere every document, or
+    run of documents of one length, is a call of sdpa; on a CPU without instructions for the half type, in fp32.
+
+    Args:
+        lengths: of the documents of all rows, in order (see `document_lengths`).
+        scaling: factor of the scores. dropout: share of the attention weights to drop.
+        window: tokens see keys less than so many tokens away, which counts themselves; None: the whole document.
+
+    Raises:
+        ValueError: the lengths do not sum to B * T.
+    """
+    batch, _, tokens, _ = query.shape
+    if sum(lengths) != batch * tokens:
+        raise ValueError(f"documents of {sum(lengths)} tokens in all do not fill {batch} rows of {tokens}")
+    if window is not None and window >= max(lengths):
+        window = None
+    device_type, dtype = query.device.type, query.dtype
+    if torch.is_autocast_enabled(device_type):  # as sdpa itself does; the flash kernel's operator does not
+        dtype = torch.get_autocast_dtype(device_type)
+    computed_in = torch.float32 if device_type == "cpu" and dtype in SLOW_ON_CPU else dtype
+    with torch.autocast(device_type, enabled=False):
+        flat = [x.to(computed_in).transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
+        attend = _flash if _has_kernel(flat[0], scaling, dropout) else _one_by_one
+        out = attend(*flat, lengths, is_causal, scaling, dropout, window)
+        return out.to(dtype).unflatten(0, (batch, tokens))
+
+
+def _one_by_one(query, key, value, lengths, is_causal, scaling, dropout, window) -> torch.Tensor:
+    """(N, H, K), (N, G, K) and (N, G, K) -> (N, H, K)."""
+    runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+    sizes = [length * count for length, count in runs]
+    outputs = []
+    # split, not slices: the gradient of many slices would be a sum of as many tensors, each as long as all documents.
+    for (length, count), *parts in zip(runs, query.split(sizes), key.split(sizes), value.split(sizes)):
+        parts = [x.unflatten(0, (count, length)).transpose(1, 2) for x in parts]
+        if window is None or window >= length:
+            out = _sdpa(*parts, scaling, dropout, is_causal=is_causal)
+        else:
+            out = _windowed(*parts, is_causal, scaling, dropout, window)
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)
+
+
+def _windowed(query, key, value, is_causal, scaling, dropout, window) -> torch.Tensor:
+    """(C, H, L, K), (C, G, L, K) twice -> (C, H, L, K), in blocks of queries with the keys that their windows reach."""
+    size, reach = max(QUERIES_PER_BLOCK, window), window - 1
+    queries, keys, values = (x.split(size, dim=2) for x in (query, key, value))
+    outputs = []
+    for i, block in enumerate(queries):
+        # A block is at least as long as a window, so no window reaches past the blocks beside it.
+        before = reach if i > 0 else 0
+        after = min(reach, queries[i + 1].shape[2]) if not is_causal and i + 1 < len(queries) else 0
+        near = []
+        for blocks in (keys, values):
+            parts = [blocks[i - 1].narrow(2, size - before, before)] if before else []
+            parts += [blocks[i]] + ([blocks[i + 1].narrow(2, 0, after)] if after else [])
+            near.append(torch.cat(parts, dim=2))
+        q = torch.arange(block.shape[2], device=block.device)[:, None] + before
+        distance = q - torch.arange(near[0].shape[2], device=block.device)
+        seen = (distance < window) & (distance >= 0 if is_causal else distance > -window)
+        outputs.append(_sdpa(block, *near, scaling, dropout, attn_mask=seen))
+    return torch.cat(outputs, dim=2)
+
+
+def _sdpa(query, key, value, scaling, dropout, **mask) -> torch.Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    return scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling, enable_gqa=grouped, **mask)
+
+
+def _has_kernel(query, scaling, dropout) -> bool:
+    """Whether torch's flash kernel for sequences of different lengths can do it: it has limits that sdpa has not."""
+    return (
+        query.is_cuda
+        and torch.version.hip is None
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and {"scale", "window_size"} <= KERNEL_OPTIONS
+        and dropout == 0
+        and scaling > 0
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= 256
+        and torch.backends.cuda.flash_sdp_enabled()
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def _flash(query, key, value, lengths, is_causal, scaling, dropout, window) -> torch.Tensor:
+    """As `_one_by_one`, in one call; `dropout` is 0."""
+    options = {}
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and "enable_gqa" in KERNEL_OPTIONS:
+        options["enable_gqa"] = True
+    elif groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    bounds, longest = _bounds(tuple(lengths), query.device), max(lengths)
+    reach = -1 if window is None else window - 1
+    options["window_size"] = (reach, 0 if is_causal else reach)
+    return varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scaling, **options)
+
+
+@functools.lru_cache(maxsize=4)
+def _bounds(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Where each document starts, and the end, (documents + 1,): copied to the device once for all layers of a pass."""
+    with torch.inference_mode(False):  # kept for later passes, in which gradients may be wanted
+        return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)

@@ -1,0 +1,1 @@
+"""Arithmetic over a model: parameters, FLOPs."""

@@ -1,0 +1,5 @@
+"""The command line: one verb, one library function."""
+
+from .commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,410 @@
+"""The command line. Each verb is a thin door to one library function, imported when the verb runs."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UserError, did_you_mean
+
+VERBS = ("list", "train", "preview", "evaluate", "generate", "convert", "publish")
+LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics")
+EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are our one-sentence errors, and which accepts no shortened option names."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def error(self, message):
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; return its exit code: 0 done, 2 user error, 130 interrupted, 1 a bug of ours."""
+    argv = list(argv)
+    debug = "--debug" in argv
+    try:
+        if not argv:
+            build_parser().print_help()
+            return EXIT_USER_ERROR
+        args = parse(argv)
+        code = args.run(args)
+        sys.stdout.flush()  # here, so that a reader that has left is noticed while we can still say nothing about it
+        return code
+    except UserError as error:
+        return _fail(str(error), EXIT_USER_ERROR, debug)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED, debug)
+    except BrokenPipeError:
+        # The reader (head, less) has left; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        return _fail(_os_error_sentence(error), EXIT_USER_ERROR, debug)
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        return _fail(f"unexpected {what[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
+
+
+def _fail(sentence: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    rank = f" (rank {os.environ.get('RANK')})" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    print(f"anyformer{rank}: {sentence}", file=sys.stderr)
+    return code
+
+
+def _os_error_sentence(error: OSError) -> str:
+    if error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split())[:500] or type(error).__name__
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the parsed arguments; `run` in them is the verb's function.
+
+    Raises:
+        UserError: unknown verb, option or missing argument.
+    """
+    verb = next((word for word in argv if not word.startswith("-")), None)
+    if verb is not None and verb not in VERBS:
+        raise UserError(f"{verb!r}: no such command{did_you_mean(verb, VERBS)}")
+    args, rest = build_parser().parse_known_args(argv)
+    options = [word for word in rest if word.startswith("-")]
+    if options or (rest and not hasattr(args, "overrides")):
+        raise UserError(f"{(options or rest)[0]!r}: no such argument; see anyformer {verb} --help")
+    if hasattr(args, "overrides"):
+        args.overrides += rest  # overrides after an option, which argparse leaves over
+        if "=" in args.recipe:
+            words = "MODEL TASK" if verb == "evaluate" else "RECIPE"
+            raise UserError(
+                f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} {words} {args.recipe}"
+            )
+    return args
+
+
+def build_parser() -> Parser:
+    """Return the parser of all verbs."""
+    parser = Parser(
+        prog="anyformer",
+        description="Pretrain, evaluate and publish transformers as native Hugging Face models.",
+        epilog="examples:\n"
+        "  anyformer list\n"
+        "  anyformer train quickstart\n"
+        '  anyformer generate runs/quickstart "def "\n'
+        "\nanyformer VERB --help explains each command.",
+    )
+    from anyformer import __version__
+
+    parser.add_argument("--version", action="version", version=f"anyformer {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    verbs = parser.add_subparsers(title="commands", metavar="VERB", required=True, parser_class=Parser)
+    for add in (_add_list, _add_train, _add_preview, _add_evaluate, _add_generate, _add_convert, _add_publish):
+        verb = add(verbs)
+        # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
+        verb.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+    return parser
+
+
+def _add_list(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "list",
+        help="families, presets, recipes, objectives, tasks and metrics, one line each",
+        description="List what recipes can name: families of models, architectures of published sizes, shipped\n"
+        "recipes, what can be learned from plain text or labelled examples, and what can be measured.",
+        epilog="examples:\n  anyformer list\n  anyformer list recipes\n  anyformer list --legal",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("kind", nargs="?", choices=LISTED, help="only these")
+    what.add_argument("--legal", action="store_true", help="which parts of a model go together, as markdown tables")
+    parser.set_defaults(run=_run_list)
+    return parser
+
+
+def _add_recipe_arguments(parser: Parser, metavar: str = "RECIPE") -> None:
+    parser.add_argument("recipe", metavar=metavar, help="a YAML file, or the name of a shipped recipe")
+    parser.add_argument(
+        "overrides", metavar="section.key=value", nargs="*", default=[], help="settings that win over the recipe's"
+    )
+
+
+def _add_train(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "train",
+        help="train the model a recipe describes",
+        description="Train the model a recipe describes. The same command again continues an interrupted run.",
+        epilog="examples:\n"
+        "  anyformer train quickstart\n"
+        "  anyformer train quickstart training.learning_rate=1e-3 training.output_dir=runs/faster\n"
+        "  anyformer train my_recipe.yaml --dry-run\n"
+        "  torchrun --nproc_per_node 8 scripts/train.py gpt2_small\n"
+        f"\nsettings:\n{_settings_help()}",
+    )
+    _add_recipe_arguments(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, up to one forward pass; train nothing"
+    )
+    parser.add_argument("--print-recipe", action="store_true", help="print the composed recipe as YAML and stop")
+    # torch.distributed.launch and deepspeed pass it; the environment says the same.
+    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    parser.set_defaults(run=_run_train)
+    return parser
+
+
+def _settings_help() -> str:
+    from ..recipes.compose import describe_fields
+
+    lines = []
+    for row in describe_fields():
+        default = "" if row.default in (None, "", [], {}) else f", default {row.default}"
+        lines.append(f"  {row.name}: {row.help} ({row.type}{default})")
+    return "\n".join(lines)
+
+
+def _add_preview(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "preview",
+        help="show real training rows of a recipe; nothing is trained",
+        description="Show training rows as the model will see them: tokens, labels, documents, positions, masks.",
+        epilog="examples:\n  anyformer preview quickstart\n  anyformer preview my_recipe.yaml --rows 2",
+    )
+    _add_recipe_arguments(parser)
+    parser.add_argument("--rows", type=_at_least(1), default=5, help="how many rows (default 5)")
+    parser.set_defaults(run=_run_preview)
+    return parser
+
+
+def _add_evaluate(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "evaluate",
+        help="measure a saved model on a task",
+        description="Measure a model (the folder of a run, any saved model, or a repository on the Hub; ours or\n"
+        "transformers' own) on the test data of a recipe: the metrics of its task, or the perplexities of its text.\n"
+        "The numbers are printed, and kept as JSON in the model's folder.",
+        epilog="examples:\n"
+        "  anyformer evaluate runs/quickstart quickstart\n"
+        "  anyformer evaluate runs/quickstart quickstart --split validation --max-examples 100\n"
+        "  anyformer evaluate runs/multi30k_en_de multi30k_en_de task.num_beams=1\n"
+        "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
+        "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    _add_recipe_arguments(parser, "TASK")
+    parser.add_argument(
+        "--split", choices=("test", "validation"), help="data to measure on (default: test, else validation)"
+    )
+    parser.add_argument(
+        "--max-examples", type=_at_least(1), help="at most so many, spread over the data (default: all)"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
+    )
+    parser.add_argument(
+        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
+    )
+    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
+    parser.add_argument(
+        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
+    )
+    parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
+    parser.set_defaults(run=_run_evaluate)
+    return parser
+
+
+def _add_generate(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "generate",
+        help="continue a text with a trained model",
+        description="Continue a text with a model: the folder of a run, any saved model, or a repository on the Hub.",
+        epilog="examples:\n"
+        '  anyformer generate runs/quickstart "def "\n'
+        '  anyformer generate runs/quickstart "import " --greedy --max-new-tokens 20\n'
+        '  anyformer generate gpt2 "The weather" --top-p 0.9 --seed 7',
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
+    parser.add_argument("--max-new-tokens", type=_at_least(1), default=64, help="tokens to add (default 64)")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--greedy", action="store_true", help="always the likeliest token (with --num-beams: beam search)")
+    how.add_argument(
+        "--do-sample", action="store_true", help="draw tokens at random; the default, except with --num-beams"
+    )
+    parser.add_argument("--temperature", type=float, help="below 1: likelier tokens more often (default 0.8)")
+    parser.add_argument("--top-k", type=_at_least(1), help="draw from the k likeliest tokens only")
+    parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
+    parser.add_argument("--num-beams", type=_at_least(1), default=1, help="beams of the search (default 1)")
+    parser.add_argument("--seed", type=_at_least(0), default=42, help="the same seed gives the same text (default 42)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
+    parser.set_defaults(run=_run_generate)
+    return parser
+
+
+def _add_convert(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "convert",
+        help="turn a native transformers checkpoint into an anyformer one, or back",
+        description="Convert a saved model, with tokenizer and generation config, between transformers' own classes\n"
+        "and anyformer's. Nothing is written unless both compute the same logits.",
+        epilog="examples:\n"
+        "  anyformer convert gpt2 models/gpt2\n"
+        "  anyformer convert models/gpt2 models/gpt2-native --to native",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
+    parser.add_argument("--to", choices=("native", "anyformer"), help="what to make (default: the other kind)")
+    parser.set_defaults(run=_run_convert)
+    return parser
+
+
+def _add_publish(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "publish",
+        help="push a finished model to the Hugging Face Hub",
+        description="Push a run's model, tokenizer, code and model card to the Hub, loadable without this package.",
+        epilog="examples:\n  anyformer publish runs/quickstart my-name/my-model --private",
+    )
+    parser.add_argument("folder", metavar="DIR", help="folder of a finished run, or of a saved model")
+    parser.add_argument("repo_id", metavar="REPO_ID", help="repository, as name or owner/name")
+    parser.add_argument("--private", action="store_true", help="create the repository as private")
+    parser.add_argument("--license", help="licence named in the model card, such as apache-2.0")
+    parser.add_argument("--revision", help="branch to push to (default: main)")
+    parser.set_defaults(run=_run_publish)
+    return parser
+
+
+def _at_least(low: int):
+    def whole_number(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{value} must be at least {low}")
+        return value
+
+    whole_number.__name__ = "whole number"  # argparse's errors name it
+    return whole_number
+
+
+def _say_loading() -> None:
+    if sys.stderr.isatty():
+        print("loading torch and transformers ...", file=sys.stderr, flush=True)
+
+
+def _run_list(args) -> int:
+    if args.legal:
+        from .legality_table import legality_markdown
+
+        print(legality_markdown(), end="")
+        return 0
+    from .listing import print_tables
+
+    print_tables(args.kind)
+    return 0
+
+
+def _run_train(args) -> int:
+    from ..recipes.compose import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    if args.print_recipe:
+        print(recipe.to_yaml(), end="")
+        return 0
+    _say_loading()
+    from ..training.run import train
+
+    return train(recipe, dry_run=args.dry_run)
+
+
+def _run_preview(args) -> int:
+    from ..recipes.compose import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    _say_loading()
+    from .preview import preview
+
+    return preview(recipe, args.rows)
+
+
+def _run_evaluate(args) -> int:
+    from ..evaluation.request import (
+        check_by_position,
+        check_one_process,
+        check_writable,
+        choose_split,
+        evaluation_recipe,
+        result_file,
+    )
+
+    check_one_process()
+    recipe = evaluation_recipe(args.model, args.recipe, args.overrides)
+    split = choose_split(recipe, args.split)
+    kind = "by-position" if args.by_position else None
+    output = Path(args.output) if args.output else result_file(args.model, recipe, args.split, args.max_examples, kind)
+    if args.by_position:
+        check_by_position(recipe, output, args.beside)
+    elif args.label or args.beside:
+        raise UserError(f"{'--label' if args.label else '--beside'} belongs to --by-position; add it")
+    if output is not None:
+        check_writable(output)
+    _say_loading()
+    if args.by_position:
+        from ..evaluation.position_perplexity import evaluate_by_position
+
+        label = args.label or args.model
+        evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples, args.trust_remote_code)
+        return 0
+    from ..evaluation.evaluate import evaluate_model, print_evaluation, write_evaluation
+
+    picture = None if output is None else output.with_suffix(".png")
+    result = evaluate_model(
+        recipe, split, max_examples=args.max_examples, picture=picture, trust_remote_code=args.trust_remote_code
+    )
+    print_evaluation(result)
+    if output is not None:
+        write_evaluation(result, output)
+        print(f"written to {output}")
+    return 0
+
+
+def _run_generate(args) -> int:
+    from ..generation import check_sampling, generate_text, locate_model
+
+    # None: as the kind of model wants it. A decoder draws, an encoder-decoder searches.
+    do_sample = True if args.do_sample else False if args.greedy or args.num_beams > 1 else None
+    sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+    check_sampling(do_sample is not False, **sampling)
+    model = locate_model(args.model)
+    _say_loading()
+    text = generate_text(
+        model,
+        args.prompt,
+        max_new_tokens=args.max_new_tokens,
+        do_sample=do_sample,
+        num_beams=args.num_beams,
+        seed=args.seed,
+        trust_remote_code=args.trust_remote_code,
+        **sampling,
+    )
+    print(text)
+    return 0
+
+
+def _run_convert(args) -> int:
+    from ..interop.convert_checkpoint import check_destination, convert
+
+    check_destination(args.destination)
+    _say_loading()
+    print(convert(args.model, args.destination, to=args.to))
+    return 0
+
+
+def _run_publish(args) -> int:
+    from ..publishing.publish import publish
+
+    print(publish(args.folder, args.repo_id, private=args.private, revision=args.revision, license=args.license))
+    return 0

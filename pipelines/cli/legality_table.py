@@ -1,0 +1,123 @@
+"""Which positions, kinds of attention, norm placements and feed-forward layers go together, family by family.
+
+Every answer is asked of modeling/legality.py, the table by which configs are refused: nothing is written twice.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from anyformer.modeling.legality import (
+    ATTENTION_KINDS,
+    FAMILY_WORDS,
+    MLP_TYPES,
+    NORM_POSITIONS,
+    POSITION_ENCODINGS,
+    check_legal,
+)
+
+from ..recipes import introspection
+
+# What a kind of attention cannot be without, of a size that fits the tests' tiny models, too.
+COMPANIONS = {
+    "sliding_attention": {"sliding_window": 4},
+    "strided_attention": {"attention_stride": 3},
+    "local_global_attention": {"sliding_window": 3},
+    "compressive_attention": {"segment_length": 4},
+    "recurrent_attention": {"segment_length": 4, "memory_length": 4},
+}
+FEED_FORWARDS = {
+    **{name: {"mlp_type": name, "num_experts": None} for name in MLP_TYPES},
+    **{f"{name} experts": {"mlp_type": name, "num_experts": 4} for name in MLP_TYPES},
+}
+FAMILIES = [name.removeprefix("anyformer_") for name in FAMILY_WORDS]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination: its fields, and the sentence that refuses it, or None where it is legal."""
+
+    family: str
+    position: str
+    kind: str
+    norm: str
+    feed_forward: str
+    fields: dict
+    refusal: str | None
+
+    def __str__(self) -> str:
+        return f"{self.family}: {self.position}, {self.kind}, {self.norm}-norm, {self.feed_forward}"
+
+
+def cells(family: str, positions=POSITION_ENCODINGS, kinds=tuple(ATTENTION_KINDS)) -> Iterator[Cell]:
+    """Every combination of a family, legal or not."""
+    for position, kind, norm, feed_forward in itertools.product(positions, kinds, NORM_POSITIONS, FEED_FORWARDS):
+        fields = {"position_encoding": position, "norm_position": norm, "attention_pattern": [kind]}
+        fields |= COMPANIONS.get(kind, {}) | FEED_FORWARDS[feed_forward]
+        yield Cell(family, position, kind, norm, feed_forward, fields, refusal(family, fields))
+
+
+def refusal(family: str, fields: dict) -> str | None:
+    """The sentence that refuses these fields, the family's defaults beside them, or None."""
+    defaults = {name: field.default for name, field in introspection.family_fields(family).items()}
+    try:
+        check_legal(SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields)))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def legality_markdown() -> str:
+    """The whole table as markdown: one table per family, the refusals under it."""
+    parts = [INTRODUCTION]
+    for family in FAMILIES:
+        parts += [f"## {family}", *family_markdown(list(cells(family)))]
+    return "\n\n".join(parts) + "\n"
+
+
+INTRODUCTION = """# What goes together
+
+Positions down, kinds of attention across. "yes": with every norm placement and feed-forward layer named above the
+table; a number: refused, for the reason under the table. The table is printed by `anyformer list --legal`, from the
+rules by which a config is refused; tests build, train, save and load every "yes" on every attention backend, and see
+every other combination refused with its sentence."""
+
+
+def family_markdown(rows: list[Cell]) -> list[str]:
+    """A family's table, with what all of its "yes" have in common above and its refusals below."""
+    legal = {(cell.norm, cell.feed_forward) for cell in rows if cell.refusal is None}
+    norms, feed_forwards = (list(dict.fromkeys(part)) for part in zip(*sorted(legal)))
+    parts = [f"Norm placement {', '.join(norms)}; feed-forward {', '.join(feed_forwards)}."]
+    one = next(cell for cell in rows if cell.refusal is None)
+    beside = [cell for cell in rows if (cell.position, cell.kind, cell.norm) == (one.position, one.kind, one.norm)]
+    parts += [f"Never: {sentence}." for sentence in dict.fromkeys(cell.refusal for cell in beside) if sentence]
+    kinds = list(dict.fromkeys(cell.kind for cell in rows if cell.refusal is None))
+    absent = [kind for kind in dict.fromkeys(cell.kind for cell in rows) if kind not in kinds]
+    if absent:
+        parts.append(f"Not in this family: {', '.join(absent)}.")
+    reasons: list[str] = []
+    table = [f"| | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
+    for position in dict.fromkeys(cell.position for cell in rows):
+        answers = []
+        for kind in kinds:
+            here = [cell for cell in rows if (cell.position, cell.kind) == (position, kind)]
+            answers.append(answer(here, legal, reasons))
+        table.append(f"| {position} | {' | '.join(answers)} |")
+    notes = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
+    return [*parts, "\n".join(table), *([notes] if notes else [])]
+
+
+def answer(here: list[Cell], legal: set, reasons: list[str]) -> str:
+    """What the table says of one position and kind; a refusal's sentence is numbered in `reasons`."""
+    refused = [cell for cell in here if cell.refusal is not None and (cell.norm, cell.feed_forward) in legal]
+    if not refused:
+        return "yes"
+    numbers = []
+    for sentence in dict.fromkeys(cell.refusal for cell in refused):
+        if sentence not in reasons:
+            reasons.append(sentence)
+        numbers.append(str(reasons.index(sentence) + 1))
+    some = [cell for cell in here if cell.refusal is None]
+    words = ", ".join(numbers)
+    return words if not some else f"{words} ({', '.join(f'{c.norm}-norm with {c.feed_forward}' for c in some)} yes)"

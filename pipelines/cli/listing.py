@@ -1,0 +1,119 @@
+"""`anyformer list`: what can be named in a recipe or on the command line, as tables."""
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from rich.console import Console
+from rich.table import Table
+
+from ..accounting.parameter_count import count_active_parameters, count_parameters, short_number
+from ..metrics import METRICS, OF_PIXELS, PERPLEXITIES
+from ..recipes import introspection
+from ..recipes.compose import load_preset
+from ..recipes.files import shipped, shipped_yaml
+from ..recipes.schema import ModelSection, ObjectiveSection, TaskSection
+
+# A pipe has no width; wide enough that no row of ours is broken, so that grep finds whole lines.
+PIPE_WIDTH = 220
+HEAD = re.compile(r"Anyformer\w+For(\w+)")
+
+
+def choices_of(section: type, field: str) -> list[str]:
+    """The names a field of a recipe's section takes."""
+    hint = get_type_hints(section)[field]
+    literal = next(arm for arm in (hint, *get_args(hint)) if get_origin(arm) is Literal)
+    return list(get_args(literal))
+
+
+def syntax_of(module: str) -> ast.Module:
+    """The source of a module of anyformer, parsed but not run."""
+    package, _, name = module.rpartition(".")
+    folder = Path(importlib.util.find_spec(f"anyformer.{package}").origin).parent
+    return ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
+
+
+def first_line(module: str) -> str:
+    """The first line of a module's docstring."""
+    return ast.get_docstring(syntax_of(module)).splitlines()[0].rstrip(".")
+
+
+def family_rows() -> list[tuple[str, str, str]]:
+    """Return (name, one line, heads) of each family, from the file that holds it."""
+    rows = []
+    for name in choices_of(ModelSection, "family"):
+        classes = [node.name for node in syntax_of(f"modeling.{name}").body if isinstance(node, ast.ClassDef)]
+        heads = [match[1] for match in map(HEAD.fullmatch, classes) if match]
+        rows.append((name, first_line(f"modeling.{name}").partition(": ")[2], ", ".join(heads)))
+    return rows
+
+
+def preset_rows() -> list[tuple[str, str, str, str]]:
+    """Return (name, family, parameters, one line) of each shipped architecture, family by family.
+
+    A plus stands for the embeddings of an architecture that needs a vocabulary and has none of its own. Active are, in
+    a mixture of experts, the parameters at work on one token.
+    """
+    rows = []
+    for name in shipped("models"):
+        family, fields = load_preset(name)
+        defaults = {key: field.default for key, field in introspection.family_fields(family).items()}
+        lacks_vocabulary = "vocab_size" in defaults and "vocab_size" not in fields
+        fields = {"vocab_size": 0} | fields if lacks_vocabulary else fields
+        config = SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
+        count = short_number(count_parameters(config)) + ("+" if lacks_vocabulary else "")
+        if getattr(config, "num_experts", None) is not None:
+            count += f", {short_number(count_active_parameters(config))} active"
+        rows.append((name, family, count, shipped_yaml("models", name)["description"]))
+    return sorted(rows, key=lambda row: (choices_of(ModelSection, "family").index(row[1]), row[0]))
+
+
+def recipe_rows() -> list[tuple[str, str]]:
+    """Return (name, one line) of each shipped recipe."""
+    return [(name, shipped_yaml("recipes", name)["description"]) for name in shipped("recipes")]
+
+
+def objective_rows() -> list[tuple[str, str]]:
+    """Return (name, one line) of each objective."""
+    return [(name, first_line(f"pipelines.objectives.{name}")) for name in choices_of(ObjectiveSection, "name")]
+
+
+def task_rows() -> list[tuple[str, str]]:
+    """Return (name, one line) of each task."""
+    return [(name, first_line(f"pipelines.objectives.{name}")) for name in choices_of(TaskSection, "name")]
+
+
+def metric_rows() -> list[tuple[str, str, str]]:
+    """Return (name, what it is of, one line) of each metric."""
+    of_text = [(name, "plain text", description) for name, description in PERPLEXITIES.items()]
+    of_text += [(name, "pixels", description) for name, description in OF_PIXELS.items()]
+    return of_text + [(name, row.compares, row.description) for name, row in METRICS.items()]
+
+
+TABLES = {
+    "families": (family_rows, ("family", "models", "heads")),
+    "presets": (preset_rows, ("preset", "family", "parameters", "architecture")),
+    "recipes": (recipe_rows, ("recipe", "what it trains")),
+    "objectives": (objective_rows, ("objective", "what the model learns from plain text or images")),
+    "tasks": (task_rows, ("task", "what the model learns from labelled examples")),
+    "metrics": (metric_rows, ("metric", "of", "what it measures")),
+}
+
+
+def print_tables(kind: str | None = None) -> None:
+    """Print one table, or all where `kind` is None."""
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    for number, name in enumerate(TABLES if kind is None else [kind]):
+        make, columns = TABLES[name]
+        table = Table(*columns, title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table.columns[0].no_wrap = True
+        table.columns[0].style = "cyan"
+        for row in make():
+            table.add_row(*row)
+        if number:
+            console.print()
+        console.print(table)

@@ -1,0 +1,1 @@
+"""Raw data to rows: sources, documents, examples, validation split, mixture, stores, packing."""

@@ -1,0 +1,86 @@
+"""Documents to token ids: fast, exact, and without holding a long text's tokens as objects."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..tokenizers.load import plain_backend, tokenizer_fingerprint
+from .documents import Document
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_BATCH = 2_000_000  # characters encoded at once, enough to keep all cores busy
+_PIECE = 200_000  # characters; a longer text is encoded in pieces, in parallel
+_WINDOW = 1000  # characters on either side of a cut that must not notice it
+_TRIES = 16
+
+
+class Encoder:
+    """Token ids of texts, without special tokens around them.
+
+    A long text is cut at line breaks, and only where the tokens of the thousand characters on either side are the same
+    with the cut and without it: whatever the tokenizer does to the beginning or end of a text, the result is that of
+    one call on the whole. A text without such a place is encoded whole.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
+        self._backend = plain_backend(tokenizer)
+        self.fingerprint = tokenizer_fingerprint(tokenizer, self._backend)
+
+    def encode_documents(self, documents: Iterable[Document]) -> Iterator[tuple[Document, np.ndarray]]:
+        """Each document with its ids (uint32), in the given order. Holds a few million characters at a time."""
+        batch: list[Document] = []
+        size = 0
+        for document in documents:
+            batch.append(document)
+            size += len(document.text)
+            if size >= _BATCH:
+                yield from zip(batch, self.encode([document.text for document in batch]))
+                batch, size = [], 0
+        yield from zip(batch, self.encode([document.text for document in batch]))
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        pieces = [self._pieces(text) for text in texts]
+        flat = self._encode_pieces([piece for parts in pieces for piece in parts])
+        result = []
+        for parts in pieces:
+            arrays = [next(flat) for _ in parts]
+            result.append(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+        return result
+
+    def _encode_pieces(self, pieces: list[str]) -> Iterator[np.ndarray]:
+        group: list[str] = []
+        size = 0
+        for number, piece in enumerate(pieces, start=1):
+            group.append(piece)
+            size += len(piece)
+            # An encoding holds about a hundred bytes per token until its ids are taken out.
+            if size >= _BATCH or number == len(pieces):
+                for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
+                    yield np.array(encoding.ids, dtype=np.uint32)
+                group, size = [], 0
+
+    def _pieces(self, text: str) -> list[str]:
+        pieces, start = [], 0
+        while len(text) - start > 2 * _PIECE:
+            cut = self._exact_cut(text, start + _PIECE)
+            if cut is None:
+                break
+            pieces.append(text[start:cut])
+            start = cut
+        pieces.append(text[start:])
+        return pieces
+
+    def _exact_cut(self, text: str, position: int) -> int | None:
+        """A place at or after `position` where the text can be cut, or None."""
+        for _ in range(_TRIES):
+            position = text.find("\n", position) + 1
+            if position == 0 or position >= len(text):
+                return None
+            left, right = text[max(position - _WINDOW, 0) : position], text[position : position + _WINDOW]
+            whole, *parts = self._backend.encode_batch_fast([left + right, left, right], add_special_tokens=False)
+            if whole.ids == parts[0].ids + parts[1].ids:
+                return position
+        return None

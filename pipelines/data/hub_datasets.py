@@ -1,0 +1,104 @@
+"""Documents of a Hugging Face data set: from the Hub or a local folder, loaded or streamed."""
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, did_you_mean
+from .documents import Document, Limits, Skipped, Source
+from .text_files import text_document
+
+
+class HubSource(Source):
+    """The rows of one split of a data set.
+
+    dataset: id on the Hub, or a folder that load_dataset reads. split_field: the recipe field that names the split, for
+    errors. streaming: rows are fetched while they are iterated and nothing is stored.
+    text_field: the column items() reads; None where only `rows`, the datasets' own object, is read.
+    Raises UserError where data set, configuration, split or column do not exist.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        limits: Limits,
+        *,
+        split: str,
+        split_field: str = "split",
+        config_name: str | None = None,
+        revision: str | None = None,
+        text_field: str | None = "text",
+        streaming: bool = False,
+        where: str = "data",
+    ):
+        self.where, self.limits = where, limits
+        self.dataset, self.config_name, self.revision, self.split = dataset, config_name, revision, split
+        self.split_field, self.text_field, self.streaming = split_field, text_field, streaming
+        self.name = dataset
+        self.rows = self._load()
+        self._check_column(self.rows.column_names)
+
+    def items(self) -> Iterator[Document | Skipped]:
+        field = f"{self.where}.text_field={self.text_field!r}"
+        for row, text in enumerate(self._texts()):
+            yield text_document(text, f"{self.dataset}/{self.split}:{row}", self.limits, field)
+
+    def identity(self) -> Any:
+        # The builder's hash stands for the revision on the Hub, or for a local folder's files and their times.
+        builder = self._builder
+        return {
+            "dataset": [builder.dataset_name, builder.config_id, builder.hash, self.revision],
+            "split": self.split,
+            "text_field": self.text_field,
+            "limits": vars(self.limits),
+        }
+
+    def _texts(self) -> Iterator[Any]:
+        if not self.streaming:
+            for batch in self.rows.select_columns([self.text_field]).with_format(None).iter(batch_size=256):
+                yield from batch[self.text_field]
+            return
+        for row in self.rows:
+            if self.text_field not in row:  # a stream may not know its columns before its rows
+                self._check_column(list(row))
+            yield row[self.text_field]
+
+    @cached_property
+    def _builder(self):
+        from datasets import load_dataset_builder
+
+        local = Path(os.path.expanduser(self.dataset))
+        if (local / "dataset_info.json").exists() or (local / "dataset_dict.json").exists():
+            raise UserError(
+                f"{self.where}.dataset={self.dataset!r} was written by save_to_disk; write it with to_parquet instead."
+            )
+        path = str(local) if local.is_dir() else self.dataset
+        return load_dataset_builder(path, self.config_name, revision=self.revision)
+
+    def _load(self):
+        """The steps of datasets.load_dataset, which keeps the builder, and so the revision it found, to itself."""
+        field = f"{self.where}.dataset={self.dataset!r}"
+        try:
+            builder = self._builder
+            if not self.streaming:
+                builder.download_and_prepare()
+            self._check_split(builder.info.splits)
+            make = builder.as_streaming_dataset if self.streaming else builder.as_dataset
+            return make(split=self.split)
+        except (OSError, ValueError, RuntimeError) as error:  # what datasets raises for a missing or broken data set
+            # DatasetGenerationError hides the file at fault in its cause.
+            reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")[:400]
+            raise UserError(f"{field} (split {self.split!r}) cannot be loaded: {reason}.") from error
+
+    def _check_split(self, splits: Any) -> None:
+        name = self.split.split("[")[0].split("+")[0]
+        if splits and name not in splits and name != "all":
+            field = f"{self.where}.{self.split_field}={self.split!r}"
+            raise UserError(f"{field}: {self.dataset} has no such split{did_you_mean(name, splits)}")
+
+    def _check_column(self, columns: list[str] | None) -> None:
+        if columns is not None and self.text_field is not None and self.text_field not in columns:
+            field = f"{self.where}.text_field={self.text_field!r}"
+            raise UserError(f"{field}: {self.dataset} has no such column{did_you_mean(self.text_field, columns)}")

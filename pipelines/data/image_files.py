@@ -1,0 +1,88 @@
+"""Images as labelled examples: image files in folders, tables with an image column, the Hub's data sets.
+
+In the image column stands whatever image_store.decode opens.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..recipes.schema import DataSection
+from .documents import Limits
+from .examples import Example, ExampleFiles, Examples, ExampleSource, HubExamples, open_examples
+from .text_files import content_hash, find_files, readable
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+
+def is_image_file(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES)
+
+
+class ImageFiles(ExampleSource):
+    """Image files, whose class is the name of the folder they lie in: `data/*/*.png`.
+
+    Raises UserError where a pattern matches nothing, or matches images and other files together.
+    """
+
+    def __init__(self, patterns: list[str], columns: dict[str, str], limits: Limits, field: str):
+        self.field, self.columns, self.limits = field, columns, limits
+        self.paths = find_files(field, patterns)
+        other = next((path for path in self.paths if not is_image_file(path)), None)
+        if other is not None:
+            raise UserError(f"{field} names images and other files ({other}); a pattern such as *.png leaves them out")
+        folders = sorted({path.parent.name for path in self.paths})
+        self.name = f"{len(self.paths):,} images in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"
+
+    def items(self) -> Iterator[Example]:
+        for path in self.paths:
+            row = {"image_field": str(path), "label_field": path.parent.name}
+            yield str(path), {column: row[field] for field, column in self.columns.items()}
+
+    def identity(self) -> Any:
+        files = []
+        for path in self.paths:
+            with readable(self.field, path):
+                state = path.stat()
+                digest = content_hash(str(path), state.st_size, state.st_mtime_ns)
+            files.append([path.parent.name, path.name, digest])
+        return {"images": files, "columns": self.columns}
+
+    def class_names(self, column: str) -> list[str] | None:
+        return sorted({path.parent.name for path in self.paths})
+
+
+class ImageTable(ExampleFiles):
+    """Parquet and JSON lines; a path in the image column of JSON lines is taken from the file's own folder."""
+
+    def _json_lines(self, path: Path) -> Iterator[Example]:
+        column = self.columns["image_field"]
+        for place, row in super()._json_lines(path):
+            image = row[column]
+            yield place, row | {column: str(path.parent / image) if isinstance(image, str) else image}
+
+
+class HubImages(HubExamples):
+    """A data set on the Hub or in a folder (also a folder of image folders); images stay encoded until `decode`."""
+
+    def _rows(self):
+        from datasets import Image
+
+        rows, column = super()._rows(), self.columns["image_field"]
+        return rows.cast_column(column, Image(decode=False)) if isinstance(rows.features[column], Image) else rows
+
+
+def open_images(data: DataSection, columns: dict[str, str]) -> dict[str, Examples]:
+    """The examples of each split, as open_examples: `files` may also name image files.
+
+    columns: {"image_field": ...} and, where classes are read, {"label_field": ...}.
+    """
+    return open_examples(data, columns, files=image_files, hub=HubImages)
+
+
+def image_files(patterns: str | list[str], columns: dict[str, str], limits: Limits, field: str) -> ExampleSource:
+    """Image files where the first file is one, else a table of them."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    kind = ImageFiles if is_image_file(find_files(field, patterns)[0]) else ImageTable
+    return kind(patterns, columns, limits, field)

@@ -1,0 +1,83 @@
+"""Batches of rows of different lengths: which rows come together, and how they are padded."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from ..training.cross_entropy import IGNORED
+
+POOL = 50  # batches whose rows are sorted by length together: near enough in length, still mostly at random
+
+
+class LengthGroupedSampler(Sampler):
+    """Row numbers of one pass, such that each batch holds rows of similar length. A pure function of seed and epoch.
+
+    batch_size: rows of one optimizer step; inside of it they come longest first.
+
+    All rows are shuffled, cut into pools of `POOL` batches, sorted by length inside each pool, and the batches of all
+    pools are shuffled. The longest batch comes first: if memory does not suffice, that shows at once.
+    """
+
+    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed, self.epoch = np.asarray(lengths), batch_size, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = np.random.default_rng((self.seed, self.epoch))
+        order = generator.permutation(len(self.lengths))
+        pool, size = POOL * self.batch_size, self.batch_size
+        batches = []
+        for start in range(0, len(order), pool):
+            members = order[start : start + pool]
+            members = members[np.argsort(-self.lengths[members], kind="stable")]
+            batches += [members[i : i + size] for i in range(0, len(members), size)]
+        # A batch that is not full stays last, or all batches after it would be cut elsewhere.
+        last = [batches.pop()] if len(batches[-1]) < size else []
+        batches = [batches[i] for i in generator.permutation(len(batches))]
+        if batches:
+            longest = max(range(len(batches)), key=lambda i: self.lengths[batches[i]].max())
+            batches.insert(0, batches.pop(longest))
+        yield from (int(i) for batch in [*batches, *last] for i in batch)
+
+
+def pad(sequences: list[torch.Tensor], value: int, left: bool = False) -> torch.Tensor:
+    """Sequences of shape (T_i,) -> (B, max T_i), filled up with `value`."""
+    side = "left" if left else "right"
+    return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=value, padding_side=side)
+
+
+class PaddingCollator:
+    """Rows -> one batch, padded to its longest row: input_ids, labels and whatever else a row holds.
+
+    labels (B,) for one class per row, else (B, U), filled up with -100. There is an attention_mask only in batches
+    where something is padded: a mask of ones would only cost attention its fast path. The rows' epoch is left out:
+    nothing is random here.
+    """
+
+    def __init__(self, pad_token_id: int, left: bool = False):
+        self.padding, self.left = {"input_ids": pad_token_id, "labels": IGNORED}, left
+
+    def __call__(self, rows: list[dict]) -> dict:
+        batch = {}
+        for name in rows[0]:
+            if name in ("row_ids", "epoch"):
+                continue
+            values = [row[name] for row in rows]
+            left = self.left and name != "labels"
+            batch[name] = torch.stack(values) if values[0].dim() == 0 else pad(values, self.padding.get(name, 0), left)
+        lengths = torch.tensor([len(row["input_ids"]) for row in rows])
+        longest = batch["input_ids"].shape[1]
+        if (lengths < longest).any():
+            places = torch.arange(longest)
+            inside = places >= longest - lengths[:, None] if self.left else places < lengths[:, None]
+            batch["attention_mask"] = inside.long()
+        if "row_ids" in rows[0]:
+            batch["row_ids"] = [row["row_ids"] for row in rows]
+        return batch

@@ -1,0 +1,224 @@
+"""Rows of a fixed length from documents of any length, without padding between them and without mixing them up."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from ..errors import UserError
+from .documents import Corpus, sha
+from .encoding import Encoder
+from .row_layout import check_length, row, row_starts
+from .token_store import TokenStore, framed, framing_tokens, tokenize_corpus
+
+__all__ = ["PackedDataset", "StreamingPackedDataset", "TokenStore", "packing_report", "tokenize_corpus"]
+
+Tail = Literal["drop", "pad"]
+
+
+class PackedDataset(Dataset):
+    """Rows of `sequence_length` tokens (T): dicts of int64 tensors of shape (T,), input_ids, labels, position_ids.
+
+    Documents follow each other in corpus order and are cut at a row's end; the next row then begins with the last token
+    of the row before, so that over all rows every token is predicted from its predecessor in the document exactly once.
+    labels are aligned with input_ids (the model shifts them); -100 stands for the first token of each document part and
+    for padding. position_ids restart at 0 with each document part, from which the models know the documents apart.
+
+    tail: what becomes of a last row that is not full: `drop`, or `pad` with pad_token_id.
+    predicts_next: False for objectives with context on both sides: rows follow each other without the repeated token,
+    and labels are all tokens of the row (-100 for padding alone), from which the objective's collator chooses.
+    Raises UserError for a sequence_length below 2, and where no row is left.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        sequence_length: int,
+        tail: Tail = "drop",
+        pad_token_id: int | None = None,
+        *,
+        predicts_next: bool = True,
+    ):
+        check_tail(tail, pad_token_id)
+        self.store, self.sequence_length, self.tail = store, sequence_length, tail
+        self.predicts_next = predicts_next
+        self.pad_token_id = 0 if pad_token_id is None else pad_token_id  # with tail=drop no row needs it
+        self._starts = row_starts(store.offsets, sequence_length, predicts_next)
+        if tail == "drop" and len(self._starts) and self._starts[-1] + sequence_length > store.num_tokens:
+            self._starts = self._starts[:-1]
+        if not len(self._starts):
+            raise too_short(store.name, sequence_length, store.num_tokens)
+        layout = [] if predicts_next else ["slices"]
+        self.fingerprint = sha([store.fingerprint, sequence_length, tail, *layout])
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        start, end = self._bounds(index)
+        offsets = self.store.offsets
+        first, last = np.searchsorted(offsets, (start + 1, end))
+        borders = offsets[first:last] - start
+        tokens = self.store.tokens[start:end]
+        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.predicts_next)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def segments(self, index: int) -> list[tuple[int, int, int]]:
+        """The document parts of a row, in order: (index of the document, first token in it, number of tokens)."""
+        start, end = self._bounds(index)
+        offsets = self.store.offsets
+        document = int(np.searchsorted(offsets, start, side="right")) - 1
+        parts = []
+        while start < end:
+            stop = min(int(offsets[document + 1]), end)
+            if stop > start:  # a document may have no token at all
+                parts.append((document, start - int(offsets[document]), stop - start))
+            start, document = stop, document + 1
+        return parts
+
+    def _bounds(self, index: int) -> tuple[int, int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        start = int(self._starts[index])
+        return start, min(start + self.sequence_length, self.store.num_tokens)
+
+    def _lengths(self) -> np.ndarray:
+        return np.minimum(self._starts + self.sequence_length, self.store.num_tokens) - self._starts
+
+    def _borders(self) -> np.ndarray:
+        """Number of documents that begin in each row after its first token."""
+        begins = np.unique(self.store.offsets)  # documents without tokens begin nowhere
+        ends = self._starts + self._lengths()
+        return np.searchsorted(begins, ends) - np.searchsorted(begins, self._starts + 1)
+
+    @property
+    def num_predictions(self) -> int:
+        """Labels over all rows: what counts in the loss, or (without predicts_next) what it is chosen from."""
+        unpredicted = 1 + self._borders() if self.predicts_next else 0
+        return int((self._lengths() - unpredicted).sum())
+
+    @property
+    def fill_rate(self) -> float:
+        """Share of the positions that hold a token of a document rather than padding."""
+        return float(self._lengths().sum()) / (len(self) * self.sequence_length)
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of the positions that would be padding if each document had rows of its own, cut where it is longer."""
+        lengths = np.diff(self.store.offsets)
+        lengths = lengths[lengths > 0]
+        overlap = int(self.predicts_next)  # each further row begins with the token before it
+        rows = np.maximum(1, -(-(lengths - overlap) // (self.sequence_length - overlap)))
+        held = lengths + overlap * (rows - 1)
+        return 1 - float(held.sum()) / float(rows.sum() * self.sequence_length)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether some row holds more than one document."""
+        return bool((self._borders() > 0).any())
+
+
+class StreamingPackedDataset(IterableDataset):
+    """The same rows as PackedDataset's, tokenised while they are read; nothing is stored.
+
+    Each pass starts at the first document. With several workers only the first one yields, so that the order is the
+    same for any number of them; it still tokenises beside the training. Beside PackedDataset's tensors a row carries
+    its number in the pass (`row_ids`) and the number of the pass (`epoch`, told by set_epoch), both of shape (): what
+    a collator's randomness depends on. Raises UserError as PackedDataset does; for a stream that ends before the first
+    row, when it is iterated.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer,
+        sequence_length: int,
+        tail: Tail = "drop",
+        pad_token_id: int | None = None,
+        *,
+        add_bos: bool,
+        add_eos: bool,
+        predicts_next: bool = True,
+    ):
+        pad_token_id = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
+        check_tail(tail, pad_token_id)
+        check_length(sequence_length)
+        self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
+        self.predicts_next = predicts_next
+        # Shared memory: workers that outlive a pass (persistent_workers) hold a copy of this object, and must be told.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.pad_token_id = 0 if pad_token_id is None else pad_token_id
+        self._bos, self._eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
+        self._encoder = Encoder(tokenizer)
+        self.fingerprint = sha([corpus.fingerprint(), self._encoder.fingerprint, self._bos, self._eos])
+
+    def set_epoch(self, epoch: int) -> None:
+        """The number of the pass that the next iteration begins; Trainer and accelerate tell it."""
+        self._epoch.fill_(epoch)
+
+    def __iter__(self):
+        worker = get_worker_info()
+        if worker is not None and worker.id > 0:
+            return
+        epoch = self._epoch.clone()
+        for number, arrays in enumerate(self._rows()):
+            yield arrays | {"row_ids": torch.tensor(number), "epoch": epoch}
+
+    def _rows(self):
+        length, overlap = self.sequence_length, int(self.predicts_next)
+        held, borders = np.empty(0, dtype=np.int64), []  # the row that grows, and where documents begin in it
+        rows = total = 0
+        for _, ids in self._encoder.encode_documents(self.corpus.documents()):
+            tokens = framed(ids, self._bos, self._eos, np.int64)
+            if not len(tokens):
+                continue
+            total += len(tokens)
+            if len(held) == length:  # it was full at the end of a document: no overlap
+                yield self._row(held, borders)
+                rows, held, borders = rows + 1, held[:0], []
+            if len(held):
+                borders.append(len(held))
+            held = np.concatenate([held, tokens])
+            start = 0
+            while len(held) - start > length:
+                yield self._row(held[start : start + length], borders)
+                rows, start, borders = rows + 1, start + length - overlap, []
+            held = held[start:]
+        if len(held) == length or (len(held) and self.tail == "pad"):
+            yield self._row(held, borders)
+        elif not rows:
+            raise too_short(self.corpus.name, length, total)
+
+    def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:
+        borders = np.array(borders, dtype=np.int64)
+        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.predicts_next)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def packing_report(dataset: PackedDataset) -> str:
+    """Two lines for people: what the rows hold, and what padding would have cost."""
+    store, length = dataset.store, dataset.sequence_length
+    return (
+        f"{len(dataset):,} rows of {length} tokens from {store.num_documents:,} documents of {store.name} "
+        f"({store.num_tokens:,} tokens, {store.num_bytes / max(store.num_tokens, 1):.2f} bytes per token), "
+        f"{dataset.fill_rate:.1%} filled\n"
+        f"one row per document would waste {dataset.padding_waste:.1%} of the positions on padding; "
+        f"packing wastes {1 - dataset.fill_rate:.1%}"
+    )
+
+
+def too_short(name: str, sequence_length: int, num_tokens: int) -> UserError:
+    if num_tokens < 2:
+        return UserError(f"data: the text of {name} comes to {num_tokens} tokens; it takes 2 to predict one.")
+    return UserError(
+        f"objective.sequence_length={sequence_length} is longer than the whole text of {name} "
+        f"({num_tokens:,} tokens); at most {num_tokens} works, or set objective.tail=pad."
+    )
+
+
+def check_tail(tail: str, pad_token_id: int | None) -> None:
+    if tail not in ("drop", "pad"):
+        raise UserError(f"objective.tail={tail!r}: no such policy; known: drop, pad.")
+    if tail == "pad" and pad_token_id is None:
+        raise UserError("objective.tail=pad needs a tokenizer with a padding token; this one has none.")

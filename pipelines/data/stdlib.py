@@ -1,0 +1,71 @@
+"""The built-in corpus: sources and documentation of the Python standard library. Real text on every machine."""
+
+import hashlib
+import importlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .documents import Document, Limits, Skipped, Source
+
+# Installed packages are not the standard library; its tests are long tables of literals rather than code to learn from.
+_EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+class StdlibSource(Source):
+    """Every .py file of the standard library in order of its path, then every topic of `help()` by name.
+
+    Documents are held back by name, so the split of one file does not depend on which other files exist.
+    """
+
+    name = "stdlib"
+    splits_by_name = True
+
+    def __init__(self, limits: Limits, where: str = "data"):
+        self.where = where
+        self.limits = limits
+        self.root = Path(sysconfig.get_paths()["stdlib"])
+        self.files = sorted(_python_files(self.root))
+        if not self.files:
+            raise UserError(
+                f"{where}.source='stdlib': this Python has no library sources in {self.root}; use {where}.files."
+            )
+
+    def items(self) -> Iterator[Document | Skipped]:
+        for relative in self.files:
+            try:
+                text = (self.root / relative).read_bytes().decode()
+            except UnicodeDecodeError:
+                yield Skipped("non_utf8", relative)
+                continue
+            yield self.limits.checked(text, relative)
+        for topic, text in self._topics():
+            yield self.limits.checked(text, f"topics/{topic}")
+
+    @staticmethod
+    def _topics() -> list[tuple[str, str]]:
+        return sorted(importlib.import_module("pydoc_data.topics").topics.items())
+
+    def identity(self) -> Any:
+        digest = hashlib.sha256()
+        for relative in self.files:
+            digest.update(f"{relative}\n".encode() + hashlib.sha256((self.root / relative).read_bytes()).digest())
+        for topic, text in self._topics():
+            digest.update(f"{topic}\n{text}".encode())
+        return {"source": "stdlib", "python": sys.version.split()[0], "sha256": digest.hexdigest()}
+
+    def size_hint(self) -> int:
+        files = sum((self.root / relative).stat().st_size for relative in self.files)
+        return files + sum(len(text) for _, text in self._topics())
+
+
+def _python_files(root: Path) -> Iterator[str]:
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in _EXCLUDED and not name.startswith("config-")]
+        for name in names:
+            if name.endswith(".py"):
+                yield (Path(folder) / name).relative_to(root).as_posix()

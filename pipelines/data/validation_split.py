@@ -1,0 +1,151 @@
+"""Which documents of one source are kept for validation: the same ones every time, and never none."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..errors import UserError
+from .documents import Corpus, Document, SkipCounts, Skipped, Source
+
+# A stream may have no end: only its first documents are candidates, or validation would read all of it.
+STREAM_WINDOW = 20_000
+
+
+@dataclass(frozen=True)
+class HoldBack:
+    """The rule. A document is held back by the hash of its index or name, so that further documents move none.
+
+    window: only the first so many documents are candidates. moved: index of the one document that changes sides because
+    the hash alone would leave one side empty. cut: there is one document only, and the end of its text is held back.
+    """
+
+    fraction: float
+    seed: int = 0
+    by_name: bool = False
+    window: int | None = None
+    moved: int | None = None
+    cut: bool = False
+
+    def rank(self, index: int, name: str) -> float:
+        """A number in [0, 1) that is the document's own; below `fraction` it is held back."""
+        key = name if self.by_name else str(index)
+        digest = hashlib.blake2b(f"{self.seed}:{key}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2**64
+
+    def holds(self, index: int, name: str) -> bool:
+        if self.window is not None and index >= self.window:
+            return False
+        return (self.rank(index, name) < self.fraction) != (index == self.moved)
+
+
+def plan_hold_back(source: Source, rule: HoldBack, max_documents: int | None) -> HoldBack:
+    """Complete the rule so that both sides have a document. Reads from the start until each has one: seldom far.
+
+    Raises UserError where the source holds no document.
+    """
+    count, both = 0, set()
+    lowest = highest = None
+    skipped = SkipCounts()
+    for index, item in enumerate(first_documents(source.items(), max_documents)):
+        if isinstance(item, Skipped):
+            skipped.count(item.reason)
+            continue
+        count += 1
+        both.add(rule.holds(index, item.source))
+        if len(both) == 2:
+            return rule
+        rank = (rule.rank(index, item.source), index)
+        lowest, highest = min(lowest or rank, rank), max(highest or rank, rank)
+        if rule.window is not None and index + 1 >= rule.window:
+            break
+    if count == 0:
+        raise no_documents(source, skipped)
+    if count == 1:
+        return replace(rule, cut=True)
+    return replace(rule, moved=(highest if True in both else lowest)[1])
+
+
+class SourceCorpus(Corpus):
+    """The documents of one source; with a rule, only those held back (`held`) or only the others.
+
+    max_documents counts documents of the source, before any is held back.
+    """
+
+    def __init__(
+        self,
+        split: str,
+        source: Source,
+        *,
+        rule: HoldBack | None = None,
+        held: bool = False,
+        max_documents: int | None = None,
+    ):
+        self.split, self.source, self.name = split, source, source.name
+        self.rule, self.held, self.max_documents = rule, held, max_documents
+        self.skipped = SkipCounts()
+
+    def documents(self) -> Iterator[Document]:
+        self.skipped = SkipCounts()
+        for index, item in enumerate(first_documents(self.source.items(), self.max_documents)):
+            if self.rule is not None and self.rule.cut:
+                if isinstance(item, Document):
+                    yield self._my_end(item)
+                    continue
+                mine = not self.held
+            else:
+                mine = self.rule is None or self.rule.holds(index, item.source) == self.held
+            if mine and isinstance(item, Document):
+                yield item
+            elif mine:
+                self.skipped.count(item.reason)
+
+    def identity(self) -> Any:
+        rule = asdict(self.rule) | {"held": self.held} if self.rule else None
+        return {"source": self.source.identity(), "rule": rule, "max_documents": self.max_documents}
+
+    def size_hint(self) -> int | None:
+        size = self.source.size_hint()
+        if size is None or self.max_documents is not None:
+            return None
+        if self.rule is None:
+            return size
+        return round(size * (self.rule.fraction if self.held else 1 - self.rule.fraction))
+
+    def _my_end(self, document: Document) -> Document:
+        text = document.text
+        if len(text) < 2:
+            raise UserError(f"{self.source.where}.validation_fraction: {self.name} is one character, too short to cut.")
+        cut = nearest_cut(text, round(len(text) * (1 - self.rule.fraction)))
+        return Document(text[cut:] if self.held else text[:cut], document.source)
+
+
+def nearest_cut(text: str, position: int) -> int:
+    """The place after the line break nearest to `position` that leaves text on both sides, else `position` itself."""
+    position = min(max(position, 1), len(text) - 1)
+    before, after = text.rfind("\n", 0, position) + 1, text.find("\n", position - 1) + 1
+    for cut in sorted((before, after), key=lambda place: (abs(place - position), place)):
+        if text[:cut].strip() and text[cut:].strip():
+            return cut
+    return position
+
+
+def first_documents(items: Iterable[Document | Skipped], number: int | None) -> Iterator[Document | Skipped]:
+    """The items up to the `number`-th document; skipped ones do not count."""
+    for item in items:
+        if number is not None and isinstance(item, Document):
+            if number == 0:
+                return
+            number -= 1
+        yield item
+        if number == 0:
+            return  # without asking a stream for one more
+
+
+def no_documents(source: Source, skipped: SkipCounts) -> UserError:
+    reason = f" ({skipped})" if skipped.total else ""
+    way_out = ""
+    if skipped.too_long or skipped.gigantic_line:
+        limit = "max_document_bytes" if skipped.too_long else "max_line_bytes"
+        way_out = f"; raise data.{limit}" + (f" or set {source.where}.document to line" if skipped.too_long else "")
+    return UserError(f"{source.where}: {source.name} holds no document with text{reason}{way_out}.")

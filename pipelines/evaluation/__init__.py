@@ -1,0 +1,1 @@
+"""A saved model measured on the data of a recipe."""

@@ -1,0 +1,108 @@
+"""Perplexity by position: how well a model predicts a token with so many tokens before it.
+
+Only rows that lie within one document count, so every position is averaged over the same rows.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+import anyformer
+
+from ..errors import UserError
+from ..objectives.perplexity import perplexity
+from ..plots import plot_perplexity_by_position
+from ..recipes.schema import Recipe
+from ..storage.checkpoints import write_atomically
+from ..training.arguments import training_arguments
+from ..training.models import check_length
+from ..training.progress import human_time
+from .evaluate import load, open_text
+
+BUCKETS = 32
+
+
+def evaluate_by_position(
+    recipe: Recipe,
+    split: str,
+    label: str,
+    beside: list[str],
+    output: Path,
+    max_examples: int | None = None,
+    trust_remote_code: bool = False,
+) -> dict:
+    """Measure the recipe's checkpoint; write JSON to `output` and the plot beside it; return what was written.
+
+    Args:
+        label: the curve's name. beside: JSON files of other models, whose curves are drawn in the same plot.
+
+    Raises:
+        UserError: no row is within one document, and as `evaluate_model` does.
+    """
+    started = time.time()
+    anyformer.register()
+    transformers.utils.logging.disable_progress_bar()
+    config = load(transformers.AutoConfig, recipe, trust_remote_code)
+    check_length(recipe, config)
+    job, rows, _ = open_text(recipe, split, [])
+    whole = [i for i in range(len(rows)) if rows.segments(i)[0][2] == rows.sequence_length]
+    if not whole:
+        raise UserError(
+            f"objective.sequence_length={rows.sequence_length} is longer than any document of {rows.store.name}; "
+            f"choose shorter rows"
+        )
+    if max_examples is not None and max_examples < len(whole):
+        whole = [whole[i * len(whole) // max_examples] for i in range(max_examples)]
+    model = load(getattr(transformers, job.auto_class), recipe, trust_remote_code)
+    arguments = training_arguments(recipe)
+    model.to(arguments.device)
+    sums = nll_by_position(model, rows, whole, arguments.per_device_eval_batch_size)
+    result = {
+        "label": label,
+        "model": recipe.model.name_or_path,
+        "task": recipe.name,
+        "split": split,
+        "data": rows.store.name,
+        "rows": len(whole),
+        "trained_length": trained_length(config),
+        **in_buckets(sums / len(whole)),
+        "seconds": round(time.time() - started, 1),
+        "recipe": recipe.to_dict(),
+    }
+    write_atomically(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    picture = output.with_suffix(".png")
+    plot_perplexity_by_position([*(json.loads(Path(name).read_text()) for name in beside), result], picture)
+    print(f"{label}: {len(whole):,} rows of {rows.sequence_length} tokens, {human_time(result['seconds'])}")
+    for before, value in list(zip(result["tokens_before"], result["perplexity"]))[:: BUCKETS // 8]:
+        print(f"  around {before:6.0f} tokens before: perplexity {value:,.2f}")
+    print(f"written to {output} and {picture}")
+    return result
+
+
+@torch.no_grad()
+def nll_by_position(model, rows, chosen: list[int], batch_size: int) -> torch.Tensor:
+    """Summed negative log-likelihood of the tokens 1 to T - 1 of the chosen rows, (T - 1,) in fp64."""
+    total = torch.zeros(rows.sequence_length - 1, dtype=torch.float64)
+    for start in range(0, len(chosen), batch_size):
+        ids = torch.stack([rows[i]["input_ids"] for i in chosen[start : start + batch_size]]).to(model.device)
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none")
+        total += nll.double().sum(0).cpu()
+    return total
+
+
+def in_buckets(nll: torch.Tensor) -> dict[str, list[float]]:
+    """Mean perplexity in at most 32 runs of positions, and the middle of each: tokens before the predicted one."""
+    size = -(-len(nll) // BUCKETS)
+    pieces = nll.split(size)
+    middles = [1 + i * size + (len(piece) - 1) / 2 for i, piece in enumerate(pieces)]
+    return {"tokens_before": middles, "perplexity": [perplexity(piece.mean().item()) for piece in pieces]}
+
+
+def trained_length(config) -> int | None:
+    """The length that a model's positions were first trained for, where the config says it."""
+    scaling = getattr(config, "rope_parameters", None) or {}
+    return scaling.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)

@@ -1,0 +1,103 @@
+"""What `anyformer evaluate MODEL TASK` asks for, checked before anything heavy is imported."""
+
+import importlib.util
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import UserError
+from ..generation import locate_model
+from ..recipes.compose import load_recipe
+from ..recipes.schema import Recipe, TrainingSection
+
+SPLITS = ("test", "validation")
+# Of the settings of a training only these say how a model is run.
+RUNNING = ("per_device_eval_batch_size", "fp16", "fp16_full_eval", "bf16_full_eval", "use_cpu")
+
+
+def evaluation_recipe(model: str, task: str, overrides: list[str]) -> Recipe:
+    """The recipe `task` with a saved model in place of its own, and without what only training needs.
+
+    Args:
+        model: folder of a run or a model, or a Hub repository.
+        task: name or path of a recipe.
+
+    Raises:
+        UserError: no such model, or as load_recipe.
+    """
+    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(locate_model(model))}", *overrides])
+    extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
+    fresh = TrainingSection()
+    idle = {name: getattr(fresh, name) for name in ("report_to", "torch_compile", "gradient_checkpointing")}
+    recipe.training = replace(recipe.training, extra=extra, **idle)
+    recipe.evaluation.best_metric = recipe.evaluation.every_steps = None
+    return recipe
+
+
+def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
+    """The split to evaluate on: `wanted`, else the first of test and validation that the recipe has.
+
+    Raises:
+        UserError: the recipe has no such split.
+    """
+    data = recipe.data
+    there = [split for split in SPLITS if getattr(data, f"{split}_files") or getattr(data, f"{split}_split")]
+    if "validation" not in there and data.validation_fraction > 0:
+        there.append("validation")
+    if wanted is None and there:
+        return there[0]
+    if wanted not in there:
+        has = f"it has {there[0]}" if there else "it has training data alone"
+        name = wanted or "test"
+        raise UserError(f"TASK={recipe.name} has no {name} split, {has}; set data.{name}_files or data.{name}_split")
+    return wanted
+
+
+def result_file(
+    model: str, recipe: Recipe, split: str | None = None, max_examples: int | None = None, kind: str | None = None
+) -> Path | None:
+    """Where a result is kept if nobody says: in the model's folder, under the name of the task; None on the Hub.
+
+    A split, number of examples or other kind of result that was asked for is in the name: such a result must not
+    replace the usual one.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return None
+    parts = ["evaluation", recipe.name, split, max_examples and f"{max_examples}-examples", kind]
+    return folder / f"{'-'.join(part for part in parts if part)}.json"
+
+
+def check_one_process() -> None:
+    """Raise UserError under a launcher of several processes: each would measure, and write, everything."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("anyformer evaluate runs in one process; start it without torchrun or accelerate launch")
+
+
+def check_writable(path: Path) -> None:
+    """Raise UserError where a result could not be written after the work is done."""
+    where = path.parent if path.parent != Path("") else Path(".")
+    if path.is_dir():
+        raise UserError(f"--output {path} is a folder; give the name of a file")
+    if not where.is_dir():
+        raise UserError(f"--output {path}: the folder {where} does not exist")
+    if not os.access(path if path.exists() else where, os.W_OK):
+        raise UserError(f"--output {path} cannot be written; choose another with --output")
+
+
+def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:
+    """Raise UserError where perplexity by position cannot be measured, plotted or written."""
+    if recipe.task is not None or recipe.objective.name != "causal":
+        raise UserError(f"--by-position measures next-token predictions of a text; TASK={recipe.name} makes none")
+    if output is None:
+        raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; say where with --output FILE")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--by-position draws a plot; install matplotlib with: pip install anyformer[plots]")
+    for name in beside:
+        try:
+            curve = json.loads(Path(name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"--beside {name} cannot be read; give a JSON that --by-position has written") from error
+        if not isinstance(curve, dict) or "perplexity" not in curve or "tokens_before" not in curve:
+            raise UserError(f"--beside {name} is no result of --by-position")

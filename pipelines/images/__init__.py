@@ -1,0 +1,1 @@
+"""Images: processors, augmentation, colour clusters."""

@@ -1,0 +1,130 @@
+"""Random changes of training images: shifts, mirror images, mixup and cutmix, on whole batches.
+
+What happens to a row depends on the seed, the epoch and the row's number alone (objectives/numbered_rows.py), so it is
+the same again after a kill, in another process, and in a batch of other rows. Therefore the image that one is mixed
+with comes from the whole training set, not from the batch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ..data.row_generators import row_generators
+
+# B rows, C channels, H height, W width, K classes
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What may happen to an image; the defaults are: nothing.
+
+    crop_padding: black pixels added on each side before a piece of the old size is cut out at random.
+    horizontal_flip: probability of a mirror image. mixup_alpha, cutmix_alpha: parameter of the Beta distribution of the
+    shares (Zhang et al. 2018; Yun et al. 2019); 0: off; with both, a coin decides for each row.
+    """
+
+    crop_padding: int = 0
+    horizontal_flip: float = 0.0
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+
+    @property
+    def mixes(self) -> bool:
+        return self.mixup_alpha > 0 or self.cutmix_alpha > 0
+
+    def draw_views(self, generators: list[np.random.Generator]) -> tuple[np.ndarray, np.ndarray]:
+        """One view per generator: shifts (B, 2) from 0 to 2 * crop_padding, and whether it is mirrored (B,)."""
+        shifts = np.array([generator.integers(2 * self.crop_padding + 1, size=2) for generator in generators])
+        return shifts, np.array([generator.random() for generator in generators]) < self.horizontal_flip
+
+    def views(self, images: torch.Tensor, generators: list[np.random.Generator]) -> torch.Tensor:
+        """(B, C, H, W) -> the same shape and type: each image shifted and perhaps mirrored."""
+        if not self.crop_padding and not self.horizontal_flip:
+            return images
+        return shift_and_flip(images, *self.draw_views(generators), self.crop_padding)
+
+
+def shift_and_flip(images: torch.Tensor, shifts: np.ndarray, flips: np.ndarray, padding: int) -> torch.Tensor:
+    """Cut (H, W) out of each image with `padding` black pixels around it, from `shifts` on; mirrored where `flips`."""
+    count, _, height, width = images.shape
+    padded = functional.pad(images, (padding,) * 4)
+    shifts = torch.from_numpy(shifts)
+    rows = shifts[:, :1] + torch.arange(height)
+    columns = shifts[:, 1:] + torch.arange(width)
+    columns = torch.where(torch.from_numpy(flips)[:, None], columns.flip(1), columns)
+    cut = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
+    return cut.permute(0, 3, 1, 2)
+
+
+def cutmix_boxes(shares: np.ndarray, centres: np.ndarray, height: int, width: int) -> torch.Tensor:
+    """Masks (B, H, W) of what the second image covers: a box of 1 - share of the area, cut off at the border.
+
+    centres: (B, 2) in [0, 1).
+    """
+    half = np.sqrt(1 - shares) / 2
+    inside = []
+    for axis, size in enumerate((height, width)):
+        middle = centres[:, axis] * size
+        low, high = (np.round(middle + sign * half * size)[:, None] for sign in (-1, 1))
+        places = np.arange(size)[None]
+        inside.append((places >= low) & (places < high))
+    return torch.from_numpy(inside[0][:, :, None] & inside[1][:, None, :])
+
+
+class ImageCollator:
+    """Rows of images -> one batch: pixel_values float32 (B, C, H, W), normalised, and labels.
+
+    Rows of the training set say so (`augment`) and are augmented; the others never. labels are (B,) class numbers, or
+    (B, K) shares of the classes where rows are mixed.
+
+    Args:
+        store: the training images, where partners for mixing come from.
+        num_classes: K.
+        mean, std: what each channel, of values from 0 to 255, is reduced and divided by.
+    """
+
+    def __init__(
+        self, augmentation: Augmentation, *, store, num_classes: int, mean: list[float], std: list[float], seed: int
+    ):
+        self.augmentation, self.store, self.num_classes, self.seed = augmentation, store, num_classes, seed
+        self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
+
+    def __call__(self, rows: list[dict]) -> dict:
+        images = torch.stack([row["pixel_values"] for row in rows])
+        batch = {"row_ids": [row["row_ids"] for row in rows]} if "row_ids" in rows[0] else {}
+        if "labels" in rows[0]:
+            batch["labels"] = torch.stack([row["labels"] for row in rows])
+        if not rows[0].get("augment"):
+            return {"pixel_values": self.normalised(images), **batch}
+        generators = row_generators(rows, self.seed)
+        pixels = self.normalised(self.augmentation.views(images, generators))
+        if self.augmentation.mixes:
+            pixels, batch["labels"] = self._mixed(pixels, batch["labels"], generators)
+        return {"pixel_values": pixels, **batch}
+
+    def normalised(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 -> float32 with mean 0 and variance 1, as the saved image processor does it."""
+        return (images.float() - self.mean) / self.std
+
+    def _mixed(self, pixels: torch.Tensor, labels: torch.Tensor, generators) -> tuple[torch.Tensor, torch.Tensor]:
+        settings, (height, width) = self.augmentation, pixels.shape[-2:]
+        partners = np.array([generator.integers(len(self.store)) for generator in generators])
+        others = self.normalised(settings.views(self.store.images(partners), generators))
+        shares, centres, cuts = np.empty(len(generators)), np.empty((len(generators), 2)), []
+        for place, generator in enumerate(generators):
+            coin = generator.random()
+            cut = settings.cutmix_alpha > 0 and (coin < 0.5 or not settings.mixup_alpha)
+            alpha = settings.cutmix_alpha if cut else settings.mixup_alpha
+            shares[place], centres[place] = generator.beta(alpha, alpha), generator.random(2)
+            cuts.append(cut)
+        cuts = torch.tensor(cuts)
+        boxes = cutmix_boxes(shares, centres, height, width)
+        shares = torch.from_numpy(shares).float()
+        shares = torch.where(cuts, 1 - boxes.float().mean(dim=(1, 2)), shares)  # what the border left of the box
+        weights = torch.where(cuts[:, None, None], 1 - boxes.float(), shares[:, None, None])[:, None]
+        pixels = torch.lerp(others, pixels, weights)
+        pairs = torch.stack([labels, torch.from_numpy(self.store.labels[partners])])
+        first, second = functional.one_hot(pairs, self.num_classes).float()
+        return pixels, torch.lerp(second, first, shares[:, None])

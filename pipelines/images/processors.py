@@ -1,0 +1,156 @@
+"""The image processor of a run: made from the recipe, or the checkpoint's own; and images prepared by it, once.
+
+It is saved with the model, so what a user's image goes through later is what the training images went through.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import transformers
+from transformers import AutoConfig
+
+# Of `transformers` itself it is a name that wants torchvision, in 5.17.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+from transformers.utils import logging
+
+from ..data.documents import sha
+from ..data.example_store import in_batches
+from ..data.examples import Examples, examples_fingerprint
+from ..data.image_store import ImageStore, decode, store_images
+from ..errors import UserError
+from ..recipes.checks import config_namespace
+from ..recipes.schema import Recipe
+
+BATCH = 256  # images decoded and resized at once
+
+
+def load_image_processor(name: str):
+    """The image processor of a checkpoint; raises UserError where there is none."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # a line about torchvision, which nobody needs
+    try:
+        return AutoImageProcessor.from_pretrained(name)
+    except (OSError, ValueError, ImportError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UserError(f"model.name_or_path={name!r} has no image processor that can be loaded: {reason}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def image_gpt_processor(side: int):
+    """transformers' image processor of ImageGPT for square images, its clusters still missing.
+
+    It travels without code. Where torchvision is not installed it is the one of Pillow, which loads everywhere.
+    """
+    kind = getattr(transformers, "ImageGPTImageProcessorPil", None) or transformers.ImageGPTImageProcessor
+    return kind(size={"height": side, "width": side}, do_convert_rgb=True)
+
+
+def image_shape(recipe: Recipe) -> tuple[int, int, int]:
+    """(channels, height, width) of the images that the recipe's model sees. Raises UserError."""
+    config = config_namespace(recipe)
+    if config is None:
+        try:
+            config = AutoConfig.from_pretrained(recipe.model.name_or_path)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"model.name_or_path={recipe.model.name_or_path!r} cannot be loaded: {reason}") from error
+        if not hasattr(config, "image_size"):
+            raise UserError(f"model.name_or_path={recipe.model.name_or_path!r} does not see images")
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return config.num_channels, height, width
+
+
+def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):
+    """The processor that the recipe's model is saved with. Mean and std that no recipe sets are None for now."""
+    if recipe.model.name_or_path is not None:
+        return load_image_processor(recipe.model.name_or_path)
+    from anyformer.modeling.image_processing import AnyformerImageProcessor
+
+    channels, height, width = shape
+    section = recipe.task or recipe.objective
+    processor = AnyformerImageProcessor(size={"height": height, "width": width}, num_channels=channels)
+    processor.image_mean, processor.image_std = section.image_mean, section.image_std
+    return processor
+
+
+def settle_normalisation(processor, store: ImageStore) -> None:
+    """Write mean and std of the training images into the processor where it has none yet."""
+    if processor.image_mean is None:
+        processor.image_mean = store.facts["mean"]
+    if processor.image_std is None:
+        processor.image_std = [value or 1.0 for value in store.facts["std"]]
+
+
+def normalisation(processor, channels: int) -> tuple[list[float], list[float]]:
+    """(subtrahend, divisor) of each channel, for values from 0 to 255, that do what the processor does to an image."""
+    scale = processor.rescale_factor if processor.do_rescale else 1.0
+    mean, std = [0.0] * channels, [1.0] * channels
+    if processor.do_normalize:
+        mean, std = list(processor.image_mean), list(processor.image_std)
+    return [value / scale for value in mean], [value / scale for value in std]
+
+
+def prepare_images(
+    examples: Examples,
+    processor,
+    shape: tuple[int, int, int],
+    cache: Path,
+    class_of: Callable | None = None,
+    classes: list[str] | None = None,
+    label_facts: Callable | None = None,
+) -> ImageStore:
+    """The images of a split, decoded, resized and cropped by the processor, but neither rescaled nor normalised.
+
+    class_of: gives the class number of a label and its place; None: no labels are read. classes: what the numbers
+    depend on. Raises UserError for an image that cannot be used.
+    """
+    columns = examples.source.columns
+    field = f"{'task' if class_of else 'objective'}.image_field={columns['image_field']!r}"
+    geometry = {name: value for name, value in processor.to_dict().items() if name not in MEANING}
+    key = sha([examples_fingerprint(examples), list(shape), classes, str(sorted(geometry.items()))])
+
+    def batches() -> Iterator[tuple[np.ndarray, list[int] | None]]:
+        for batch in in_batches(examples, BATCH):
+            images = [decode(row[columns["image_field"]], shape[0], field, place) for place, row in batch]
+            labels = [class_of(row[columns["label_field"]], place) for place, row in batch] if class_of else None
+            yield resized(processor, images, shape), labels
+
+    return store_images(cache, key, examples.name, batches, label_facts)
+
+
+def processor_fingerprint(processor) -> str:
+    """Equal for processors that make the same pixel values of every image."""
+    return sha(str(sorted(processor.to_dict().items())))
+
+
+def read_labels(examples: Examples, column: str) -> np.ndarray:
+    """Class numbers (N,) of a split: numbers as they are, names in alphabetical order."""
+    values = [row[column] for _, row in examples]
+    names = examples.source.class_names(column) or sorted({value for value in values if isinstance(value, str)})
+    numbers = {name: number for number, name in enumerate(names)}
+    for (place, _), value in zip(examples, values):
+        if not (isinstance(value, int) or value in numbers):
+            raise UserError(f"objective.label_field={column!r}: {place} holds {value!r}, which is no class")
+    return np.array([numbers[value] if isinstance(value, str) else value for value in values])
+
+
+# What a processor does after resizing and cropping: it changes no stored image.
+MEANING = {
+    *("image_mean", "image_std", "do_normalize", "do_rescale", "rescale_factor"),
+    *("do_color_quantize", "clusters", "auto_map", "transformers_version"),
+}
+
+
+def resized(processor, images: list, shape: tuple[int, int, int]) -> np.ndarray:
+    """Pillow images -> uint8 (B, C, H, W). Raises UserError where the processor gives another shape."""
+    options = {"do_rescale": False, "do_normalize": False}
+    if hasattr(processor, "do_color_quantize"):
+        options["do_color_quantize"] = False
+    pixels = np.stack([np.asarray(image) for image in processor(images=images, **options)["pixel_values"]])
+    if pixels.shape[1:] != shape:
+        found, wanted = (" x ".join(map(str, sizes)) for sizes in (pixels.shape[1:], shape))
+        raise UserError(f"the model's image processor gives images of {found}, but its config says {wanted}")
+    return pixels.round().clip(0, 255).astype(np.uint8) if pixels.dtype != np.uint8 else pixels

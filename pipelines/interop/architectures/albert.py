@@ -1,0 +1,58 @@
+"""ALBERT: narrow token embeddings, and layers shared within groups."""
+
+from ...errors import UserError
+from ..architecture_map import Computed, Lineage, Only, classifier_dropout
+from ..heads import BERT_HEADS, masked_lm
+from ..weights import moved
+from .bert import BERT_FIXED, BERT_SIZES, EMBEDDINGS, SEGMENTS
+
+LAYER = "encoder.albert_layer_groups.*.albert_layers.0"
+MASKED_LM = masked_lm("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias")
+
+
+def _read_width(native) -> dict:
+    if native.embedding_size == native.hidden_size:
+        raise UserError(
+            f"albert with embedding_size={native.embedding_size}, its hidden_size, has no anyformer twin: it projects "
+            f"even then; a smaller one has"
+        )
+    return {"embedding_size": native.embedding_size}
+
+
+def _write_width(ours) -> dict:
+    return {"embedding_size": ours.embedding_size}
+
+
+ALBERT = Lineage(
+    native="albert",
+    family="encoder",
+    preset="albert_base",
+    fixed={"position_encoding": "learned", **BERT_FIXED},
+    fields={
+        **BERT_SIZES,
+        **SEGMENTS,
+        ("embedding_size",): Computed(_read_width, _write_width),
+        "num_hidden_groups": "num_hidden_groups",
+        "inner_group_num": Only(1),
+        "max_position_embeddings": "max_position_embeddings",
+        **classifier_dropout("classifier_dropout_prob"),
+    },
+    weights={
+        **EMBEDDINGS,
+        "encoder.embedding_hidden_mapping_in": moved("embedding_projection"),
+        f"{LAYER}.attention.query": moved("layers.*.self_attn.q_proj"),
+        f"{LAYER}.attention.key": moved("layers.*.self_attn.k_proj"),
+        f"{LAYER}.attention.value": moved("layers.*.self_attn.v_proj"),
+        f"{LAYER}.attention.dense": moved("layers.*.self_attn.o_proj"),
+        f"{LAYER}.attention.LayerNorm": moved("layers.*.input_layernorm"),
+        f"{LAYER}.ffn": moved("layers.*.mlp.up_proj"),
+        f"{LAYER}.ffn_output": moved("layers.*.mlp.down_proj"),
+        f"{LAYER}.full_layer_layer_norm": moved("layers.*.post_attention_layernorm"),
+        "pooler": moved("pooler.dense"),
+    },
+    heads={
+        **BERT_HEADS,
+        "AutoModelForMaskedLM": MASKED_LM,
+        "AutoModelForPreTraining": MASKED_LM | {"sop_classifier.classifier": moved("seq_relationship")},
+    },
+)

@@ -1,0 +1,160 @@
+"""BERT, RoBERTa and Longformer: post-norm, learned absolute positions, a pooled first token."""
+
+from ...errors import UserError
+from ..architecture_map import HARMLESS, Computed, Lineage, Only
+from ..heads import BERT_HEADS, ROBERTA_HEADS
+from ..weights import Weights, moved
+
+# Of every encoder that BERT's code was copied for.
+BERT_FIXED = {
+    "norm_type": "layernorm",
+    "norm_position": "post",
+    "mlp_type": "mlp",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "embedding_norm": True,
+    "lm_head_bias": True,
+}
+BERT_SIZES = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "hidden_act": "hidden_act",
+    "hidden_dropout_prob": "hidden_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+    "layer_norm_eps": "norm_eps",
+}
+# A model that was trained with another kind of positions is wrong in transformers, which no longer reads this field.
+ABSOLUTE_ONLY = {"position_embedding_type": Only("absolute")}
+NO_DECODER = {"is_decoder": Only(False), "add_cross_attention": Only(False)}
+
+
+def _read_types(native) -> dict:
+    return {"type_vocab_size": native.type_vocab_size}
+
+
+def _write_types(ours) -> dict:
+    return {"type_vocab_size": max(1, ours.type_vocab_size)}  # transformers' classes look a segment up in any case
+
+
+SEGMENTS = {("type_vocab_size",): Computed(_read_types, _write_types)}
+
+EMBEDDINGS = {
+    "embeddings.word_embeddings": moved("embed_tokens"),
+    "embeddings.position_embeddings": moved("position_encoding"),
+    "embeddings.token_type_embeddings": moved("token_type_embeddings"),
+    "embeddings.LayerNorm": moved("embedding_norm"),
+}
+LAYER = "encoder.layer.*"
+
+
+def bert_layers(**projections: Weights) -> dict[str, Weights]:
+    """Rows of BERT's layer; `projections` are those within its `attention.self`."""
+    return {f"{LAYER}.attention.self.{name}": row for name, row in projections.items()} | {
+        f"{LAYER}.attention.output.dense": moved("layers.*.self_attn.o_proj"),
+        f"{LAYER}.attention.output.LayerNorm": moved("layers.*.input_layernorm"),
+        f"{LAYER}.intermediate.dense": moved("layers.*.mlp.up_proj"),
+        f"{LAYER}.output.dense": moved("layers.*.mlp.down_proj"),
+        f"{LAYER}.output.LayerNorm": moved("layers.*.post_attention_layernorm"),
+    }
+
+
+QUERY_KEY_VALUE = {
+    "query": moved("layers.*.self_attn.q_proj"),
+    "key": moved("layers.*.self_attn.k_proj"),
+    "value": moved("layers.*.self_attn.v_proj"),
+}
+POOLER = {"pooler.dense": moved("pooler.dense")}
+
+BERT = Lineage(
+    native="bert",
+    family="encoder",
+    preset="bert_base",
+    fixed={"position_encoding": "learned", **BERT_FIXED},
+    fields={
+        **BERT_SIZES,
+        **SEGMENTS,
+        **NO_DECODER,
+        **ABSOLUTE_ONLY,
+        "max_position_embeddings": "max_position_embeddings",
+        "classifier_dropout": "classifier_dropout",
+    },
+    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE) | POOLER,
+    heads=BERT_HEADS,
+)
+
+
+def _read_positions(native) -> dict:
+    """The first token's row is the one after the padding token's number; those up to it are not for positions."""
+    if native.pad_token_id is None or native.pad_token_id < 0:
+        raise UserError(
+            f"{native.model_type} with pad_token_id={native.pad_token_id} has no anyformer twin: its positions are "
+            f"counted from the padding token's number; 1 has one"
+        )
+    offset = native.pad_token_id + 1
+    return {"position_offset": offset, "max_position_embeddings": native.max_position_embeddings - offset}
+
+
+def _write_positions(ours) -> dict:
+    return {"max_position_embeddings": ours.max_position_embeddings + ours.position_offset}
+
+
+POSITIONS_AFTER_PADDING = {("max_position_embeddings",): Computed(_read_positions, _write_positions)}
+
+ROBERTA = Lineage(
+    native="roberta",
+    family="encoder",
+    preset="roberta_base",
+    fixed={"position_encoding": "learned", "head_act": "gelu", **BERT_FIXED},
+    fields={
+        **BERT_SIZES,
+        **SEGMENTS,
+        **NO_DECODER,
+        **ABSOLUTE_ONLY,
+        **POSITIONS_AFTER_PADDING,
+        "classifier_dropout": "classifier_dropout",
+    },
+    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE) | POOLER,
+    heads=ROBERTA_HEADS,
+)
+
+
+def _read_windows(native) -> dict:
+    windows = native.attention_window
+    windows = {windows} if isinstance(windows, int) else set(windows)
+    if len(windows) != 1:
+        raise UserError(
+            f"longformer with attention_window={native.attention_window!r} has no anyformer twin; one size for all "
+            f"layers has one"
+        )
+    return {"attention_pattern": ["local_global_attention"], "sliding_window": windows.pop() // 2}
+
+
+def _write_windows(ours) -> dict:
+    return {} if ours.sliding_window is None else {"attention_window": 2 * ours.sliding_window}
+
+
+GLOBAL = {
+    "query_global": moved("layers.*.self_attn.global_q_proj"),
+    "key_global": moved("layers.*.self_attn.global_k_proj"),
+    "value_global": moved("layers.*.self_attn.global_v_proj"),
+}
+
+LONGFORMER = Lineage(
+    native="longformer",
+    family="encoder",
+    preset="longformer_base",
+    fixed={"position_encoding": "learned", "head_act": "gelu", **BERT_FIXED},
+    fields={
+        **BERT_SIZES,
+        **SEGMENTS,
+        **POSITIONS_AFTER_PADDING,
+        ("attention_window",): Computed(_read_windows, _write_windows),
+        "sep_token_id": "sep_token_id",  # how a question ends, where nobody says which tokens are global
+        "onnx_export": HARMLESS,
+    },
+    weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE, **GLOBAL) | POOLER,
+    heads=ROBERTA_HEADS,
+)

@@ -1,0 +1,100 @@
+"""BLOOM and MPT: ALiBi."""
+
+from ..architecture_map import HARMLESS, Lineage, Only
+from ..weights import fused, moved
+
+BLOOM = Lineage(
+    native="bloom",
+    preset="bloom_7b1",
+    fixed={
+        "position_encoding": "alibi",
+        "norm_type": "layernorm",
+        "mlp_type": "mlp",
+        "hidden_act": "gelu_pytorch_tanh",  # the fused kernel of the tanh form that BloomGelu writes out
+        "intermediate_size": None,  # 4 x hidden_size
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_norm": True,
+    },
+    fields={
+        "hidden_size": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "seq_length": "max_position_embeddings",  # read by nothing, and not in every published config
+        "layer_norm_epsilon": "norm_eps",
+        "initializer_range": "initializer_range",
+        "hidden_dropout": "hidden_dropout",
+        "attention_dropout": "attention_dropout",
+        "apply_residual_connection_post_layernorm": Only(False),
+        # How Megatron's ranks were laid out; the sums are the same up to rounding.
+        "pretraining_tp": HARMLESS,
+        "slow_but_exact": HARMLESS,
+    },
+    weights={
+        "word_embeddings": moved("embed_tokens"),
+        "word_embeddings_layernorm": moved("embedding_norm"),
+        "h.*.input_layernorm": moved("layers.*.input_layernorm"),
+        "h.*.self_attention.query_key_value": fused(
+            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True
+        ),
+        "h.*.self_attention.dense": moved("layers.*.self_attn.o_proj"),
+        "h.*.post_attention_layernorm": moved("layers.*.post_attention_layernorm"),
+        "h.*.mlp.dense_h_to_4h": moved("layers.*.mlp.up_proj"),
+        "h.*.mlp.dense_4h_to_h": moved("layers.*.mlp.down_proj"),
+        "ln_f": moved("norm"),
+    },
+)
+
+# Several fields of a published MPT are read by MosaicML's code only; transformers' class computes as if they had the
+# value below. A model that was trained with another one is wrong in transformers, so it is refused rather than copied.
+MPT = Lineage(
+    native="mpt",
+    preset="mpt_7b",
+    fixed={
+        "position_encoding": "alibi",
+        "norm_type": "layernorm",
+        "norm_bias": False,
+        "mlp_type": "mlp",
+        "hidden_act": "gelu",
+        "intermediate_size": None,  # 4 x hidden_size
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    fields={
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "max_seq_len": "max_position_embeddings",
+        "layer_norm_epsilon": "norm_eps",
+        "initializer_range": "initializer_range",
+        "attn_config.softmax_scale": "attention_multiplier",
+        "attn_config.clip_qkv": Only(None),
+        "attn_config.alibi": Only(True),
+        "attn_config.alibi_bias_max": Only(8),
+        "attn_config.attn_type": Only("multihead_attention"),
+        "attn_config.attn_uses_sequence_id": Only(False),
+        "attn_config.prefix_lm": Only(False),
+        "attn_config.qk_ln": Only(False),
+        "attn_config.attn_impl": HARMLESS,
+        "attn_config.attn_pdrop": HARMLESS,  # transformers accepts whole numbers only
+        "expansion_ratio": Only(4),
+        "logit_scale": Only(None),
+        "no_bias": Only(True),
+        "learned_pos_emb": HARMLESS,  # without effect beside ALiBi, in MosaicML's code as well
+        "embedding_fraction": HARMLESS,
+        "resid_pdrop": HARMLESS,
+        "emb_pdrop": HARMLESS,
+        "init_device": HARMLESS,
+        "norm_type": HARMLESS,
+    },
+    weights={
+        "wte": moved("embed_tokens"),
+        "blocks.*.norm_1": moved("layers.*.input_layernorm"),
+        "blocks.*.attn.Wqkv": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn"),
+        "blocks.*.attn.out_proj": moved("layers.*.self_attn.o_proj"),
+        "blocks.*.norm_2": moved("layers.*.post_attention_layernorm"),
+        "blocks.*.ffn.up_proj": moved("layers.*.mlp.up_proj"),
+        "blocks.*.ffn.down_proj": moved("layers.*.mlp.down_proj"),
+        "norm_f": moved("norm"),
+    },
+)

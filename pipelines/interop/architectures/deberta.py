@@ -1,0 +1,137 @@
+"""DeBERTa, and DeBERTa-v2 with v3: disentangled attention."""
+
+from ...errors import UserError
+from ..architecture_map import HARMLESS, Computed, Lineage, Only, Same
+from ..heads import ANSWERS, BERT_MASKED_LM, CLASSIFIER, Heads
+from ..weights import fused, moved
+from .bert import BERT_FIXED, BERT_SIZES, bert_layers
+
+FIXED = {
+    **BERT_FIXED,
+    "position_encoding": "disentangled",
+    "add_pooling_layer": False,  # only the classifiers have one
+    "mask_decoder_layers": 0,  # transformers never runs it
+}
+
+
+def _read_terms(native) -> dict:
+    terms = native.pos_att_type or []
+    if not terms or set(terms) - {"c2p", "p2c"} or len(set(terms)) != len(terms):
+        raise UserError(
+            f"{native.model_type} with pos_att_type={native.pos_att_type!r} has no anyformer twin; 'c2p', 'p2c' and "
+            f"both have one"
+        )
+    return {"pos_att_type": sorted(terms)}
+
+
+def _write_terms(ours) -> dict:
+    return {"pos_att_type": sorted(ours.pos_att_type)}
+
+
+def _read_reach(native) -> dict:
+    return {"max_relative_positions": native.max_relative_positions if native.max_relative_positions > 0 else None}
+
+
+def _write_reach(ours) -> dict:
+    return {"max_relative_positions": ours.max_relative_positions or -1}
+
+
+FIELDS = {
+    **BERT_SIZES,
+    "type_vocab_size": "type_vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "relative_attention": Only(True),  # without it a BERT with keys that have no bias
+    "position_biased_input": "position_biased_input",
+    ("pos_att_type",): Computed(_read_terms, _write_terms),
+    ("max_relative_positions",): Computed(_read_reach, _write_reach),
+    "pooler_hidden_act": "pooler_act",
+    "pooler_hidden_size": Same("hidden_size"),
+    "pooler_dropout": HARMLESS,
+    "embedding_size": Same("hidden_size"),
+    "legacy": HARMLESS,  # which names the masked-LM head has
+    "cls_dropout": "classifier_dropout",
+}
+WEIGHTS = {
+    "embeddings.word_embeddings": moved("embed_tokens"),
+    "embeddings.position_embeddings": moved("absolute_positions"),
+    "embeddings.token_type_embeddings": moved("token_type_embeddings"),
+    "embeddings.LayerNorm": moved("embedding_norm"),
+    "encoder.rel_embeddings": moved("position_encoding.rel_embeddings"),
+}
+MASKED_LM = {
+    **BERT_MASKED_LM,
+    # The head of `legacy=False` has no table of its own: it reads the embeddings'.
+    "lm_predictions.lm_head.dense": moved("head_transform.dense"),
+    "lm_predictions.lm_head.LayerNorm": moved("head_transform.norm"),
+    "lm_predictions.lm_head.bias": moved("lm_head.bias"),
+    "lm_predictions.lm_head.weight": moved("lm_head.weight"),  # the embeddings', where transformers is older than 5.23
+}
+POOLING_CLASSIFIER = {"pooler.dense": moved("model.pooler.dense"), **CLASSIFIER}
+HEADS: Heads = {
+    "AutoModel": {},
+    "AutoModelForMaskedLM": MASKED_LM,
+    "AutoModelForSequenceClassification": POOLING_CLASSIFIER,
+    "AutoModelForTokenClassification": CLASSIFIER,
+    "AutoModelForQuestionAnswering": ANSWERS,
+    "AutoModelForMultipleChoice": POOLING_CLASSIFIER,
+}
+
+DEBERTA = Lineage(
+    native="deberta",
+    family="encoder",
+    preset="deberta_base",
+    fixed={**FIXED, "attention_key_bias": False, "share_att_key": False, "position_buckets": None},
+    fields={**FIELDS, "talking_head": Only(False)},
+    weights=WEIGHTS
+    | bert_layers(
+        in_proj=fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True),
+        q_bias=moved("layers.*.self_attn.q_proj.bias"),
+        v_bias=moved("layers.*.self_attn.v_proj.bias"),
+        pos_proj=moved("layers.*.self_attn.pos_key_proj"),
+        pos_q_proj=moved("layers.*.self_attn.pos_query_proj"),
+    ),
+    heads=HEADS,
+)
+
+
+def _read_buckets(native) -> dict:
+    buckets = getattr(native, "position_buckets", -1)
+    norms = [name.strip() for name in getattr(native, "norm_rel_ebd", "none").lower().split("|")]
+    return {"position_buckets": buckets if buckets > 0 else None, "relative_embedding_norm": "layer_norm" in norms}
+
+
+def _write_buckets(ours) -> dict:
+    return {
+        "position_buckets": ours.position_buckets or -1,
+        "norm_rel_ebd": "layer_norm" if ours.relative_embedding_norm else "none",
+    }
+
+
+DEBERTA_V2 = Lineage(
+    native="deberta-v2",
+    family="encoder",
+    preset="deberta_v3_base",
+    fixed=FIXED,
+    fields={
+        **FIELDS,
+        ("position_buckets", "norm_rel_ebd"): Computed(_read_buckets, _write_buckets),
+        "share_att_key": "share_att_key",
+        "conv_kernel_size": "conv_kernel_size",
+        "conv_groups": "conv_groups",
+        "conv_act": "conv_act",
+    },
+    weights={
+        **WEIGHTS,
+        **bert_layers(
+            query_proj=moved("layers.*.self_attn.q_proj"),
+            key_proj=moved("layers.*.self_attn.k_proj"),
+            value_proj=moved("layers.*.self_attn.v_proj"),
+            pos_key_proj=moved("layers.*.self_attn.pos_key_proj"),
+            pos_query_proj=moved("layers.*.self_attn.pos_query_proj"),
+        ),
+        "encoder.LayerNorm": moved("position_encoding.norm"),
+        "encoder.conv.conv": moved("conv.conv"),
+        "encoder.conv.LayerNorm": moved("conv.norm"),
+    },
+    heads=HEADS,
+)

@@ -1,0 +1,150 @@
+"""GPT-2, GPT-Neo and GPT-NeoX."""
+
+from ..architecture_map import HARMLESS, Choice, Computed, Lineage, Only
+from ..rotary import ROTARY_WITH_PART
+from ..weights import fused, moved
+
+GPT2 = Lineage(
+    native="gpt2",
+    preset="gpt2",
+    fixed={
+        "position_encoding": "learned",
+        "norm_type": "layernorm",
+        "mlp_type": "mlp",
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    fields={
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "norm_eps",
+        "resid_pdrop": "hidden_dropout",
+        "embd_pdrop": "hidden_dropout",  # ours has one dropout for both; the residual's is taken where they differ
+        "attn_pdrop": "attention_dropout",
+        "initializer_range": "initializer_range",
+        "scale_attn_weights": Choice("attention_multiplier", {True: None, False: 1.0}),
+        "scale_attn_by_inverse_layer_idx": Only(False),
+        "reorder_and_upcast_attn": HARMLESS,  # the same product, in fp32
+        "add_cross_attention": Only(False),
+        # of GPT2DoubleHeadsModel
+        "summary_type": HARMLESS,
+        "summary_use_proj": HARMLESS,
+        "summary_activation": HARMLESS,
+        "summary_proj_to_labels": HARMLESS,
+        "summary_first_dropout": HARMLESS,
+    },
+    weights={
+        "wte": moved("embed_tokens"),
+        "wpe": moved("position_encoding"),
+        "h.*.ln_1": moved("layers.*.input_layernorm"),
+        "h.*.attn.c_attn": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", transposed=True),
+        "h.*.attn.c_proj": moved("layers.*.self_attn.o_proj", transposed=True),
+        "h.*.ln_2": moved("layers.*.post_attention_layernorm"),
+        "h.*.mlp.c_fc": moved("layers.*.mlp.up_proj", transposed=True),
+        "h.*.mlp.c_proj": moved("layers.*.mlp.down_proj", transposed=True),
+        "ln_f": moved("norm"),
+    },
+)
+
+NEO_KINDS = {"global": "full_attention", "local": "sliding_attention"}
+
+
+def _read_neo_layers(native) -> dict:
+    kinds = [NEO_KINDS[name] for name in native.attention_layers]
+    window = native.window_size if "sliding_attention" in kinds else None
+    return {"attention_pattern": kinds, "sliding_window": window}
+
+
+def _write_neo_layers(ours) -> dict:
+    names = {kind: name for name, kind in NEO_KINDS.items()}
+    # A kind that GPT-Neo does not have is written as another, which then shows as the difference.
+    layers = [names.get(kind, "global") for kind in ours.attention_kinds]
+    window = {} if ours.sliding_window is None else {"window_size": ours.sliding_window}
+    return {"attention_types": [[layers, 1]], **window}
+
+
+GPT_NEO = Lineage(
+    native="gpt_neo",
+    preset="gpt_neo_125m",
+    fixed={
+        "position_encoding": "learned",
+        "norm_type": "layernorm",
+        "mlp_type": "mlp",
+        "attention_bias": False,
+        "attention_out_bias": True,
+        "attention_multiplier": 1.0,  # scores are not scaled
+        "mlp_bias": True,
+    },
+    fields={
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size",
+        "max_position_embeddings": "max_position_embeddings",
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "norm_eps",
+        "resid_dropout": "hidden_dropout",
+        "embed_dropout": "hidden_dropout",
+        "attention_dropout": "attention_dropout",
+        "classifier_dropout": HARMLESS,
+        "initializer_range": "initializer_range",
+        ("attention_types", "window_size"): Computed(_read_neo_layers, _write_neo_layers),
+    },
+    weights={
+        "wte": moved("embed_tokens"),
+        "wpe": moved("position_encoding"),
+        "h.*.ln_1": moved("layers.*.input_layernorm"),
+        "h.*.attn.attention.q_proj": moved("layers.*.self_attn.q_proj"),
+        "h.*.attn.attention.k_proj": moved("layers.*.self_attn.k_proj"),
+        "h.*.attn.attention.v_proj": moved("layers.*.self_attn.v_proj"),
+        "h.*.attn.attention.out_proj": moved("layers.*.self_attn.o_proj"),
+        "h.*.ln_2": moved("layers.*.post_attention_layernorm"),
+        "h.*.mlp.c_fc": moved("layers.*.mlp.up_proj"),
+        "h.*.mlp.c_proj": moved("layers.*.mlp.down_proj"),
+        "ln_f": moved("norm"),
+    },
+)
+
+GPT_NEOX = Lineage(
+    native="gpt_neox",
+    preset=None,
+    fixed={
+        "position_encoding": "rotary",
+        "norm_type": "layernorm",
+        "mlp_type": "mlp",
+        "mlp_bias": True,
+    },
+    fields={
+        "hidden_size": "hidden_size",
+        "num_hidden_layers": "num_hidden_layers",
+        "num_attention_heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size",
+        "max_position_embeddings": "max_position_embeddings",
+        "hidden_act": "hidden_act",
+        "layer_norm_eps": "norm_eps",
+        "attention_bias": "attention_bias",
+        "attention_dropout": "attention_dropout",
+        "hidden_dropout": "hidden_dropout",
+        "classifier_dropout": HARMLESS,
+        "initializer_range": "initializer_range",
+        "rope_parameters": ROTARY_WITH_PART,
+        "use_parallel_residual": Only(False),  # attention and feed-forward side by side, as in Pythia
+        "is_decoder": HARMLESS,
+    },
+    weights={
+        "embed_in": moved("embed_tokens"),
+        "layers.*.input_layernorm": moved("layers.*.input_layernorm"),
+        "layers.*.attention.query_key_value": fused(
+            "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True
+        ),
+        "layers.*.attention.dense": moved("layers.*.self_attn.o_proj"),
+        "layers.*.post_attention_layernorm": moved("layers.*.post_attention_layernorm"),
+        "layers.*.mlp.dense_h_to_4h": moved("layers.*.mlp.up_proj"),
+        "layers.*.mlp.dense_4h_to_h": moved("layers.*.mlp.down_proj"),
+        "final_layer_norm": moved("norm"),
+    },
+)

@@ -1,0 +1,24 @@
+"""ImageGPT: a GPT-2 over colours, with a norm that does not centre and a head without the start token."""
+
+from ..architecture_map import Computed, Lineage
+from ..heads import SCORE, Heads
+from ..weights import moved
+from .gpt import GPT2
+
+# As CausalLM, ImageGPT's class for causal image modelling; the classifier averages all pixels' features.
+HEADS: Heads = {
+    "AutoModel": {},
+    "AutoModelForCausalLM": {"lm_head": moved("lm_head")},
+    "AutoModelForImageClassification": SCORE,
+}
+OF_GPT2_HEADS = {name for name in GPT2.fields if isinstance(name, str) and name.startswith("summary_")}
+
+IMAGEGPT = Lineage(
+    native="imagegpt",
+    preset="imagegpt_small",
+    fixed=GPT2.fixed | {"norm_type": "rmsnorm"},
+    fields={name: row for name, row in GPT2.fields.items() if name not in OF_GPT2_HEADS}
+    | {("vocab_size",): Computed(lambda native: {"output_vocab_size": native.vocab_size - 1}, lambda ours: {})},
+    weights=GPT2.weights,
+    heads=HEADS,
+)

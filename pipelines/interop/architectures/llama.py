@@ -1,0 +1,91 @@
+"""LLaMA 1 to 3.x, Mistral, Qwen2 and Qwen3: one block, whose parameter names are ours."""
+
+from ..architecture_map import HARMLESS, Computed, Lineage
+from ..rotary import ROTARY
+from ..weights import moved
+
+BLOCK = (
+    *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
+    *(f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")),
+    *("input_layernorm", "post_attention_layernorm"),
+)
+WEIGHTS = {name: moved(name) for name in ("embed_tokens", *(f"layers.*.{part}" for part in BLOCK), "norm")}
+
+FIXED = {"position_encoding": "rotary", "norm_type": "rmsnorm", "mlp_type": "glu"}
+FIELDS = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "num_key_value_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "hidden_act": "hidden_act",
+    "max_position_embeddings": "max_position_embeddings",
+    "initializer_range": "initializer_range",
+    "rms_norm_eps": "norm_eps",
+    "attention_dropout": "attention_dropout",
+    "rope_parameters": ROTARY,
+}
+
+
+LLAMA = Lineage(
+    native="llama",
+    preset="llama",
+    fixed=FIXED,
+    fields={
+        **FIELDS,
+        "attention_bias": "attention_bias",  # of all four projections, as ours by default
+        "mlp_bias": "mlp_bias",
+        "pretraining_tp": HARMLESS,
+    },
+    weights=WEIGHTS,
+)
+
+
+def read_window(native) -> dict:
+    kind = "full_attention" if native.sliding_window is None else "sliding_attention"
+    return {"attention_pattern": [kind], "sliding_window": native.sliding_window}
+
+
+def write_window(ours) -> dict:
+    return {"sliding_window": ours.sliding_window}
+
+
+MISTRAL = Lineage(
+    native="mistral",
+    preset="mistral_7b",
+    fixed=FIXED,
+    fields={**FIELDS, "sliding_window": Computed(read_window, write_window)},
+    weights=WEIGHTS,
+)
+
+
+def _read_layers(native) -> dict:
+    window = native.sliding_window if "sliding_attention" in native.layer_types else None
+    return {"attention_pattern": list(native.layer_types), "sliding_window": window}
+
+
+def _write_layers(ours) -> dict:
+    sliding = {"use_sliding_window": True, "sliding_window": ours.sliding_window} if ours.sliding_window else {}
+    return {"layer_types": list(ours.layer_types), **sliding}
+
+
+QWEN_LAYERS = {
+    ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"): Computed(_read_layers, _write_layers)
+}
+
+QWEN2 = Lineage(
+    native="qwen2",
+    preset="qwen2_7b",
+    fixed={**FIXED, "attention_bias": True, "attention_out_bias": False},
+    fields={**FIELDS, **QWEN_LAYERS},
+    weights=WEIGHTS,
+)
+
+QWEN3 = Lineage(
+    native="qwen3",
+    preset="qwen3_8b",
+    fixed={**FIXED, "qk_norm": True},
+    fields={**FIELDS, **QWEN_LAYERS, "attention_bias": "attention_bias"},
+    weights={**WEIGHTS, **{f"layers.*.self_attn.{n}": moved(f"layers.*.self_attn.{n}") for n in ("q_norm", "k_norm")}},
+)

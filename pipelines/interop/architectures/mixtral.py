@@ -1,0 +1,74 @@
+"""Mixtral and Qwen3-MoE: LLaMA's block with experts, whose parameter names and layouts are ours."""
+
+from ..architecture_map import HARMLESS, Computed, Lineage
+from ..weights import moved
+from .llama import FIELDS, FIXED, WEIGHTS, read_window, write_window
+
+EXPERT_PARTS = ("gate", "experts.gate_up_proj", "experts.down_proj")
+EXPERTS = {f"layers.*.mlp.{part}": moved(f"layers.*.mlp.{part}") for part in EXPERT_PARTS}
+# A mixture without a shared expert, whose scores are a softmax over all experts.
+MIXTURE = {
+    "router_scoring": "softmax",
+    "routed_scaling_factor": 1.0,
+    "shared_expert_intermediate_size": 0,
+    "expert_capacity": None,
+    "mlp_bias": False,
+}
+MIXTURE_FIELDS = {
+    "num_experts_per_tok": "num_experts_per_tok",
+    "router_aux_loss_coef": "router_aux_loss_coef",
+    "output_router_logits": HARMLESS,  # theirs decides whether training has a balance loss, ours what is returned
+}
+
+MIXTRAL = Lineage(
+    native="mixtral",
+    family="moe",
+    preset="mixtral_8x7b",
+    fixed={**FIXED, **MIXTURE, "attention_bias": False, "mlp_pattern": ["sparse"], "norm_topk_prob": True},
+    fields={
+        **FIELDS,
+        **MIXTURE_FIELDS,
+        "num_local_experts": "num_experts",
+        "router_jitter_noise": "router_jitter_noise",
+        "sliding_window": Computed(read_window, write_window),
+    },
+    weights={**{name: row for name, row in WEIGHTS.items() if ".mlp." not in name}, **EXPERTS},
+)
+
+
+def _read_sparse(native) -> dict:
+    step, dense = native.decoder_sparse_step, native.mlp_only_layers
+    layers = range(native.num_hidden_layers)
+    return {"mlp_pattern": ["dense" if i in dense or (i + 1) % step else "sparse" for i in layers]}
+
+
+def _write_sparse(ours) -> dict:
+    kinds = ours.mlp_layer_types
+    return {"decoder_sparse_step": 1, "mlp_only_layers": [i for i, kind in enumerate(kinds) if kind == "dense"]}
+
+
+def _write_switched_window(ours) -> dict:
+    return {"use_sliding_window": ours.sliding_window is not None, **write_window(ours)}
+
+
+QWEN3_MOE = Lineage(
+    native="qwen3_moe",
+    family="moe",
+    preset="qwen3_moe_30b_a3b",
+    fixed={**FIXED, **MIXTURE, "qk_norm": True},
+    fields={
+        **FIELDS,
+        **MIXTURE_FIELDS,
+        "num_experts": "num_experts",
+        "moe_intermediate_size": "moe_intermediate_size",
+        "norm_topk_prob": "norm_topk_prob",
+        "attention_bias": "attention_bias",
+        ("mlp_only_layers", "decoder_sparse_step"): Computed(_read_sparse, _write_sparse),
+        ("use_sliding_window", "sliding_window"): Computed(read_window, _write_switched_window),
+    },
+    weights={
+        **WEIGHTS,
+        **EXPERTS,
+        **{f"layers.*.self_attn.{n}": moved(f"layers.*.self_attn.{n}") for n in ("q_norm", "k_norm")},
+    },
+)

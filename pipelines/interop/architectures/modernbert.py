@@ -1,0 +1,107 @@
+"""ModernBERT: pre-norm, rotary positions with a theta per kind of layer, local attention in most layers."""
+
+from ..architecture_map import HARMLESS, Computed, Lineage, classifier_dropout
+from ..heads import Heads
+from ..rotary import flat_rope, refuse_part
+from ..weights import fused, moved
+
+
+def _read_layers(native) -> dict:
+    kinds = list(native.layer_types)
+    local = "sliding_attention" in kinds
+    return {"attention_pattern": kinds, "sliding_window": native.local_attention // 2 if local else None}
+
+
+def _write_layers(ours) -> dict:
+    window = {} if ours.sliding_window is None else {"local_attention": 2 * ours.sliding_window}
+    return {"layer_types": list(ours.layer_types), **window}
+
+
+def _read_rope(native) -> dict:
+    used = {kind: dict(native.rope_parameters[kind]) for kind in dict.fromkeys(native.layer_types)}
+    for kind, parameters in used.items():
+        refuse_part(native, parameters, f"rope_parameters.{kind}")
+    return {"rope_parameters": used}
+
+
+def _write_rope(ours) -> dict:
+    flat = flat_rope(ours)
+    nested = ours.rope_parameters if flat is None else dict.fromkeys(("full_attention", "sliding_attention"), flat)
+    return {"rope_parameters": {kind: dict(parameters) for kind, parameters in (nested or {}).items()}}
+
+
+def _read_activation(native) -> dict:
+    return {"head_act": native.classifier_activation}
+
+
+def _write_activation(ours) -> dict:
+    return {"classifier_activation": ours.head_act or ours.hidden_act}
+
+
+TRANSFORM = {"head.dense": moved("head_transform.dense"), "head.norm": moved("head_transform.norm")}
+CLASSIFIER = TRANSFORM | {"classifier": moved("score")}
+HEADS: Heads = {
+    "AutoModel": {},
+    "AutoModelForMaskedLM": TRANSFORM | {"decoder": moved("lm_head")},
+    "AutoModelForSequenceClassification": CLASSIFIER,
+    "AutoModelForTokenClassification": CLASSIFIER,
+    "AutoModelForQuestionAnswering": TRANSFORM | {"classifier": moved("qa_outputs")},
+    "AutoModelForMultipleChoice": CLASSIFIER,
+}
+
+MODERNBERT = Lineage(
+    native="modernbert",
+    family="encoder",
+    preset="modernbert_base",
+    fixed={
+        "position_encoding": "rotary",
+        "norm_type": "layernorm",
+        "norm_position": "pre",
+        "mlp_type": "glu",
+        "embedding_norm": True,
+        "skip_first_norm": True,
+        "add_pooling_layer": False,
+        "task_head_transform": True,
+    },
+    fields={
+        "hidden_size": "hidden_size",
+        "intermediate_size": "intermediate_size",
+        "num_hidden_layers": "num_hidden_layers",
+        "num_attention_heads": "num_attention_heads",
+        "hidden_activation": "hidden_act",
+        "max_position_embeddings": "max_position_embeddings",
+        "initializer_range": "initializer_range",
+        "initializer_cutoff_factor": HARMLESS,
+        "norm_eps": "norm_eps",
+        "norm_bias": "norm_bias",
+        "attention_bias": "attention_bias",
+        "attention_dropout": "attention_dropout",
+        "mlp_bias": "mlp_bias",
+        "embedding_dropout": "hidden_dropout",
+        "mlp_dropout": HARMLESS,
+        "decoder_bias": "lm_head_bias",
+        "classifier_pooling": "pooler_type",
+        "classifier_bias": "head_bias",
+        ("classifier_activation",): Computed(_read_activation, _write_activation),
+        **classifier_dropout("classifier_dropout"),
+        ("layer_types", "local_attention"): Computed(_read_layers, _write_layers),
+        ("rope_parameters",): Computed(_read_rope, _write_rope),
+        "cls_token_id": "cls_token_id",
+        "sep_token_id": "sep_token_id",
+        "deterministic_flash_attn": HARMLESS,
+        "sparse_prediction": HARMLESS,  # which logits are kept where there are labels
+        "sparse_pred_ignore_index": HARMLESS,
+    },
+    weights={
+        "embeddings.tok_embeddings": moved("embed_tokens"),
+        "embeddings.norm": moved("embedding_norm"),
+        "layers.*.attn_norm": moved("layers.*.input_layernorm"),
+        "layers.*.attn.Wqkv": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn"),
+        "layers.*.attn.Wo": moved("layers.*.self_attn.o_proj"),
+        "layers.*.mlp_norm": moved("layers.*.post_attention_layernorm"),
+        "layers.*.mlp.Wi": fused("gate_proj", "up_proj", under="layers.*.mlp"),
+        "layers.*.mlp.Wo": moved("layers.*.mlp.down_proj"),
+        "final_norm": moved("norm"),
+    },
+    heads=HEADS,
+)

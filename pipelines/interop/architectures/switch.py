@@ -1,0 +1,111 @@
+"""Switch Transformers: T5 v1.0 whose every n-th feed-forward is one of several experts, chosen by the best score."""
+
+from ...errors import UserError
+from ..architecture_map import HARMLESS, Computed, Lineage, Only
+from ..weights import Weights, moved
+from .t5 import FIELDS, FIXED, HEADS, SHARED_TABLE, STACKS
+
+# The class has no value for experts without a limit; this is beyond any row. Before transformers 5.23 its capacity
+# had no effect at all: there a twin agrees where no expert is given more tokens of a row.
+UNLIMITED = 1 << 30
+
+
+def _read_activation(native) -> dict:
+    return {"mlp_type": "mlp", "hidden_act": native.dense_act_fn}
+
+
+def _write_activation(ours) -> dict:
+    return {"dense_act_fn": ours.hidden_act}
+
+
+def _pattern(layers: int, step: int) -> list[str]:
+    return ["sparse" if step == 1 or i % step == 1 else "dense" for i in range(layers)]
+
+
+def _read_sparse(native) -> dict:
+    encoder = _pattern(native.num_layers, native.encoder_sparse_step)
+    decoder = _pattern(native.num_decoder_layers, native.decoder_sparse_step)
+    longer, shorter = (encoder, decoder) if len(encoder) > len(decoder) else (decoder, encoder)
+    if longer[: len(shorter)] != shorter:
+        raise UserError(
+            f"{native.model_type} with num_sparse_encoder_layers={native.num_sparse_encoder_layers} of "
+            f"{native.num_layers} and num_sparse_decoder_layers={native.num_sparse_decoder_layers} of "
+            f"{native.num_decoder_layers} layers has no anyformer twin; every n-th of both with one n has one"
+        )
+    pattern = ["sparse"] if all(kind == "sparse" for kind in longer) else longer
+    return {"mlp_pattern": pattern}
+
+
+def _write_sparse(ours) -> dict:
+    """The number of sparse layers from which the class computes the step between them."""
+    layers = max(ours.num_hidden_layers, ours.num_decoder_layers)
+    pattern = ours.mlp_pattern or ["sparse"]
+    sparse = [i for i in range(layers) if pattern[i % len(pattern)] == "sparse"]
+    step = 1 if sparse[:1] != [1] else sparse[1] - 1 if len(sparse) > 1 else layers
+    return {
+        "num_sparse_encoder_layers": max(1, ours.num_hidden_layers // step),
+        "num_sparse_decoder_layers": max(1, ours.num_decoder_layers // step),
+    }
+
+
+def _read_scale(native) -> dict:
+    return {"logit_multiplier": native.d_model**-0.5}
+
+
+def _write_nothing(ours) -> dict:
+    return {}
+
+
+def _read_capacity(native) -> dict:
+    return {"expert_capacity": None if native.expert_capacity >= UNLIMITED else native.expert_capacity}
+
+
+def _write_capacity(ours) -> dict:
+    return {"expert_capacity": ours.expert_capacity or UNLIMITED}
+
+
+def _experts(stack: str) -> dict[str, Weights]:
+    """Rows of a stack's sparse feed-forwards, where each expert is two modules; ours are slices of two tensors."""
+    block = f"{stack}.block.*.layer.{1 if stack == 'encoder' else 2}"
+    native, ours = f"{block}.mlp", f"{stack}.layers.*.mlp"
+    return {
+        f"{native}.wi": moved(f"{ours}.up_proj"),
+        f"{native}.wo": moved(f"{ours}.down_proj"),
+        f"{native}.router.classifier": moved(f"{ours}.gate"),
+        f"{native}.experts.expert_#.wi.weight": moved(f"{ours}.experts.up_proj[#]"),
+        f"{native}.experts.expert_#.wo.weight": moved(f"{ours}.experts.down_proj[#]"),
+    }
+
+
+SWITCH = Lineage(
+    native="switch_transformers",
+    family="seq2seq",
+    preset="switch_base_8",
+    fixed={
+        **FIXED,
+        "router_scoring": "softmax",
+        "num_experts_per_tok": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "shared_expert_intermediate_size": 0,
+    },
+    fields={
+        **{name: row for name, row in FIELDS.items() if name not in (("feed_forward_proj",), ("classifier_dropout",))},
+        "num_experts": "num_experts",
+        ("num_sparse_encoder_layers", "num_sparse_decoder_layers"): Computed(_read_sparse, _write_sparse),
+        ("dense_act_fn",): Computed(_read_activation, _write_activation),
+        ("d_model",): Computed(_read_scale, _write_nothing),
+        "tie_word_embeddings": Only(True),  # untied, encoder, decoder and head would have tables of their own
+        ("expert_capacity",): Computed(_read_capacity, _write_capacity),
+        "router_jitter_noise": "router_jitter_noise",
+        "router_aux_loss_coef": "router_aux_loss_coef",
+        "router_z_loss_coef": "router_z_loss_coef",
+        "router_bias": Only(False),
+        "router_dtype": Only("float32"),
+        "router_ignore_padding_tokens": HARMLESS,  # read by nothing
+        "add_router_probs": HARMLESS,
+        "add_cross_attention": HARMLESS,  # decoders have it, encoders do not, whatever it says
+    },
+    weights=STACKS | SHARED_TABLE | _experts("encoder") | _experts("decoder"),
+    heads=HEADS,
+)

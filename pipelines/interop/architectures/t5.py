@@ -1,0 +1,152 @@
+"""T5 (v1.0, and v1.1 with UL2 and Flan), mT5 and UMT5: pre-norm, relative positions, no biases."""
+
+from ..architecture_map import HARMLESS, Computed, Lineage, Only, classifier_dropout
+from ..heads import SEQ2SEQ_CLASSIFIER, Heads
+from ..weights import Weights, copied, moved
+
+GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+
+
+def _read_feed_forward(native) -> dict:
+    # "gated-gelu" is the tanh form, which the config class knows; the fused kernel of ours computes the same.
+    act = "gelu_pytorch_tanh" if native.dense_act_fn == "gelu_new" else native.dense_act_fn
+    return {"mlp_type": "glu" if native.is_gated_act else "mlp", "hidden_act": act}
+
+
+def _write_feed_forward(ours) -> dict:
+    if ours.mlp_type == "glu":
+        names = {"gelu": "gelu_python"} | dict.fromkeys(GELU, "gelu")
+        return {"feed_forward_proj": f"gated-{names.get(ours.hidden_act, ours.hidden_act)}"}
+    return {"feed_forward_proj": ours.hidden_act}
+
+
+def _read_dropout(native) -> dict:
+    return {"hidden_dropout": native.dropout_rate, "attention_dropout": native.dropout_rate}
+
+
+def _write_dropout(ours) -> dict:
+    return {"dropout_rate": ours.hidden_dropout}
+
+
+def _read_scale(native) -> dict:
+    """v1.0 scales what it ties. Published configs say both with one field, which the class now takes for the scale."""
+    scaled = native.scale_decoder_outputs
+    return {"logit_multiplier": native.d_model**-0.5 if scaled else 1.0, "tie_word_embeddings": scaled}
+
+
+def _write_scale(ours) -> dict:
+    return {"scale_decoder_outputs": ours.logit_multiplier != 1}
+
+
+def _read_constant_scale(native) -> dict:
+    # transformers' UMT5 scales always. Published heads are untied, which only the weights can say.
+    return {"logit_multiplier": native.d_model**-0.5, "tie_word_embeddings": False}
+
+
+def _write_nothing(ours) -> dict:
+    return {}
+
+
+FIXED = {
+    "position_encoding": "relative",
+    "norm_type": "rmsnorm",
+    "norm_position": "pre",
+    "attention_multiplier": 1.0,  # scores are not scaled
+    "attention_bias": False,
+    "mlp_bias": False,
+    "lm_head_bias": False,
+}
+FIELDS = {
+    "d_model": "hidden_size",
+    "d_kv": "head_dim",
+    "d_ff": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_decoder_layers": "num_decoder_layers",
+    "num_heads": "num_attention_heads",
+    "relative_attention_num_buckets": "relative_attention_num_buckets",
+    "relative_attention_max_distance": "relative_attention_max_distance",
+    "layer_norm_epsilon": "norm_eps",
+    "decoder_start_token_id": "decoder_start_token_id",
+    ("feed_forward_proj",): Computed(_read_feed_forward, _write_feed_forward),
+    ("dropout_rate",): Computed(_read_dropout, _write_dropout),
+    **classifier_dropout("classifier_dropout"),
+    "initializer_factor": HARMLESS,
+    "is_decoder": Only(False),
+}
+
+
+def _attention(native: str, ours: str) -> dict[str, Weights]:
+    return {f"{native}.{name}": moved(f"{ours}.{name}_proj") for name in "qkvo"}
+
+
+def _stack(stack: str) -> dict[str, Weights]:
+    """Rows of the encoder, or of the decoder, whose blocks have cross-attention between their two other parts."""
+    block, layer = f"{stack}.block.*.layer", f"{stack}.layers.*"
+    feed_forward = f"{block}.{1 if stack == 'encoder' else 2}"
+    cross = {} if stack == "encoder" else _attention(f"{block}.1.EncDecAttention", f"{layer}.cross_attn")
+    if cross:
+        cross |= {f"{block}.1.layer_norm": moved(f"{layer}.cross_attention_layernorm")}
+    return {
+        f"{stack}.embed_tokens": copied("encoder.embed_tokens"),
+        **_attention(f"{block}.0.SelfAttention", f"{layer}.self_attn"),
+        f"{block}.0.layer_norm": moved(f"{layer}.input_layernorm"),
+        **cross,
+        f"{feed_forward}.DenseReluDense.wi": moved(f"{layer}.mlp.up_proj"),
+        f"{feed_forward}.DenseReluDense.wi_0": moved(f"{layer}.mlp.gate_proj"),
+        f"{feed_forward}.DenseReluDense.wi_1": moved(f"{layer}.mlp.up_proj"),
+        f"{feed_forward}.DenseReluDense.wo": moved(f"{layer}.mlp.down_proj"),
+        f"{feed_forward}.layer_norm": moved(f"{layer}.post_attention_layernorm"),
+        f"{stack}.final_layer_norm": moved(f"{stack}.norm"),
+    }
+
+
+STACKS = {"shared": moved("encoder.embed_tokens"), **_stack("encoder"), **_stack("decoder")}
+TABLE = "layer.0.SelfAttention.relative_attention_bias"
+SHARED_TABLE = {
+    f"{stack}.block.0.{TABLE}": moved(f"{stack}.position_encoding.relative_attention_bias")
+    for stack in ("encoder", "decoder")
+}
+TABLE_PER_LAYER = {
+    f"{stack}.block.*.{TABLE}": moved(f"{stack}.position_encoding.*.relative_attention_bias")
+    for stack in ("encoder", "decoder")
+}
+HEADS: Heads = {
+    "AutoModel": {},
+    "AutoModelForSeq2SeqLM": {"lm_head": moved("lm_head")},
+    "AutoModelForSequenceClassification": SEQ2SEQ_CLASSIFIER,
+    "AutoModelForTextEncoding": {},
+}
+
+T5 = Lineage(
+    native="t5",
+    family="seq2seq",
+    preset="t5_base",
+    fixed=FIXED,
+    fields={**FIELDS, ("scale_decoder_outputs",): Computed(_read_scale, _write_scale)},
+    weights=STACKS | SHARED_TABLE,
+    heads=HEADS,
+    tied_by_weights=True,
+)
+
+MT5 = Lineage(
+    native="mt5",
+    family="seq2seq",
+    preset="mt5_small",
+    # Published heads are untied, which only the weights can say.
+    fixed={**FIXED, "logit_multiplier": 1.0, "tie_word_embeddings": False},
+    fields=FIELDS,
+    weights=STACKS | SHARED_TABLE,
+    heads=HEADS,
+    tied_by_weights=True,
+)
+
+UMT5 = Lineage(
+    native="umt5",
+    family="seq2seq",
+    preset=None,
+    fixed={**FIXED, "relative_attention_shared": False},
+    fields={**FIELDS, ("d_model",): Computed(_read_constant_scale, _write_nothing)},
+    weights=STACKS | TABLE_PER_LAYER,
+    heads=HEADS,
+    tied_by_weights=True,
+)

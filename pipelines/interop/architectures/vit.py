@@ -1,0 +1,86 @@
+"""ViT and DeiT: pre-norm blocks over patches, a learned vector for each place in the image."""
+
+from ...errors import UserError
+from ..architecture_map import Computed, Lineage
+from ..heads import VIT_HEADS
+from ..weights import convolution, moved
+
+FIXED = {
+    "position_encoding": "learned",
+    "norm_type": "layernorm",
+    "norm_position": "pre",
+    "mlp_type": "mlp",
+    "attention_out_bias": True,
+    "mlp_bias": True,
+    "pooler_type": "cls",
+    "num_register_tokens": 0,
+}
+
+
+def _read_sizes(native) -> dict:
+    patch, image = native.patch_size, native.image_size
+    sides = {patch} if isinstance(patch, int) else set(patch)
+    if len(sides) != 1:
+        raise UserError(
+            f"{native.model_type} with patch_size={patch!r} has no anyformer twin; a square, {max(sides)}, has one"
+        )
+    return {"patch_size": sides.pop(), "image_size": image if isinstance(image, int) else list(image)}
+
+
+def _write_sizes(ours) -> dict:
+    return {"patch_size": ours.patch_size, "image_size": ours.image_size}
+
+
+FIELDS = {
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "hidden_act": "hidden_act",
+    "hidden_dropout_prob": "hidden_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+    "layer_norm_eps": "norm_eps",
+    "num_channels": "num_channels",
+    "qkv_bias": "attention_bias",
+    "encoder_stride": "encoder_stride",
+    "pooler_act": "pooler_act",
+    "pooler_output_size": "pooler_output_size",
+    ("image_size", "patch_size"): Computed(_read_sizes, _write_sizes),
+}
+LAYER = {
+    **{f"layers.*.attention.{name}": moved(f"layers.*.self_attn.{name}") for name in ("q_proj", "k_proj", "v_proj")},
+    "layers.*.attention.o_proj": moved("layers.*.self_attn.o_proj"),
+    "layers.*.layernorm_before": moved("layers.*.input_layernorm"),
+    "layers.*.layernorm_after": moved("layers.*.post_attention_layernorm"),
+    "layers.*.mlp.fc1": moved("layers.*.mlp.up_proj"),
+    "layers.*.mlp.fc2": moved("layers.*.mlp.down_proj"),
+}
+WEIGHTS = {
+    "embeddings.patch_embeddings.projection": convolution("patch_embeddings.projection", "patch_size"),
+    **{f"embeddings.{name}": moved(f"patch_embeddings.{name}") for name in ("cls_token", "mask_token")},
+    "embeddings.position_embeddings": moved("position_encoding.weight"),
+    **LAYER,
+    "layernorm": moved("norm"),
+    "pooler.dense": moved("pooler.dense"),
+}
+
+VIT = Lineage(
+    native="vit",
+    family="vit",
+    preset="vit_base_patch16_224",
+    fixed={**FIXED, "use_distillation_token": False},
+    fields=FIELDS,
+    weights=WEIGHTS,
+    heads=VIT_HEADS,
+)
+DEIT = Lineage(
+    native="deit",
+    family="vit",
+    preset="deit_base_distilled_patch16_224",
+    fixed={**FIXED, "use_distillation_token": True},
+    fields=FIELDS,
+    weights={**WEIGHTS, "embeddings.distillation_token": moved("patch_embeddings.distillation_token")},
+    heads=VIT_HEADS,
+    class_fields={"DeiTForImageClassificationWithTeacher": {"distillation_head": True}},
+)

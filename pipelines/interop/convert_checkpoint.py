@@ -1,0 +1,138 @@
+"""`anyformer convert`: a saved model becomes a folder of the other kind, once both have computed the same."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from ..errors import UserError
+from ..generation import locate_model
+
+# Of the largest logit. Both sides sum in other orders, over up to 32 layers; a wrong weight map is off by 0.1 or more.
+TOLERANCE = 1e-5
+PROBE_ROWS, PROBE_TOKENS, PROBE_SEED = 2, 48, 0
+DIRECTIONS = ("native", "anyformer")
+
+
+def convert(source: str, destination: str | os.PathLike, to: str | None = None) -> str:
+    """Convert a saved model with its tokenizer and generation config; return what was done, in one line.
+
+    Both models are run in fp32 on the same random tokens; nothing is written unless the logits agree within 1e-5 of
+    the largest. The folder appears complete or not at all.
+
+    Args:
+        source: folder of a run or of a saved model, or a Hub repository; ours or native.
+        destination: a folder that does not exist yet, or is empty.
+        to: "native" or "anyformer"; None: the other kind than the source's.
+
+    Raises:
+        UserError: no such model, a destination in use, a model without twin, or logits that differ.
+    """
+    if to not in (None, *DIRECTIONS):
+        raise UserError(f"to={to!r} is no direction; known: {', '.join(DIRECTIONS)}")
+    destination = check_destination(destination)
+    source = locate_model(str(source))
+    from transformers.utils import logging
+
+    import anyformer
+
+    from .conversion import from_native, load_config, load_model, to_native
+    from .families import is_ours
+    from .verify import probe, scale_and_difference
+
+    anyformer.register()
+    logging.disable_progress_bar()
+    config = load_config(source)
+    direction = "native" if is_ours(config) else "anyformer"
+    if to not in (None, direction):
+        kind = "an anyformer" if to == "anyformer" else "a native"
+        raise UserError(f"MODEL={source} is {kind} model already ({config.model_type}); leave out --to {to}")
+    parts = [_tokenizer(source), _image_processor(source, to=direction)]
+    model = load_model(source)
+    twin = to_native(model) if direction == "native" else from_native(model)
+    count = sum(parameter.numel() for parameter in twin.parameters())
+    ours = model if direction == "native" else twin
+    inputs = probe(ours, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
+    scale, difference = scale_and_difference(model, twin, inputs)
+    kinds = f"{model.config.model_type} -> {twin.config.model_type}"
+    if not difference <= TOLERANCE * scale:
+        raise UserError(
+            f"{kinds}: the twin's logits differ by {difference:.2g} where the largest is {scale:.3g}, more than "
+            f"{TOLERANCE:g} of it; nothing was written"
+        )
+    kind = "an image processor" if "pixel_values" in inputs else "a tokenizer"
+    del model
+    parts = [part for part in parts if part is not None]
+    _save([twin, *parts], destination)
+    return (
+        f"{kinds}: {count:,} parameters, largest difference of logits {difference:.2g} (largest logit {scale:.3g}); "
+        f"written to {destination}{'' if parts else f', without {kind}, since the source has none'}"
+    )
+
+
+def check_destination(destination: str | os.PathLike) -> Path:
+    """Return the folder to write; raise UserError where something is there already."""
+    path = Path(destination).expanduser()
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise UserError(f"DST={destination} is not empty; name a folder that does not exist yet")
+    elif path.exists() or path.is_symlink():
+        raise UserError(f"DST={destination} is a file; name a folder that does not exist yet")
+    return path
+
+
+def _save(parts: list, destination: Path) -> None:
+    """Write what has a `save_pretrained` aside, then rename."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", suffix=".tmp", dir=destination.parent))
+    try:
+        for part in parts:
+            part.save_pretrained(aside)
+        aside.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
+        os.replace(aside, destination)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _tokenizer(source: str):
+    """The source's tokenizer, or None. Saved again rather than copied: some are found by the config's model_type."""
+    from transformers import AutoTokenizer
+    from transformers.utils import cached_file
+
+    names = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+    there = (cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names)
+    if not any(there):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"MODEL={source}: its tokenizer cannot be loaded: {reason}") from error
+
+
+def _image_processor(source: str, to: str):
+    """The source's image processor, or None; for a native model as transformers' own where that one does the same."""
+    from transformers import ViTImageProcessorPil
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+    from transformers.utils import IMAGE_PROCESSOR_NAME, cached_file
+
+    if cached_file(source, IMAGE_PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
+        return None
+    try:
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"MODEL={source}: its image processor cannot be loaded: {reason}") from error
+    if to != "native" or getattr(processor, "num_channels", None) != 3:  # transformers' makes no image grey
+        return processor
+    fields = {name: value for name, value in processor.to_dict().items() if hasattr(ViTImageProcessorPil, name)}
+    for name in ("image_mean", "image_std"):
+        fields[name] = list(fields[name]) * (3 if len(fields[name]) == 1 else 1)
+    return ViTImageProcessorPil(**fields, do_convert_rgb=True)
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

@@ -1,0 +1,184 @@
+"""Which lineage a native config belongs to, and which one a config of ours is a twin of."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from anyformer.modeling.configuration import TransformerConfig
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
+
+from ..errors import UserError, did_you_mean
+from ..recipes.introspection import family_fields
+from .architecture_map import SILENT_FIELDS, Lineage
+from .architectures.albert import ALBERT
+from .architectures.bart import BART, MARIAN
+from .architectures.bert import BERT, LONGFORMER, ROBERTA
+from .architectures.bloom import BLOOM, MPT
+from .architectures.deberta import DEBERTA, DEBERTA_V2
+from .architectures.gpt import GPT2, GPT_NEO, GPT_NEOX
+from .architectures.imagegpt import IMAGEGPT
+from .architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .architectures.mixtral import MIXTRAL, QWEN3_MOE
+from .architectures.modernbert import MODERNBERT
+from .architectures.switch import SWITCH
+from .architectures.t5 import MT5, T5, UMT5
+from .architectures.vit import DEIT, VIT
+from .families import CONFIGS, family_of
+from .rotary import flat_rope
+
+# Where several are twins of one config, the first is taken, unless the config remembers where it came from.
+DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT)
+ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
+SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN, SWITCH)
+MIXTURES = (MIXTRAL, QWEN3_MOE)
+VISION = (VIT, DEIT)
+LINEAGES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ, *MIXTURES, *VISION)}
+ORIGIN = "native_model_type"  # our config's memory: without a window, a Mistral is a LLaMA in all but name
+
+# Functions that transformers has under several names.
+SAME_ACTIVATION = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
+SAME_ACTIVATION |= {"gelu_python": "gelu"}
+
+
+def _acts_with(*position_encodings: str):
+    return lambda c: c.position_encoding in position_encodings
+
+
+def _adds_absolute_positions(c) -> bool:
+    """Whether there is a table of learned absolute positions beside disentangled ones."""
+    return getattr(c, "position_biased_input", False) or getattr(c, "mask_decoder_layers", 0) > 0
+
+
+def feed_forward_kinds(c) -> list[str]:
+    """The kind of feed-forward of each layer, of both stacks where there are two: they share one pattern."""
+    layers = max(c.num_hidden_layers, getattr(c, "num_decoder_layers", None) or 0)
+    if getattr(c, "num_experts", None) is None:
+        return ["dense"] * layers
+    kinds = c.mlp_pattern or c.mlp_kinds
+    return [kinds[i % len(kinds)] for i in range(layers)]
+
+
+MIXTURE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
+MIXTURE_FIELDS += ("router_scoring", "router_bias_update_rate", "shared_expert_intermediate_size", "expert_capacity")
+# Field -> whether it acts in this config.
+ACTS = {
+    "alibi_bias_max": _acts_with("alibi"),
+    "relative_attention_num_buckets": _acts_with("relative"),
+    "relative_attention_max_distance": _acts_with("relative"),
+    "relative_attention_shared": _acts_with("relative"),
+    "rope_parameters": _acts_with("rotary"),
+    "max_position_embeddings": lambda c: c.position_encoding in ("learned", "rotary") or _adds_absolute_positions(c),
+    "position_offset": lambda c: c.position_encoding == "learned" or _adds_absolute_positions(c),
+    "norm_bias": lambda c: c.norm_type == "layernorm",
+    **dict.fromkeys(("pos_att_type", "share_att_key", "position_buckets"), _acts_with("disentangled")),
+    **dict.fromkeys(("max_relative_positions", "relative_embedding_norm"), _acts_with("disentangled")),
+    **dict.fromkeys(("conv_groups", "conv_act"), lambda c: c.conv_kernel_size > 0),
+    # What transformers' classes say, or are told, beside their config.
+    "add_pooling_layer": lambda c: family_of(c) != "vit",
+    "distillation_head": lambda c: False,
+    "pooler_act": lambda c: not getattr(c, "task_head_transform", False),
+    "intermediate_size": lambda c: "dense" in feed_forward_kinds(c),
+    **dict.fromkeys(MIXTURE_FIELDS, lambda c: c.num_experts is not None),
+    "shared_expert_gate": lambda c: bool(c.num_experts and c.shared_expert_intermediate_size),
+}
+
+
+def lineage_of(native: PreTrainedConfig) -> Lineage:
+    """Return the lineage of a native config; raise UserError where there is none."""
+    if native.model_type not in LINEAGES:
+        hint = did_you_mean(native.model_type, LINEAGES)
+        raise UserError(f"model_type={native.model_type!r} has no anyformer twin{hint}")
+    return LINEAGES[native.model_type]
+
+
+def our_config(native: PreTrainedConfig) -> TransformerConfig:
+    """Return the config of ours that computes what a native config computes.
+
+    Raises UserError for an architecture, or a value of a field, that we cannot express.
+    """
+    lineage = lineage_of(native)
+    try:
+        return CONFIGS[lineage.family](**lineage.read(native), **{ORIGIN: lineage.native})
+    except (ValueError, StrictDataclassError) as error:
+        raise UserError(f"{lineage.native} has no anyformer twin with these sizes: {error}") from error
+
+
+def effective_fields(config) -> dict[str, Any]:
+    """The fields of our config that decide what it computes, each said in one way."""
+    fields = {name: getattr(config, name) for name in family_fields(family_of(config)) if name not in SILENT_FIELDS}
+    fields = {name: value for name, value in fields.items() if name not in ACTS or ACTS[name](config)}
+    del fields["layer_types"]
+    fields["attention_pattern"] = config.attention_kinds
+    if "num_experts" in fields:
+        del fields["mlp_layer_types"]
+        fields["mlp_pattern"] = feed_forward_kinds(config)
+    fields["hidden_act"] = SAME_ACTIVATION.get(config.hidden_act, config.hidden_act)
+    if "head_act" in fields:
+        head_act = config.head_act or config.hidden_act
+        fields["head_act"] = SAME_ACTIVATION.get(head_act, head_act)
+    if fields["attention_multiplier"] is None:
+        fields["attention_multiplier"] = config.head_dim**-0.5
+    if "rope_parameters" in fields:
+        fields["rope_parameters"] = flat_rope(config) or config.rope_parameters
+    if "pos_att_type" in fields:
+        fields["pos_att_type"] = sorted(config.pos_att_type)
+        fields["max_relative_positions"] = config.max_relative_positions or config.max_position_embeddings
+    return fields
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two fields say the same, up to the rounding of a square root computed in two ways."""
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return one == other
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How near a lineage comes to a config of ours: its native config, and the differences in words."""
+
+    lineage: Lineage
+    config: PreTrainedConfig | None
+    differences: list[str]
+
+
+def fit(lineage: Lineage, ours) -> Fit:
+    """Translate our config there and back: what does not come back the same, the lineage cannot say."""
+    try:
+        native = lineage.native_config(ours)
+        back = effective_fields(our_config(native))
+    except (
+        ValueError,
+        KeyError,
+        StrictDataclassError,
+        UserError,
+    ) as error:  # what transformers' own validation refuses
+        return Fit(lineage, None, [" ".join(str(error).split())])
+    here = effective_fields(ours)
+    names = [name for name in {**here, **back} if not same_value(here.get(name), back.get(name))]
+    if lineage.tied_by_weights:
+        names = [name for name in names if name != "tie_word_embeddings"]
+    # A field that acts on one side only follows from another difference, such as that of position_encoding.
+    names = [name for name in names if name in here and name in back] or names
+    words = [f"{name} ({here.get(name)!r} here, {back.get(name)!r} there)" for name in names]
+    return Fit(lineage, native, words)
+
+
+def native_config(ours) -> tuple[Lineage, PreTrainedConfig]:
+    """Return the native lineage and config that compute what our config computes.
+
+    Raises UserError, naming the nearest lineage and what differs, where no native architecture does.
+    """
+    fits = [fit(lineage, ours) for lineage in LINEAGES.values() if lineage.family == family_of(ours)]
+    twins = [row for row in fits if not row.differences]
+    if not twins:
+        # A lineage that transformers could not build was not compared in full: named only where nothing else is left.
+        nearest = min(fits, key=lambda row: (row.config is None, len(row.differences)))
+        raise UserError(
+            f"this model has no native twin; the nearest, {nearest.lineage.native}, differs in "
+            f"{', '.join(nearest.differences)}"
+        )
+    origin = [row for row in twins if row.lineage.native == getattr(ours, ORIGIN, None)]
+    best = (origin or twins)[0]
+    return best.lineage, best.config

@@ -1,0 +1,49 @@
+"""Perplexities: of the model, of a unigram model on the same tokens, and per word."""
+
+import math
+
+import numpy as np
+
+from ..data.packing import PackedDataset, TokenStore
+
+
+def perplexity(nll_per_token: float) -> float:
+    """exp of the mean negative log-likelihood; infinite where that overflows."""
+    return math.exp(nll_per_token) if nll_per_token < 700 else math.inf
+
+
+def token_counts(store: TokenStore, vocab_size: int) -> np.ndarray:
+    """How often each token id occurs in a store, counted in pieces so that a large store stays on disk."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for start in range(0, len(store.tokens), 1 << 24):
+        counts += np.bincount(np.asarray(store.tokens[start : start + (1 << 24)]), minlength=vocab_size)
+    return counts
+
+
+def unigram_perplexity(train: TokenStore, rows: PackedDataset, vocab_size: int) -> float:
+    """Perplexity of the training text's token frequencies (add-one smoothing) on the labels the model is tested on."""
+    frequency = token_counts(train, vocab_size) + 1
+    log_probability = np.log(frequency / frequency.sum())
+    total = count = 0
+    for i in range(len(rows)):
+        labels = rows[i]["labels"].numpy()
+        labels = labels[labels != -100]
+        total -= log_probability[labels].sum()
+        count += len(labels)
+    return perplexity(total / max(1, count))
+
+
+def final_metrics(
+    names, nll: float, predictions: float, rows: PackedDataset, train: TokenStore, vocab_size: int
+) -> dict:
+    """The metrics a recipe asks for, from the summed negative log-likelihood of `predictions` tokens.
+
+    word_perplexity divides by words, not tokens: whitespace-separated words and one end per line (WikiText-2's
+    convention), so that models with different tokenizers can be compared.
+    """
+    compute = {
+        "perplexity": lambda: perplexity(nll / predictions),
+        "unigram_perplexity": lambda: unigram_perplexity(train, rows, vocab_size),
+        "word_perplexity": lambda: perplexity(nll / rows.store.num_words),
+    }
+    return {"loss": nll / predictions} | {name: compute[name]() for name in names}

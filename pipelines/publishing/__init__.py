@@ -1,0 +1,1 @@
+"""The model card, and the way to the Hub."""

@@ -1,0 +1,187 @@
+"""To the Hub: weights, tokenizer, the code the model loads with, and its card, in one commit.
+
+Publishing only reads the folder, so it can be repeated after any failure.
+"""
+
+import re
+import shutil
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ..errors import UserError
+from ..storage.model_folder import ModelFolder, open_model_folder
+from .model_card import MARKER, is_own_card, render_model_card, write_model_card
+
+# What travels beside weights, code and card. Everything else stays: checkpoints, optimizer states, pickles, logs.
+TRAVELLING = [
+    *("config.json", "generation_config.json", "recipe.yaml", "run.json", "metrics.jsonl"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
+    *("completions.png", "router.jsonl", "router.png"),
+]
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")  # the form of the Hub's access tokens
+
+
+def publish(
+    folder: Path | str,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    license: str | None = None,
+) -> str:
+    """Push a saved model to the Hub and return its URL; a second call updates the repository.
+
+    Args:
+        folder: a finished run's folder or one written by `save_pretrained`; it is read, never changed.
+        repo_id: `owner/name`, or `name` for the account that is logged in; created where it does not exist.
+        private: create the repository as private; an existing public one is refused.
+        revision: branch, created where it does not exist; None: main.
+        license: licence named in the card; None: the recipe's `publish.license`.
+
+    Raises:
+        UserError: `folder` is no model folder or holds a secret, `repo_id` is malformed, nobody is logged in, or the
+            Hub refuses or cannot be reached. Everything that can be checked is checked before the upload.
+    """
+    model = open_model_folder(folder)
+    files = files_to_publish(model)
+    repo_id = check_destination(repo_id)
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api = HfApi()
+    with hub_errors(f"{repo_id} could not be prepared on the Hub"):
+        url = str(api.create_repo(repo_id, private=private or None, exist_ok=True))
+        if private and not api.repo_info(repo_id).private:
+            raise UserError(f"{repo_id} exists and is public; make it private in its settings or choose another name")
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+    contents = dict(files)
+    if is_own_card(model.path / "README.md") and _has_foreign_card(api, repo_id, revision):
+        print(f"the README.md of {repo_id} was not written by anyformer, or changed by hand; it is kept as it is")
+    elif is_own_card(model.path / "README.md"):
+        contents["README.md"] = render_model_card(model, repo_id=repo_id, license=license).encode()
+    else:
+        print(f"{model.path / 'README.md'} was not written by anyformer; it is published as it is")
+        contents["README.md"] = model.path / "README.md"
+    if not any((model.path / name).is_file() for name in TOKENIZER):
+        print(f"{model.path} holds no tokenizer; the model is published without one")
+    _print_upload(contents, url)
+    operations = [CommitOperationAdd(name, file) for name, file in sorted(contents.items())]
+    with hub_errors(f"the upload to {repo_id} did not complete, and {model.path} is as it was"):
+        api.create_commit(repo_id, operations, commit_message="Publish with anyformer", revision=revision)
+    return url if revision is None else f"{url}/tree/{revision}"
+
+
+def prepare_folder(folder: Path | str) -> None:
+    """Complete a saved model in place: code files it lacks, and the model card.
+
+    Raises UserError as `publish` does for a folder that cannot be published.
+    """
+    model = open_model_folder(folder)
+    for name, file in model.code_files().items():
+        if file.parent != model.path:
+            shutil.copyfile(file, model.path / name)
+    write_model_card(model.path)
+
+
+def check_destination(repo_id: str) -> str:
+    """Return `repo_id` as owner/name, after asking the Hub who is logged in.
+
+    Cheap, so a run can ask before it trains. Raises UserError: malformed id, not logged in, Hub not reachable.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UserError(
+            f"repo_id={repo_id!r} is no repository name ({str(error).split(':')[0].rstrip('.')}); "
+            f"write owner/name, such as my-name/my-model"
+        ) from error
+    try:
+        with hub_errors("the Hub could not be asked who is logged in", passing=(401,)):
+            owner = HfApi().whoami()["name"]
+    except LocalTokenNotFoundError as error:
+        raise UserError("not logged in to the Hub; run `hf auth login` or set HF_TOKEN") from error
+    except HfHubHTTPError as error:
+        raise UserError("the Hub does not accept the token; run `hf auth login` or set HF_TOKEN anew") from error
+    return repo_id if "/" in repo_id else f"{owner}/{repo_id}"
+
+
+def files_to_publish(model: ModelFolder) -> dict[str, Path]:
+    """Path in the repository -> file on disk, the card excepted.
+
+    Raises UserError where weights are damaged, code is missing, or a text file holds an access token of the Hub.
+    """
+    model.parameter_count()  # reads every weight file's header: a damaged one is not worth an upload
+    texts = {
+        file.name: file
+        for file in sorted(model.path.iterdir())
+        if file.is_file() and any(fnmatch(file.name, pattern) for pattern in TRAVELLING)
+    }
+    for file in [*texts.values(), model.path / "README.md"]:
+        if file.suffix in (".yaml", ".json", ".jsonl", ".md") and file.is_file():
+            with file.open("rb") as lines:
+                if any(ACCESS_TOKEN.search(line) for line in lines):
+                    raise UserError(f"{file} holds an access token of the Hub; remove it (and revoke it) first")
+    return texts | model.code_files() | {file.name: file for file in model.weight_files()}
+
+
+@contextmanager
+def hub_errors(what: str, passing: tuple[int, ...] = ()):
+    """Turn whatever the Hub or the way to it answers into one sentence; HTTP statuses in `passing` go through."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    try:
+        yield
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in passing:
+            raise
+        reasons = {
+            401: "nobody is logged in; run `hf auth login` or set HF_TOKEN",
+            403: "the account that is logged in may not write there; choose a repository of yours",
+            404: "the repository or branch does not exist",
+        }
+        again = "; run the same again" if status >= 500 or status in (408, 409, 412, 429) else ""
+        reason = reasons.get(status) or _one_line(error.server_message or "no reason given")
+        raise UserError(f"{what}: the Hub answered {status}, {reason}{again}") from error
+    except OfflineModeIsEnabled as error:
+        raise UserError(f"{what}: HF_HUB_OFFLINE is set; unset it to publish") from error
+    except LocalTokenNotFoundError:
+        raise
+    except ValueError as error:  # the card's metadata, which the Hub checks before the upload
+        raise UserError(f"{what}: {_one_line(str(error))}") from error
+    except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: the Xet client's
+        reason = _one_line(str(error) or type(error).__name__)
+        raise UserError(f"{what}: no connection ({reason}); run the same again") from error
+
+
+def _has_foreign_card(api, repo_id: str, revision: str | None) -> bool:
+    """Whether the repository's card is one that a person wrote or changed."""
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    with hub_errors(f"the card of {repo_id} could not be read"):
+        try:
+            # By name of the commit, not through the cache of a branch that another process may have moved.
+            commit = api.repo_info(repo_id, revision=revision).sha
+            card = api.hf_hub_download(repo_id, "README.md", revision=commit)
+        except RemoteEntryNotFoundError:
+            return False
+    return MARKER not in Path(card).read_text(encoding="utf-8", errors="replace")
+
+
+def _print_upload(contents: dict[str, Path | bytes], url: str) -> None:
+    sizes = {name: len(c) if isinstance(c, bytes) else c.stat().st_size for name, c in contents.items()}
+    for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        print(f"  {size / 1e6:10.3f} MB  {name}")
+    print(f"uploading {len(sizes)} files, {sum(sizes.values()) / 1e6:.1f} MB, to {url}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")[:300]

@@ -1,0 +1,1 @@
+"""A recipe: YAML and overrides become one checked object."""

@@ -1,0 +1,97 @@
+"""What a recipe may change of a checkpoint's config: dropout, and how far its rotary positions reach.
+
+Everything else is what its weights were made with.
+"""
+
+from typing import Any
+
+from anyformer.modeling.legality import ROPE_TYPES
+
+from ..errors import UserError, did_you_mean
+from .types import convert
+
+ROPE_KEYS = (
+    "rope_type",
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "short_factor",
+    "long_factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "partial_rotary_factor",
+)
+# What each kind of scaling cannot be without; theta is the checkpoint's own unless given.
+ROPE_NEEDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def checkpoint_field(name: str, value: Any) -> Any:
+    """The checked value of a field `model.name` that stands beside `model.name_or_path`; raise UserError."""
+    where = f"model.{name}"
+    if name == "max_position_embeddings":
+        value = convert(value, int, where)
+        if value < 1:
+            raise UserError(f"{where}={value} must be at least 1")
+        return value
+    if name == "rope_parameters":
+        return _rope_parameters(convert(value, dict, where), where)
+    if "drop" not in name:  # dropout belongs to the training, not to the weights
+        raise UserError(
+            f"{where} cannot be set with model.name_or_path; a checkpoint has its own (dropout, rope_parameters and "
+            f"max_position_embeddings can be set)"
+        )
+    return convert(value, float, where)
+
+
+def _rope_parameters(value: dict, where: str) -> dict:
+    for key in value:
+        if key not in ROPE_KEYS:
+            raise UserError(f"{where}.{key}: no such setting{did_you_mean(str(key), ROPE_KEYS, where + '.')}")
+    rope_type = value.get("rope_type")
+    if rope_type not in ROPE_TYPES:
+        raise UserError(f"{where}.rope_type={rope_type!r} is not known; known: {', '.join(ROPE_TYPES)}")
+    missing = [key for key in ROPE_NEEDS.get(rope_type, ()) if key not in value]
+    if missing:
+        raise UserError(f"{where}.{missing[0]} is not set; rope_type={rope_type!r} needs {' and '.join(missing)}")
+    return value
+
+
+def with_fields(config, fields: dict[str, Any], name: str):
+    """The config of the checkpoint `name` with a recipe's `fields` in it, made anew where positions change.
+
+    Raises:
+        UserError: the checkpoint has no such dropout, or positions that cannot be stretched.
+    """
+    fields = dict(fields)
+    positions = {key: fields.pop(key) for key in ("rope_parameters", "max_position_embeddings") if key in fields}
+    for field, value in fields.items():
+        if not hasattr(config, field):
+            known = [known for known in config.to_dict() if "drop" in known]
+            raise UserError(f"model.{field}: {name} has no such setting{did_you_mean(field, known, 'model.')}")
+        setattr(config, field, value)
+    if not positions:
+        return config
+    field, old = next(iter(positions)), getattr(config, "rope_parameters", None)
+    if not old or getattr(config, "position_encoding", "rotary") != "rotary":
+        raise UserError(f"model.{field}: {name} has no rotary positions, which alone can be stretched")
+    if "rope_parameters" in positions:
+        if "rope_type" not in old:
+            raise UserError(f"model.rope_parameters: {name} has other ones for each type of layer; keep them")
+        kept = {key: old[key] for key in ("rope_theta", "partial_rotary_factor") if key in old}
+        positions["rope_parameters"] = kept | positions["rope_parameters"]
+    try:
+        return type(config).from_dict(config.to_dict() | positions)
+    except (ValueError, KeyError) as error:
+        raise UserError(f"model.{field}: {' '.join(str(error).split())}") from error

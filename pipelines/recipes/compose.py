@@ -1,0 +1,291 @@
+"""Recipes: YAML and command-line overrides become one checked `Recipe`.
+
+Layers, later ones winning: the schema's defaults, the model preset, the recipe file, the overrides. Every mistake is
+a UserError of one sentence. Nothing heavy is imported: names and types of config fields and TrainingArguments are read
+from their sources (introspection.py).
+"""
+
+import copy
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from ..errors import UserError, did_you_mean
+from . import introspection
+from .checkpoint_overrides import checkpoint_field
+from .checks import DEFAULT_METRICS, OWNED_ARGUMENTS, check_model, check_recipe
+from .files import read_yaml_file
+from .schema import ModelSection, ObjectiveSection, Recipe, TrainingSection
+from .strict_yaml import parse_yaml
+from .types import as_mapping, build, convert, default_of, show, type_words, unknown_key
+
+# Settings that leave the run's mathematics alone: they may change between a run and its resumption. The rest may not.
+FREE_ON_RESUME = [
+    "name",
+    "description",
+    "model.preset",
+    "publish.*",
+    "evaluation.*",
+    "data.cache_dir",
+    "data.test_*",
+    "training.output_dir",
+    "training.resume",
+    "training.report_to",
+    "training.run_name",
+    "training.project",
+    "training.logging_*",
+    "training.log_*",
+    "training.save_*",
+    "training.trackio_*",
+    "training.dataloader_num_workers",
+    "training.dataloader_p*",
+    "training.push_to_hub",
+    "training.hub_*",
+    "training.per_device_eval_batch_size",
+    "training.eval_*",
+    "training.skip_memory_metrics",
+    "training.debug",
+    "training.ddp_timeout",
+]
+
+
+# --------------------------------------------------------------------------------------------------- presets
+
+
+def load_preset(name_or_path: str) -> tuple[str, dict[str, Any]]:
+    """Return (family, config fields) of a preset: a file in configs/models, or a path to one.
+
+    Raises:
+        UserError: no such preset, or a key the family's config does not have.
+    """
+    data, _ = read_yaml_file(name_or_path, "models", "model.preset")
+    data = {key: value for key, value in data.items() if key != "description"}
+    where = f"preset {name_or_path}"
+    if "family" not in data:
+        raise UserError(f"{where}: no family given, such as family: decoder")
+    family = convert(data.pop("family"), _field_type(ModelSection, "family"), f"{where}: family")
+    return family, _config_fields(data, family, where)
+
+
+# ------------------------------------------------------------------------------------------------ overrides
+
+
+def _parse_override(text: str) -> tuple[list[str], Any]:
+    path, equals, value = text.partition("=")
+    path = path.strip()
+    if not equals or not path or any(not part for part in path.split(".")):
+        raise UserError(f"override {text!r} is not of the form section.key=value")
+    try:
+        return path.split("."), parse_yaml(value, path)
+    except UserError:
+        if value.lstrip()[:1] in ("[", "{", '"', "'"):
+            raise
+        return path.split("."), value  # a glob such as *.txt is no YAML, but plainly text
+
+
+def _apply_override(data: dict, path: list[str], value: Any) -> None:
+    target: Any = data
+    for depth, part in enumerate(path[:-1], 1):
+        if isinstance(target, dict):
+            if target.get(part) is None:
+                target[part] = {}
+            target = target[part]
+        else:
+            target = target[_index(target, part, path, depth)]
+        if not isinstance(target, (dict, list)):
+            raise UserError(f"{'.'.join(path)}: {'.'.join(path[:depth])}={show(target)} has no settings in it")
+    if isinstance(target, dict):
+        target[path[-1]] = value
+    else:
+        target[_index(target, path[-1], path, len(path))] = value
+
+
+def _index(entries: list, part: str, path: list[str], depth: int) -> int:
+    if not part.isdecimal() or int(part) >= len(entries):
+        name = ".".join(path[: depth - 1])
+        raise UserError(f"{'.'.join(path)}: {name} has {len(entries)} entries, counted from 0")
+    return int(part)
+
+
+# ------------------------------------------------------------------------------------------------ composing
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the composed, checked recipe of a file or of a shipped name, with `section.key=value` overrides.
+
+    Raises:
+        UserError: no such recipe, an unknown key, a wrong type, or settings that exclude each other.
+    """
+    data, stem = read_yaml_file(name_or_path, "recipes", "recipe")
+    return _compose(data if data.get("name") else {**data, "name": stem}, [_parse_override(text) for text in overrides])
+
+
+def recipe_from_dict(data: dict[str, Any]) -> Recipe:
+    """Return the recipe of a mapping in the shape of a recipe file, such as `Recipe.to_dict()` gives."""
+    return _compose(data, [])
+
+
+def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
+    if any(path == ["model", "name_or_path"] and value is not None for path, value in overrides):
+        # A checkpoint given on the command line takes the place of the file's architecture and its tokenizer.
+        data = {name: section for name, section in data.items() if name not in ("model", "tokenizer")}
+    # The preset lies under the recipe file but overrides may choose it, and overrides may reach into its mappings
+    # (model.rope_parameters.factor): so find its name first, then lay it under, then override.
+    final = copy.deepcopy(data)
+    for path, value in overrides:
+        _apply_override(final, path, copy.deepcopy(value))
+    chosen = convert(as_mapping(final.get("model"), "model").get("preset"), str | None, "model.preset")
+    if chosen is not None:
+        under = _preset_layer(chosen, as_mapping(final.get("tokenizer"), "tokenizer").get("name_or_path"))
+        final = copy.deepcopy(data)
+        final["model"] = copy.deepcopy(under) | as_mapping(final.get("model"), "model")
+        for path, value in overrides:
+            _apply_override(final, path, copy.deepcopy(value))
+        # Once more, for `model={...}`, which replaces the section.
+        final["model"] = copy.deepcopy(under) | as_mapping(final["model"], "model")
+        if Path(chosen).name != chosen or Path(chosen).suffix:
+            final["model"]["preset"] = None  # the saved recipe must not need somebody's file
+    for key in final:
+        if key not in {f.name for f in fields(Recipe)}:
+            raise unknown_key("", key, [f.name for f in fields(Recipe)])
+    model, training = final.pop("model", None), final.pop("training", None)
+    recipe: Recipe = build(Recipe, final, "")
+    recipe.model, recipe.training = _model_section(model), _training_section(training)
+    _settle_task(recipe, final)
+    if recipe.model.name_or_path is not None and not final.get("tokenizer"):
+        recipe.tokenizer.name_or_path = recipe.model.name_or_path
+    check_model(recipe)
+    check_recipe(recipe)
+    return recipe
+
+
+def _settle_task(recipe: Recipe, given: dict) -> None:
+    """Leave exactly one of objective and task, and fill in what depends on which."""
+    if given.get("objective") is not None and given.get("task") is not None:
+        raise UserError("objective and task are both set; keep one and set the other to null")
+    if recipe.task is not None:
+        recipe.objective = None
+    elif recipe.objective is None:
+        recipe.objective = ObjectiveSection()
+    if recipe.evaluation.metrics is None:
+        name = recipe.task.name if recipe.task else recipe.objective.name
+        recipe.evaluation.metrics = list(DEFAULT_METRICS.get(name, ["perplexity"]))
+
+
+def _preset_layer(preset: str, pretrained_tokenizer: str | None) -> dict[str, Any]:
+    family, layer = load_preset(preset)
+    if pretrained_tokenizer is None:
+        # A preset's vocabulary belongs to its own tokenizer; a tokenizer trained here brings its own size.
+        layer = {name: value for name, value in layer.items() if name not in ("vocab_size", "output_vocab_size")}
+    return {"family": family, **layer}
+
+
+def _model_section(data: Any) -> ModelSection:
+    data = as_mapping(data, "model")
+    own = {f.name for f in fields(ModelSection)} - {"fields"}
+    section: ModelSection = build(ModelSection, {k: v for k, v in data.items() if k in own}, "model", rest="fields")
+    rest = {key: value for key, value in data.items() if key not in own}
+    if section.name_or_path is not None:
+        for name in ("preset", "family"):
+            if getattr(section, name) is not None:
+                raise UserError(
+                    f"model.{name} and model.name_or_path are both set; a checkpoint has its own architecture"
+                )
+        section.fields = {name: checkpoint_field(name, value) for name, value in rest.items()}
+    elif section.family is None:
+        if rest:  # more likely a misspelt name of ours than a config field
+            near = did_you_mean(str(next(iter(rest))), own, "model.")
+            raise UserError(f"model.{next(iter(rest))}: no model.preset or model.family says whose field this is{near}")
+        raise UserError("model names no architecture; set model.preset, model.family or model.name_or_path")
+    else:
+        section.fields = _config_fields(rest, section.family, "model", own)
+    return section
+
+
+def _config_fields(data: dict, family: str, where: str, own: set[str] = frozenset()) -> dict[str, Any]:
+    known = introspection.family_fields(family)
+    found = {}
+    for key, value in data.items():
+        if key not in known:
+            if where == "model":
+                raise unknown_key("model", key, [*own, *known])
+            raise UserError(f"{where}: {key}: no such setting{did_you_mean(str(key), known)}")
+        found[key] = convert(value, known[key].type, f"model.{key}" if where == "model" else f"{where}: {key}")
+    return found
+
+
+def _training_section(data: Any) -> TrainingSection:
+    data = as_mapping(data, "training")
+    for key in data:
+        if key in OWNED_ARGUMENTS:
+            raise UserError(f"training.{key} cannot be set; {OWNED_ARGUMENTS[key]}")
+    own = {f.name for f in fields(TrainingSection)}
+    known = {k: f for k, f in introspection.training_argument_fields().items() if k not in own | set(OWNED_ARGUMENTS)}
+    section: TrainingSection = build(TrainingSection, data, "training", rest="extra", allow=known)
+    section.extra = {key: convert(value, known[key].type, f"training.{key}") for key, value in section.extra.items()}
+    return section
+
+
+# ------------------------------------------------------------------------------------- comparing, describing
+
+
+def _flatten(value: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    flat = {}
+    for key, item in value.items():
+        flat |= _flatten(item, f"{path}.{key}" if path else str(key))
+    return flat
+
+
+def resume_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """Return the first setting in which two `Recipe.to_dict()`s would train differently, with both values.
+
+    Keys one of them lacks (written by another version) count as their defaults. None: the same run.
+    """
+    defaults, before, after = _flatten(Recipe().to_dict()), _flatten(old), _flatten(new)
+    for path in dict.fromkeys([*after, *before]):
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):
+            continue
+        there, here = (side.get(path, defaults.get(path)) for side in (before, after))
+        if there != here:
+            return f"{path} is {show(there)} there and {show(here)} here"
+    return None
+
+
+@dataclass(frozen=True)
+class FieldDoc:
+    """One setting as help and documentation show it."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+def describe_fields() -> Iterator[FieldDoc]:
+    """Yield every setting of the schema in order; the text stands in schema.py alone."""
+    for section in fields(Recipe):
+        cls = next((arm for arm in (section.type, *get_args(section.type)) if is_dataclass(arm)), None)
+        if cls is not None:
+            yield from _describe(cls, section.name)
+        else:
+            yield FieldDoc(section.name, type_words(section.type), default_of(section), section.metadata["help"])
+
+
+def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
+    for row in fields(cls):
+        if row.name in ("fields", "extra"):
+            yield FieldDoc(f"{path}.*", "any value", None, row.metadata["help"])
+            continue
+        yield FieldDoc(f"{path}.{row.name}", type_words(row.type), default_of(row), row.metadata["help"])
+        inner = next((arm for arm in get_args(row.type) if is_dataclass(arm)), None)
+        if inner is not None:  # of data.mixture's entries only what a plain source does not have
+            base = {f.name for f in fields(inner.__mro__[1])}
+            yield from (doc for doc in _describe(inner, f"{path}.{row.name}.N") if doc.name.split(".")[-1] not in base)
+
+
+def _field_type(cls: type, name: str) -> Any:
+    return next(f.type for f in fields(cls) if f.name == name)

@@ -1,0 +1,55 @@
+"""Where recipes and presets come from: files of the user, or the ones shipped in configs/."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, did_you_mean
+from .strict_yaml import parse_yaml
+from .types import as_mapping, show
+
+
+def shipped(folder: str) -> dict[str, Any]:
+    """Return the YAML files of configs/FOLDER ("recipes" or "models"): name -> readable resource, sorted by name."""
+    rows = [row for row in (files("anyformer.configs") / folder).iterdir() if row.name.endswith(".yaml")]
+    return {row.name.removesuffix(".yaml"): row for row in sorted(rows, key=lambda row: row.name)}
+
+
+def shipped_yaml(folder: str, name: str) -> dict:
+    """Return one shipped YAML file as a mapping, unchecked."""
+    return parse_yaml(shipped(folder)[name].read_text(encoding="utf-8"), f"configs/{folder}/{name}.yaml")
+
+
+def read_yaml_file(name_or_path: str, folder: str, noun: str) -> tuple[dict, str]:
+    """Return (mapping, stem) of a file, or of a shipped one where `name_or_path` is a bare name.
+
+    Args:
+        folder: where shipped ones stand, "recipes" or "models".
+        noun: what the user calls it, for errors.
+
+    Raises:
+        UserError: no such file, not readable, not YAML, or not a mapping.
+    """
+    looks_like_path = Path(name_or_path).suffix in (".yaml", ".yml") or Path(name_or_path).name != name_or_path
+    if not looks_like_path and name_or_path in shipped(folder):
+        return as_mapping(shipped_yaml(folder, name_or_path), noun), name_or_path
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        raise UserError(f"{noun} {name_or_path!r} is a folder; give the YAML file in it")
+    if not path.exists():
+        if looks_like_path:
+            raise UserError(f"{noun} {name_or_path!r}: no such file")
+        known = shipped(folder)
+        raise UserError(f"{noun} {name_or_path!r}: no such file, and no shipped one{did_you_mean(name_or_path, known)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{noun} {name_or_path!r} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{noun} {name_or_path!r} cannot be read: {error.strerror}") from None
+    data = parse_yaml(text, name_or_path)
+    if data is None:
+        raise UserError(f"{noun} {name_or_path!r} is empty")
+    if not isinstance(data, dict):
+        raise UserError(f"{noun} {name_or_path!r} holds {show(data)}, not sections with settings")
+    return data, path.stem

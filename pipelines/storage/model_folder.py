@@ -1,0 +1,154 @@
+"""A folder that holds a saved model: its config, its weights and the code files it loads with."""
+
+import ast
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyformer import modeling
+
+from ..errors import UserError
+from .checkpoints import list_checkpoints
+
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+OUR_CODE = Path(modeling.__file__).parent
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A saved model on disk. Open it with `open_model_folder`, which checks that it is one."""
+
+    path: Path
+    config: dict[str, Any]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the model is of an anyformer family, whose code we can supply."""
+        return str(self.config.get("model_type", "")).startswith("anyformer_")
+
+    @property
+    def auto_map(self) -> dict[str, Any]:
+        return self.config.get("auto_map") or {}
+
+    def weight_files(self) -> list[Path]:
+        """The files `from_pretrained` would read, index included.
+
+        Raises:
+            UserError: there are none, or a shard that the index names is missing.
+        """
+        single, index = self.path / WEIGHTS, self.path / WEIGHTS_INDEX
+        if single.is_file():
+            return [single]
+        if not index.is_file():
+            raise UserError(f"{self.path} holds no {WEIGHTS} or {WEIGHTS_INDEX}; save the model with save_pretrained")
+        shards = [self.path / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+        missing = [shard.name for shard in shards if not shard.is_file()]
+        if missing:
+            raise UserError(f"{index} names {missing[0]}, which is missing; save the model again")
+        return [index, *shards]
+
+    def parameter_count(self) -> int:
+        """Stored parameters, a tied head counted once, from the headers of the weight files.
+
+        Raises UserError for a file that is no complete safetensors file.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        total = 0
+        for file in self.weight_files():
+            if file.suffix != ".safetensors":
+                continue
+            try:
+                with safe_open(file, framework="np") as tensors:
+                    for name in tensors.keys():  # noqa: SIM118 - no mapping, it cannot be iterated
+                        count = 1
+                        for size in tensors.get_slice(name).get_shape():
+                            count *= size
+                        total += count
+            except SafetensorError as error:
+                raise UserError(f"{file} is damaged ({error}); save the model again") from error
+        return total
+
+    def code_files(self) -> dict[str, Path]:
+        """Every code file the model loads with, by name: those of `auto_map` and their siblings, transitively.
+
+        What the folder lacks is taken from the installed package, for models of ours.
+
+        Raises:
+            UserError: a file is missing and cannot be supplied, because the model is not ours or because the files
+                in the folder are of another version, with which new files must not be mixed.
+        """
+        if self.is_ours and not self.auto_map:
+            raise UserError(
+                f"{self.path / 'config.json'} has no auto_map, so the model cannot load without anyformer; load it "
+                f"with from_pretrained and save it again"
+            )
+        found: dict[str, Path] = {}
+        wanted = _auto_map_modules(self.auto_map)
+        while wanted:
+            name = f"{wanted.pop()}.py"
+            if name in found:
+                continue
+            file = self.path / name
+            if not file.is_file() and self.is_ours:
+                file = OUR_CODE / name
+            if not file.is_file():
+                raise UserError(f"{self.path} lacks {name}, which its code needs; save the model again to write it")
+            found[name] = file
+            wanted |= _sibling_imports(file)
+        self._check_one_version(found)
+        return dict(sorted(found.items()))
+
+    def _check_one_version(self, files: dict[str, Path]) -> None:
+        supplied = [name for name, file in files.items() if file.parent == OUR_CODE]
+        if not supplied:
+            return
+        for name, file in files.items():
+            if name not in supplied and file.read_bytes() != (OUR_CODE / name).read_bytes():
+                raise UserError(
+                    f"{self.path} lacks {supplied[0]}, and its {name} is of another anyformer version; load the model "
+                    f"with from_pretrained and save it again"
+                )
+
+
+def open_model_folder(folder: Path | str) -> ModelFolder:
+    """Return the saved model in `folder`; raise UserError where there is none."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder; name the folder of a finished run or of a saved model")
+    if not (folder / "config.json").is_file():
+        checkpoints = list_checkpoints(folder)
+        hint = f"finish the run, or name {checkpoints[0]}" if checkpoints else "name one written by save_pretrained"
+        raise UserError(f"{folder} is no model folder, config.json is missing; {hint}")
+    config = _read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / 'config.json'} holds no settings; save the model again")
+    model = ModelFolder(folder, config)
+    model.weight_files()
+    return model
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not readable as JSON ({error}); save the model again") from error
+
+
+def _auto_map_modules(auto_map: dict[str, Any]) -> set[str]:
+    """Module names in an auto_map, whose values are "module.Class" or lists of such (slow and fast tokenizer)."""
+    modules = set()
+    for value in auto_map.values():
+        for reference in value if isinstance(value, list | tuple) else [value]:
+            # "owner/name--module.Class" is code in another repository, which is fetched from there.
+            if reference is not None and "--" not in reference:
+                modules.add(reference.split(".")[0])
+    return modules
+
+
+def _sibling_imports(file: Path) -> set[str]:
+    """Modules that `file` imports with one dot: the only relative imports transformers carries along."""
+    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return {node.module for node in imports if node.level == 1 and node.module}

@@ -1,0 +1,1 @@
+"""Tokenizers: loaded or trained, and their special tokens."""

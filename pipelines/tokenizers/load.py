@@ -1,0 +1,185 @@
+"""The tokenizer of a run: trained on the training text and kept in the cache, or a pretrained one."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..data.documents import Corpus, sha
+from ..errors import UserError
+from ..recipes.schema import TokenizerSection
+from ..storage.cache import cached_folder
+from .special_tokens import CLS, MASK, SEP, begin_and_end, sentinel, special_tokens, template
+from .train import DEFAULT_VOCAB_SIZE, PAD, TRAINERS, UNKNOWN, Plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_FORMAT = 1  # raise it when training changes, so that older cache entries are not taken for its result
+_CHUNK = 2**20  # characters; the trainers keep several times a text's size in memory while they read it
+
+
+def train_or_load_tokenizer(
+    section: TokenizerSection, corpus: Corpus, cache_dir: Path, *, progress: bool
+) -> "PreTrainedTokenizerFast":
+    """The pretrained tokenizer of `name_or_path`, or one trained on the first `max_training_bytes` of the corpus.
+
+    A trained tokenizer has `<|pad|>` and, where its algorithm can meet text it cannot write, `<|unk|>`. The rest is its
+    framing's (None: as `none`; framing.tokenizer_section fills in what a recipe needs):
+    none: `<|endoftext|>` is beginning and end of text, and nothing is put around a text.
+    cls_sep: `<|cls|>` text `<|sep|>`, and for a pair `<|cls|>` a `<|sep|>` b `<|sep|>` with token_type_ids 0 and 1; the
+    two are beginning and end of text as well, and there is a `<|mask|>`.
+    eos: text `<|endoftext|>`.
+    `sentinels` adds `<extra_id_0>`, `<extra_id_1>`, ... The tokenizer is stored under cache_dir/tokenizers by its
+    settings and the corpus' fingerprint, as files that AutoTokenizer loads without this package. The same text gives
+    byte-identical files.
+    Raises UserError for a vocabulary the text does not support and for a pretrained tokenizer that cannot be loaded.
+    """
+    if section.name_or_path:
+        return _load_pretrained(section)
+    from transformers import PreTrainedTokenizerFast
+
+    plan = _plan(section)
+    folder = cached_folder(
+        Path(cache_dir),
+        "tokenizers",
+        _cache_key(plan, section, corpus),
+        lambda work: _train(plan, section, corpus, progress).save_pretrained(work),
+        lambda path: (path / "tokenizer.json").exists() and (path / "tokenizer_config.json").exists(),
+    )
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast", backend=None) -> str:
+    """Equal for tokenizers that give every text the same tokens and frame it with the same ones.
+
+    `backend` is the tokenizer's `plain_backend`, where the caller has it: making one takes a while.
+    """
+    ids = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id]
+    return sha([(backend or plain_backend(tokenizer)).to_str(), ids])
+
+
+def plain_backend(tokenizer: "PreTrainedTokenizerFast"):
+    """A copy of the tokenizers.Tokenizer inside, without the truncation and padding it may have been saved with."""
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def training_texts(corpus: Corpus, max_bytes: int) -> Iterator[str]:
+    """The text of the corpus up to `max_bytes` of UTF-8, in chunks of a million characters or less."""
+    left = max_bytes
+    for document in corpus.documents():
+        for chunk in _chunks(document.text):
+            size = len(chunk.encode())
+            if size > left:
+                chunk = chunk.encode()[:left].decode(errors="ignore")  # not in the middle of a character
+            if chunk:
+                yield chunk
+            left -= size
+            if left <= 0:
+                return
+
+
+def _chunks(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        end = start + _CHUNK
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or end
+        yield text[start:end]
+        start = end
+
+
+def _plan(section: TokenizerSection) -> Plan:
+    if section.type not in TRAINERS:
+        known = ", ".join(sorted(TRAINERS))
+        raise UserError(f"tokenizer.type={section.type!r}: no such type; known: {known}.")
+    special = special_tokens(section)
+    for token in section.special_tokens:
+        if not token or special.count(token) > 1:
+            raise UserError(f"tokenizer.special_tokens: {token!r} is empty or stands there twice; leave it out.")
+    if section.max_training_bytes < 1:
+        raise UserError(f"tokenizer.max_training_bytes={section.max_training_bytes} must be at least 1.")
+    if section.vocab_size is not None and section.vocab_size <= len(special):
+        raise UserError(
+            f"tokenizer.vocab_size={section.vocab_size} leaves no room beside the {len(special)} special tokens."
+        )
+    return Plan(
+        special=special,
+        vocab_size=section.vocab_size or DEFAULT_VOCAB_SIZE,
+        size_was_asked=section.vocab_size is not None,
+        lowercase=section.lowercase,
+        min_frequency=section.min_frequency,
+    )
+
+
+def _cache_key(plan: Plan, section: TokenizerSection, corpus: Corpus) -> str:
+    import tokenizers
+
+    settings = [section.type, vars(plan), section.max_training_bytes]
+    if section.framing not in (None, "none"):
+        settings.append(section.framing)
+    return sha([_FORMAT, tokenizers.__version__, settings, corpus.fingerprint()])
+
+
+def _train(plan: Plan, section: TokenizerSection, corpus: Corpus, progress: bool) -> "PreTrainedTokenizerFast":
+    from transformers import PreTrainedTokenizerFast
+
+    backend = TRAINERS[section.type](lambda: training_texts(corpus, section.max_training_bytes), plan, progress)
+    begin, end = begin_and_end(section.framing)
+    names = {"bos_token": begin, "eos_token": end, "pad_token": PAD}
+    names["unk_token"] = UNKNOWN if UNKNOWN in plan.special else None
+    inputs = ["input_ids", "attention_mask"]  # without token_type_ids, which a decoder does not take
+    if section.framing == "cls_sep":
+        names |= {"cls_token": CLS, "sep_token": SEP, "mask_token": _placeholder(MASK, section)}
+        inputs.insert(1, "token_type_ids")
+    sentinels = [_placeholder(sentinel(number), section) for number in range(section.sentinels or 0)]
+    backend.add_special_tokens([token for token in (names.get("mask_token"), *sentinels) if token is not None])
+    _set_frame(backend, section)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        **names,
+        extra_special_tokens=[*section.special_tokens, *sentinels],
+        model_input_names=inputs,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _placeholder(token: str, section: TokenizerSection):
+    """A token that stands for words, taking the space before it where words carry theirs, as RoBERTa's mask does.
+
+    Otherwise "a <|mask|> b" would hold a token for the space before the mask, which no training row does.
+    """
+    from tokenizers import AddedToken
+
+    return AddedToken(token, lstrip=section.type in ("byte_bpe", "unigram"), special=True, normalized=False)
+
+
+def _set_frame(backend, section: TokenizerSection) -> None:
+    """Give the backend the post-processor that puts the framing's tokens around a text or a pair of texts."""
+    from tokenizers.processors import TemplateProcessing
+
+    texts = template(section.framing)
+    if texts is not None:
+        tokens = [token for token in special_tokens(section) if any(token in text for text in texts.values())]
+        backend.post_processor = TemplateProcessing(
+            **texts, special_tokens=[(token, backend.token_to_id(token)) for token in tokens]
+        )
+
+
+def _load_pretrained(section: TokenizerSection) -> "PreTrainedTokenizerFast":
+    from transformers import AutoTokenizer
+
+    field = f"tokenizer.name_or_path={section.name_or_path!r}"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(Path(section.name_or_path).expanduser()))
+    except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UserError(f"{field} cannot be loaded: {reason}.") from error
+    if not tokenizer.is_fast:
+        raise UserError(f"{field} has no fast version (tokenizer.json), which is needed here.")
+    if section.special_tokens:
+        tokenizer.add_tokens(list(section.special_tokens), special_tokens=True)
+    return tokenizer

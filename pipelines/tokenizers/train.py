@@ -1,0 +1,185 @@
+"""Training of the four kinds of tokenizer with the tokenizers library, each deterministic.
+
+Deterministic needs care: the trainers keep words in hash maps whose order differs from run to run, which leaks into the
+numbering of WordPiece's alphabet and into the last digits of Unigram's scores.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..errors import UserError
+
+END, PAD, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|unk|>"
+DEFAULT_VOCAB_SIZE = 8192
+
+# Words with at most one space in front, numbers, runs of signs, line breaks and further spaces: GPT-2's division.
+_WORDS = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+| +(?= )|\s"
+
+Texts = Callable[[], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained. vocab_size counts the special tokens; only a size that nobody asked for may come out smaller."""
+
+    special: list[str]
+    vocab_size: int
+    size_was_asked: bool
+    lowercase: bool = False
+    min_frequency: int = 2
+
+
+def train_byte_bpe(texts: Texts, plan: Plan, progress: bool):
+    """Byte-level BPE as in GPT-2: every text comes back exactly, and no text is unknown."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    _require(plan, len(alphabet) + len(plan.special), "the 256 bytes and the special tokens")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=plan.vocab_size,
+        min_frequency=plan.min_frequency,
+        special_tokens=plan.special,
+        initial_alphabet=alphabet,
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(texts(), trainer)
+    return _checked(tokenizer, plan)
+
+
+def train_wordpiece(texts: Texts, plan: Plan, progress: bool):
+    """WordPiece as in BERT: words and signs apart, `##` marks a continuation. Spaces and line breaks are not kept."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    def untrained(vocabulary: dict[str, int] | None = None):
+        arguments = {"vocab": vocabulary} if vocabulary else {}
+        tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN, max_input_chars_per_word=100, **arguments))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=plan.lowercase)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece(prefix="##")
+        return tokenizer
+
+    def trained(first: list[str], vocab_size: int, show_progress: bool) -> list[str]:
+        tokenizer = untrained()
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size,
+            min_frequency=plan.min_frequency,
+            special_tokens=first,
+            show_progress=show_progress,
+        )
+        tokenizer.train_from_iterator(texts(), trainer)
+        vocabulary = tokenizer.get_vocab()
+        return sorted(vocabulary, key=vocabulary.get)
+
+    # The trainer numbers the continuing characters in the order of its hash map, and merges equally frequent pairs in
+    # the order of those numbers. So the alphabet is collected first (no merges), and handed in sorted.
+    alphabet = trained(plan.special, 0, False)[len(plan.special) :]
+    _require(plan, len(plan.special) + len(alphabet), "the characters of the training text and the special tokens")
+    entries = trained(plan.special + sorted(alphabet), plan.vocab_size, progress)
+    tokenizer = untrained({entry: number for number, entry in enumerate(entries)})
+    tokenizer.add_special_tokens(plan.special)
+    return _checked(tokenizer, plan)
+
+
+def train_unigram(texts: Texts, plan: Plan, progress: bool):
+    """Unigram language model as in SentencePiece, with `▁` for a space. Text of known characters comes back exactly,
+    unless it is lower-cased or holds `▁` itself."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    if plan.lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            # "never": a space in front of the text would make " a" and "a" the same.
+            pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
+        ]
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never", split=False)
+    characters = _characters(texts, str.lower if plan.lowercase else str)
+    _require(plan, len(plan.special) + len(characters), "the characters of the training text and the special tokens")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=plan.vocab_size,
+        special_tokens=plan.special,
+        unk_token=UNKNOWN,
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(texts(), trainer)
+    return _checked(_with_settled_scores(tokenizer, plan.special), plan)
+
+
+def _with_settled_scores(tokenizer, special: list[str]):
+    """The tokenizer with reproducible scores, pieces in order of them.
+
+    The trainer sums in the order of a hash map, so its scores are equal to about 1e-11 only: four decimals are kept.
+    And characters that won no place get the lowest score plus 0.0001, 0.0002, ... in that order: all get the lowest.
+    """
+    from tokenizers import Tokenizer
+
+    state = json.loads(tokenizer.to_str())
+    scores = {piece: score for piece, score in state["model"]["vocab"] if piece not in special}
+    lowest = min(scores.values())
+    losers = lowest + 0.0001 * (sum(len(piece) == 1 for piece in scores) + 1)
+    settled = [
+        (piece, round(lowest if len(piece) == 1 and score < losers else score, 4)) for piece, score in scores.items()
+    ]
+    settled.sort(key=lambda entry: (-entry[1], entry[0]))
+    state["model"]["vocab"] = [(piece, 0.0) for piece in special] + settled
+    state["model"]["unk_id"] = special.index(UNKNOWN)
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def train_char(texts: Texts, plan: Plan, progress: bool):
+    """One token per character, numbered by code point; the special tokens follow."""
+    from tokenizers import Tokenizer, decoders, models
+
+    characters = _characters(texts)
+    for token in characters & set(plan.special):
+        raise UserError(f"tokenizer.special_tokens: {token!r} is a character of the training text; use a longer name.")
+    vocabulary = {entry: number for number, entry in enumerate([*sorted(characters), *plan.special])}
+    if plan.size_was_asked and plan.vocab_size != len(vocabulary):
+        raise UserError(
+            f"tokenizer.vocab_size={plan.vocab_size} does not fit tokenizer.type=char: the training text has "
+            f"{len(characters):,} characters, with special tokens {len(vocabulary):,} entries; leave vocab_size out."
+        )
+    # BPE without merges, not WordLevel over a split into characters: the same tokens, six times as fast.
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(plan.special)
+    return tokenizer
+
+
+def _characters(texts: Texts, change: Callable[[str], str] = str) -> set[str]:
+    found: set[str] = set()
+    for text in texts():
+        found.update(change(text))
+    return found
+
+
+def _require(plan: Plan, smallest: int, reason: str) -> None:
+    if plan.vocab_size < smallest:
+        raise UserError(
+            f"tokenizer.vocab_size={plan.vocab_size} is too small: {reason} alone take {smallest:,} entries."
+        )
+
+
+def _checked(tokenizer, plan: Plan):
+    size = tokenizer.get_vocab_size()
+    if plan.size_was_asked and size < plan.vocab_size:
+        raise UserError(
+            f"tokenizer.vocab_size={plan.vocab_size} is more than the training text supports: "
+            f"it yields at most {size:,} entries."
+        )
+    return tokenizer
+
+
+TRAINERS = {
+    "byte_bpe": train_byte_bpe,
+    "wordpiece": train_wordpiece,
+    "unigram": train_unigram,
+    "char": train_char,
+}

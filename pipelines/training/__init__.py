@@ -1,0 +1,1 @@
+"""One run: the trainer and its parts, arguments, optimizers, the run folder."""

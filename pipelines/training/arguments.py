@@ -1,0 +1,182 @@
+"""A recipe's training section as transformers' TrainingArguments, with Trainer's quiet traps set right."""
+
+import importlib.util
+import os
+from contextlib import contextmanager
+from importlib import resources
+
+import torch
+from transformers import TrainingArguments
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import OptimizerNames
+
+from ..accounting.flops import prefers_bf16
+from ..errors import UserError, did_you_mean
+from ..recipes.schema import Recipe, TrainingSection
+
+SCHEDULES = {"wsd": "warmup_stable_decay"}
+OWN_OPTIMIZERS = {"adamw": "adamw_torch_fused", "muon": "adamw_torch_fused"}
+CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in TrainingArguments.__dataclass_fields__
+)
+# min_lr_rate turns plain cosine into transformers' cosine with a floor.
+COSINE_FLOORS = {"min_lr", "min_lr_rate"}
+
+
+def schedule(section: TrainingSection, total_steps: int | None) -> tuple[str, dict]:
+    """(transformers' name, its arguments) of the schedule; `wsd` decays over the last `decay_steps` of all steps."""
+    name, kwargs = section.lr_scheduler_type, dict(section.lr_scheduler_kwargs)
+    if name == "cosine" and COSINE_FLOORS & kwargs.keys():
+        name = "cosine_with_min_lr"
+    name = SCHEDULES.get(name, name)
+    known = {t.value for t in SchedulerType} | set(SCHEDULES)
+    if name not in known:
+        raise UserError(
+            f"training.lr_scheduler_type={section.lr_scheduler_type!r} is not known{did_you_mean(name, known)}"
+        )
+    if name == "warmup_stable_decay" and "num_decay_steps" not in kwargs:
+        share = section.decay_steps
+        if share < 1 and total_steps is None:
+            raise UserError("training.decay_steps below 1 is a share of training.max_steps, which is not set")
+        kwargs["num_decay_steps"] = round(share * total_steps) if share < 1 else int(share)
+    return name, kwargs
+
+
+def resolve_bf16(section: TrainingSection, device_type: str) -> bool:
+    """Whether training runs under bfloat16 autocast."""
+    return prefers_bf16(device_type) if section.bf16 == "auto" else section.bf16
+
+
+def device_type() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    return "cpu" if accelerator is None or not torch.accelerator.is_available() else accelerator.type
+
+
+def deepspeed_config(value):
+    """A path or dict as it is; a name such as `zero2` as the shipped configs/deepspeed/zero2.json."""
+    if not isinstance(value, str) or os.path.exists(value):
+        return value
+    folder = resources.files("anyformer.configs") / "deepspeed"
+    shipped = {f.name.removesuffix(".json"): f for f in folder.iterdir() if f.name.endswith(".json")}
+    if value not in shipped:
+        raise UserError(f"training.deepspeed={value!r} is neither a file nor shipped{did_you_mean(value, shipped)}")
+    return str(shipped[value])
+
+
+def total_steps(section: TrainingSection, rows: int | None, world_size: int) -> int | None:
+    """Optimizer steps of the whole run, or None where neither max_steps nor the number of rows is known."""
+    if section.max_steps > 0:
+        return section.max_steps
+    if rows is None:
+        return None
+    batches = -(-rows // (section.per_device_train_batch_size * world_size))
+    per_epoch = max(1, -(-batches // section.gradient_accumulation_steps))
+    return int(-(-section.num_train_epochs * per_epoch // 1))
+
+
+def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArguments:
+    """Build TrainingArguments; `rows` (training rows) is needed where a schedule depends on the length of the run.
+
+    Raises UserError for unknown names and for values that TrainingArguments refuses.
+    """
+    section, device = recipe.training, device_type()
+    if device == "cpu":  # accelerate imports DeepSpeed where it is installed, and DeepSpeed looks for an accelerator
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    optimizers = set(OWN_OPTIMIZERS) | {o.value for o in OptimizerNames}
+    if section.optim not in optimizers:
+        raise UserError(f"training.optim={section.optim!r} is not known{did_you_mean(section.optim, optimizers)}")
+    trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
+    for tracker in set(trackers) & {"wandb", "trackio", "tensorboard"}:
+        if importlib.util.find_spec(tracker) is None:
+            raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
+    extra = dict(section.extra)
+    if extra.get("deepspeed") is not None:
+        extra["deepspeed"] = deepspeed_config(extra["deepspeed"])
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    scheduler, scheduler_kwargs = schedule(section, total_steps(section, rows, world_size))
+    values = {
+        "output_dir": section.output_dir,
+        "seed": section.seed,
+        "data_seed": section.seed,
+        "max_steps": section.max_steps,
+        "num_train_epochs": section.num_train_epochs,
+        "per_device_train_batch_size": section.per_device_train_batch_size,
+        "per_device_eval_batch_size": section.per_device_train_batch_size,
+        "gradient_accumulation_steps": section.gradient_accumulation_steps,
+        "learning_rate": section.learning_rate,
+        "optim": OWN_OPTIMIZERS.get(section.optim, section.optim),
+        "weight_decay": section.weight_decay,
+        "adam_beta2": section.adam_beta2,
+        "max_grad_norm": section.max_grad_norm,
+        "lr_scheduler_type": scheduler,
+        "lr_scheduler_kwargs": scheduler_kwargs,
+        "warmup_steps": section.warmup_steps,
+        "bf16": resolve_bf16(section, device),
+        # Renamed in transformers 5.2x; the old name still works there, with a warning.
+        CHECKPOINTING: section.gradient_checkpointing,
+        "torch_compile": section.torch_compile,
+        "logging_steps": section.logging_steps,
+        "save_steps": section.save_steps,
+        "save_total_limit": section.save_total_limit,
+        "report_to": section.report_to,
+        "eval_strategy": "no" if recipe.evaluation.every_steps is None else "steps",
+        "eval_steps": recipe.evaluation.every_steps,
+        "metric_for_best_model": recipe.evaluation.best_metric,
+        "greater_is_better": recipe.evaluation.best_metric != "loss",
+        # Without an accelerator the process group must be gloo; with one this stays off.
+        "use_cpu": device == "cpu",
+        # Traps of Trainer: NaN logged as 0.0; our own guard stops the run instead.
+        "logging_nan_inf_filter": False,
+        # A second traversal of the graph at every step, for parameters we do not have.
+        "ddp_find_unused_parameters": False,
+        # Our rows carry exactly what the model takes, and their numbers for error messages.
+        "remove_unused_columns": False,
+        "prediction_loss_only": True,
+        "disable_tqdm": True,
+        "logging_first_step": True,
+        "dataloader_pin_memory": device == "cuda",
+    }
+    if device == "cuda":
+        values["accelerator_config"] = {"non_blocking": True}
+    try:
+        return TrainingArguments(**(values | extra))
+    except (ValueError, TypeError, ImportError) as error:
+        sentence = str(error).strip().splitlines()[0]
+        raise UserError(f"training: transformers refuses these settings: {sentence}") from error
+
+
+def start_deepspeed(arguments: TrainingArguments) -> None:
+    """Start DeepSpeed's own process group before a ZeRO-3 model is built.
+
+    A ZeRO-3 model is sharded while it is built, and DeepSpeed then counts its processes: without this it sees one.
+    """
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
+
+
+@contextmanager
+def whole_weights(arguments: TrainingArguments):
+    """Let a fresh model be built whole on every process, also under ZeRO-3, which would build it in shards.
+
+    The shards would be initialised in another order: the same seed would give other weights than DDP has. The price is
+    host memory for the whole model on each process; a checkpoint is still loaded in shards.
+    """
+    config = getattr(arguments, "hf_deepspeed_config", None)
+    if config is None:  # the engine may come from the launcher's file instead of the recipe
+        config = getattr(arguments.deepspeed_plugin, "dschf", None)
+    if config is None:
+        yield
+        return
+    from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        set_hf_deepspeed_config(config)

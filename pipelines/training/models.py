@@ -1,0 +1,135 @@
+"""From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
+
+import math
+
+import torch
+import transformers
+from transformers import AutoConfig
+from transformers.utils import logging
+
+from ..errors import UserError
+from ..recipes.checkpoint_overrides import with_fields
+from ..recipes.image_checks import sees_images
+from ..recipes.schema import Recipe
+from .arguments import whole_weights
+
+
+def model_config(recipe: Recipe, tokenizer, task_fields: dict):
+    """The config of fresh weights, with vocabulary and special tokens taken from the tokenizer where not set.
+
+    tokenizer: None for a model of images. task_fields: what the task adds, such as the names of the classes.
+    Raises UserError where the model's vocabulary is smaller than the tokenizer's, or the config is illegal.
+    """
+    section = recipe.model
+    fields = {**(vocabulary_fields(tokenizer) if tokenizer is not None else {}), **task_fields, **section.fields}
+    if tokenizer is not None and fields["vocab_size"] < len(tokenizer):
+        raise UserError(
+            f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {len(tokenizer)} entries; "
+            f"leave it out, or set at least {len(tokenizer)}"
+        )
+    try:
+        return AutoConfig.for_model(f"anyformer_{section.family}", **fields)
+    except ValueError as error:
+        raise UserError(f"model: {error}") from error
+
+
+def vocabulary_fields(tokenizer) -> dict:
+    """Fields of a config that say which tokens there are."""
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    return {"vocab_size": len(tokenizer), **special}
+
+
+def build_model(recipe: Recipe, data, arguments):
+    """A model to train: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`, in fp32.
+
+    fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
+    data: PreparedData, whose objective or task says which head the model gets.
+    """
+    job = data.objective
+    auto_class = getattr(transformers, job.auto_class)
+    task_fields = job.config_fields() if hasattr(job, "config_fields") else {}
+    if recipe.model.name_or_path is None:
+        config = model_config(recipe, data.tokenizer, task_fields)
+        try:
+            with whole_weights(arguments):
+                model = auto_class.from_config(config)
+        except ValueError as error:  # the family has no such head
+            raise UserError(
+                f"model.family={recipe.model.family} has no head for {kind_of(recipe)}: {first_line(error)}"
+            ) from error
+    else:
+        model = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments.process_index == 0)
+    if hasattr(job, "prepare_model"):
+        job.prepare_model(model)
+    return model
+
+
+def kind_of(recipe: Recipe) -> str:
+    return f"task.name={recipe.task.name}" if recipe.task else f"objective.name={recipe.objective.name}"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, speak: bool):
+    """The checkpoint with the head of `auto_class`; one line says which weights it does not have.
+
+    Raises UserError where it cannot be loaded, cannot take a field the recipe sets, or has too small a vocabulary.
+    """
+    name = recipe.model.name_or_path
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # transformers' table of missing weights, which our line sums up
+    try:
+        config = with_fields(AutoConfig.from_pretrained(name), recipe.model.fields, name)
+        for field, value in task_fields.items():
+            if field != "decoder_start_token_id" or getattr(config, field, None) is None:
+                setattr(config, field, value)
+        model, found = auto_class.from_pretrained(
+            name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.name_or_path={name!r} cannot be loaded: {first_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    fresh = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    if fresh and speak:
+        print(f"new weights, not taken from {name}: {', '.join(fresh[:12])}{', ...' if len(fresh) > 12 else ''}")
+    if tokenizer is None:
+        return model
+    size = model.get_input_embeddings().weight.shape[0]
+    if size < len(tokenizer):
+        raise UserError(
+            f"model.name_or_path={name!r} has a vocabulary of {size}, the tokenizer has {len(tokenizer)} entries; "
+            f"set tokenizer.name_or_path={name!r}"
+        )
+    return model
+
+
+def check_length(recipe: Recipe, config) -> None:
+    """Raise UserError where rows are longer than the positions a model has vectors for."""
+    most = getattr(config, "max_position_embeddings", None)
+    rotary = getattr(config, "rope_parameters", None) is not None
+    learned = getattr(config, "position_encoding", "none" if rotary else "learned") == "learned"
+    if not learned or most is None:
+        return
+    if sees_images(recipe):
+        pixels = recipe.objective.image_size**2 if recipe.task is None and recipe.objective.name == "pixels" else 0
+        if pixels > most:
+            side = math.isqrt(most)
+            raise UserError(
+                f"objective.image_size={recipe.objective.image_size} makes {pixels} pixels, more than the model's "
+                f"max_position_embeddings={most}; at most {side} works"
+            )
+        return
+    for section, names in (
+        ("objective", ("sequence_length",)),
+        ("task", ("max_length", "max_target_length", "max_new_tokens")),
+    ):
+        for name in names:
+            length = getattr(getattr(recipe, section), name, None)
+            if length is not None and length > most:
+                raise UserError(
+                    f"{section}.{name}={length} is longer than the model's max_position_embeddings={most}; "
+                    f"at most {most} works"
+                )

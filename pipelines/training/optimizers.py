@@ -1,0 +1,117 @@
+"""Muon for the matrices inside the blocks, AdamW for everything else."""
+
+import math
+from collections import defaultdict
+
+import torch
+
+from ..accounting.flops import prefers_bf16
+
+
+class Fp32Muon(torch.optim.Muon):
+    """torch.optim.Muon with its defaults, but in fp32 and with matrices of one shape multiplied together.
+
+    torch multiplies in bf16, which a processor without such instructions emulates: ten times slower. State and groups
+    are torch's, so checkpoints of either go on in the other.
+    """
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            by_shape = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape[parameter.shape].append(parameter)
+            for parameters in by_shape.values():
+                self._step_matrices(parameters, group)
+        return loss
+
+    def _step_matrices(self, parameters: list[torch.Tensor], group: dict):
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
+        gradients, momentum = [p.grad for p in parameters], group["momentum"]
+        buffers = [self.state[p]["momentum_buffer"] for p in parameters]
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        updates = torch._foreach_lerp(gradients, buffers, momentum) if group["nesterov"] else buffers
+        directions = orthogonalized(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        rows, columns = parameters[0].shape
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(
+            parameters, list(directions.to(parameters[0].dtype)), alpha=-group["lr"] * math.sqrt(max(1, rows / columns))
+        )
+
+
+def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps: float) -> torch.Tensor:
+    """(N, R, C) -> the same shape in fp32, singular values near 1, by Newton and Schulz's iteration (Jordan 2024)."""
+    a, b, c = coefficients
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = (matrices.mT if tall else matrices).float()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """torch.optim.Muon (Jordan et al. 2024) and fused torch.optim.AdamW behind the interface of one optimizer.
+
+    `param_groups` lists both optimizers' groups, so a learning-rate schedule scales each from its own peak.
+    """
+
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW):
+        self.parts = {"muon": muon, "adamw": adamw}
+        super().__init__([p for part in self.parts.values() for g in part.param_groups for p in g["params"]], {})
+        self._share_groups()
+
+    def _share_groups(self):
+        # The same dict objects: what a scheduler writes into a group is what the part reads.
+        self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = closure() if closure is not None else None
+        for part in self.parts.values():
+            part.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True):
+        for part in self.parts.values():
+            part.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state_dict):
+        for name, part in self.parts.items():
+            part.load_state_dict(state_dict[name])
+        self._share_groups()
+
+
+def muon_parameter_names(model: torch.nn.Module) -> set[str]:
+    """Weight matrices of the hidden layers: two axes, no embedding, no output head (Jordan et al. 2024)."""
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    inside = {id(p) for stack in stacks for p in stack.parameters() if p.ndim == 2}
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    return {n for n, p in model.named_parameters() if id(p) in inside - embeddings}
+
+
+def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay, betas, eps) -> MuonWithAdamW:
+    """Muon over the hidden matrices, AdamW over the rest (weight decay on the names in `decay_names` only)."""
+    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    matrices = muon_parameter_names(model) & trainable.keys()
+    rest = trainable.keys() - matrices
+    groups = [
+        {"params": [trainable[n] for n in trainable if n in rest & decay_names], "weight_decay": weight_decay},
+        {"params": [trainable[n] for n in trainable if n in rest - decay_names], "weight_decay": 0.0},
+    ]
+    muon = torch.optim.Muon if prefers_bf16(next(model.parameters()).device.type) else Fp32Muon
+    return MuonWithAdamW(
+        muon([trainable[n] for n in trainable if n in matrices], lr=muon_lr, weight_decay=weight_decay),
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=adamw_lr, betas=betas, eps=eps, fused=True),
+    )

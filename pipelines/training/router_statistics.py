@@ -1,0 +1,86 @@
+"""What the routers of a mixture of experts do while it trains: in the log, in router.jsonl, and as router.png."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from ..plots import can_plot, plot_routers
+from .progress import MetricsFile
+
+PICTURE = "router.png"
+MEANS = ("router_load", "router_entropy", "router_dropped")  # of L sparse layers: (L, E), (L,) and (L,)
+LOSSES = ("aux_loss", "z_loss")  # those of micro-batches add up to the step's
+
+
+class RouterStatistics(MetricsFile):
+    """Sums up, on the device, what models report of their routers: nothing waits for it between two logs.
+
+    Single numbers go into the log; router.jsonl gets, for each log, what is one number per layer and expert: the load
+    (layers x experts, shares that sum to 1), entropy and dropped share of each layer. At the end of training router.png
+    shows them, where matplotlib is installed.
+    """
+
+    name = "router.jsonl"
+
+    def __init__(self, output_dir: str | Path):
+        super().__init__(output_dir)
+        self._sums = self._shape = None
+        self._step = 0  # of the last log, or where training began
+        self._layers: dict = {}  # what the log that is being written adds to the file
+
+    def add(self, outputs, tokens) -> None:
+        """Count what a forward pass in training reports; nothing for models without experts.
+
+        tokens: of the pass, without padding; means of layers are weighed by them.
+        """
+        if not hasattr(outputs, "get") or outputs.get("router_load") is None:
+            return
+        load = outputs["router_load"]
+        weight = torch.as_tensor(tokens, device=load.device).float().reshape(1)
+        means = [outputs[name].detach().float().flatten() * weight for name in MEANS]
+        losses = [outputs.get(name) for name in LOSSES]
+        losses = [load.new_zeros(1) if x is None else x.detach().float().reshape(1) for x in losses]
+        sums = torch.cat([weight, *losses, *means])
+        self._shape, self._sums = load.shape, sums if self._sums is None else self._sums + sums
+
+    def collect(self, step: int, reduce) -> dict:
+        """Numbers for the log at this step, of all processes since the last one; none for models without experts.
+
+        Loads are relative to an equal share: 1 everywhere is perfect balance. `router_load_cv` is their standard
+        deviation, averaged over layers. reduce: sums a tensor over processes.
+        """
+        steps, self._step = step - self._step, step
+        if self._sums is None:
+            return {}
+        layers, experts = self._shape
+        sums, self._sums = reduce(self._sums).double().cpu(), None
+        tokens, losses, means = sums.split([1, len(LOSSES), layers * (experts + 2)])
+        load, entropy, dropped = (means / tokens).split([layers * experts, layers, layers])
+        load = load.view(layers, experts)
+        relative = load * experts
+        self._layers = {"load": load.tolist(), "entropy": entropy.tolist(), "dropped": dropped.tolist()}
+        return {
+            "router_load_max": relative.max().item(),
+            "router_load_min": relative.min().item(),
+            "router_load_cv": relative.std(dim=-1, correction=0).mean().item(),
+            "router_entropy": entropy.mean().item(),
+            "router_dropped": dropped.mean().item(),
+            **{f"router_{name}": loss / max(1, steps) for name, loss in zip(LOSSES, losses.tolist())},
+        }
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        super().on_train_begin(args, state, control, **kwargs)
+        self._step = state.global_step
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        layers, self._layers = self._layers, {}
+        super().on_log(args, state, control, logs=layers)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if not (state.is_world_process_zero and self.path.exists()):
+            return
+        if can_plot():
+            plot_routers([json.loads(line) for line in self._lines()], self.path.with_name(PICTURE))
+        else:
+            print(f"{PICTURE} was not drawn: it needs matplotlib (pip install anyformer[plots])")

@@ -1,0 +1,124 @@
+"""The folder of a run: what identifies it, whether it can go on, whether it is finished."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UserError
+from ..recipes.compose import resume_difference
+from ..recipes.schema import Recipe
+from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, write_atomically
+
+PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions of Python and of the packages a run's numbers depend on."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # an extra that is not installed
+    return versions
+
+
+@dataclass
+class RunFolder:
+    """`output_dir` of a recipe together with the identity of the run that writes into it."""
+
+    recipe: Recipe
+    data: dict  # fingerprint and sizes of the data; `fingerprint` identifies it
+
+    @property
+    def path(self) -> Path:
+        return Path(self.recipe.training.output_dir)
+
+    def identity(self) -> dict:
+        """What is saved with the run and in each checkpoint, and compared before a run goes on."""
+        return {
+            "recipe": self.recipe.to_dict(),
+            "seed": self.recipe.training.seed,
+            "versions": package_versions(),
+            "data": self.data,
+        }
+
+    def check_same_run(self, folder: Path, stored: dict) -> None:
+        """Raise UserError if `folder` belongs to a run with another recipe or other data."""
+        difference = resume_difference(stored["recipe"], self.recipe.to_dict())
+        if difference is None and stored["data"]["fingerprint"] != self.data["fingerprint"]:
+            difference = (
+                f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
+                f"{self.data['fingerprint'][:12]} here)"
+            )
+        if difference is not None:
+            raise UserError(
+                f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir, "
+                f"or delete {folder} to start over"
+            )
+
+    def checkpoint_to_resume(self, world_size: int) -> Path | None:
+        """The newest complete checkpoint of this very run, or None for an empty folder.
+
+        Raises UserError where the folder holds checkpoints of another run, or training.resume forbids going on.
+        """
+        found = list_checkpoints(self.path)
+        if not found:
+            return find_last_complete(self.path)
+        if not self.recipe.training.resume:
+            raise UserError(
+                f"training.output_dir={self.path} already holds {found[0].name}, and training.resume is false; "
+                f"choose another output_dir"
+            )
+        for checkpoint in found:
+            identity = checkpoint / RUN_FILE
+            if not identity.is_file() and not (checkpoint / MANIFEST).is_file():
+                raise UserError(
+                    f"training.output_dir={self.path} holds {checkpoint.name}, which anyformer did not write; "
+                    f"choose another output_dir"
+                )
+            try:
+                stored = json.loads(identity.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue  # damaged: set aside below
+            self.check_same_run(checkpoint, stored)
+            if stored["world_size"] != world_size:
+                raise UserError(
+                    f"{checkpoint} was written by {stored['world_size']} process(es) and {world_size} would go on, "
+                    f"with another global batch; start {stored['world_size']}, or choose another output_dir"
+                )
+        return find_last_complete(self.path, report=lambda sentence: print(f"anyformer: {sentence}", file=sys.stderr))
+
+    def finished(self) -> dict | None:
+        """The result of this very run, if it has ended already; raises UserError for another run's result."""
+        try:
+            stored = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (ValueError, OSError) as error:
+            raise UserError(f"{self.path / 'run.json'} cannot be read ({error}); choose another output_dir") from error
+        if "recipe" in stored:
+            self.check_same_run(self.path, stored)
+        return stored if stored.get("status") == "finished" else None
+
+    def check_writable(self) -> None:
+        """Create the folder; raise UserError where that, or writing into it, is not allowed."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".write-test-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UserError(
+                f"training.output_dir={self.path} cannot be written ({error.strerror}); choose another folder"
+            ) from error
+
+    def write(self, status: str, **facts) -> None:
+        """Write recipe.yaml and run.json: the identity, the status and whatever is known by now."""
+        write_atomically(self.path / "recipe.yaml", self.recipe.to_yaml())
+        run = self.identity() | {"status": status} | facts
+        write_atomically(self.path / "run.json", json.dumps(run, indent=1, ensure_ascii=False))

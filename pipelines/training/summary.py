@@ -1,0 +1,131 @@
+"""What a run prints before and after training."""
+
+import inspect
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ..accounting.flops import FlopCount, active_parameters, count_tokens
+from ..accounting.parameter_count import short_number
+from ..objectives.prepare import PreparedData, describe_data
+from ..recipes.image_checks import sees_images
+from ..recipes.schema import Recipe
+from .progress import human_time
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def describe_model(model) -> str:
+    """One line: class, parameters, layers, width, heads, vocabulary."""
+    config = model.config
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+    active = active_parameters(model)
+    at_work = f" ({short_number(active)} at work on a token)" if active < parameters else ""
+    return (
+        f"{type(model).__name__}, {short_number(parameters)} parameters{at_work}, {config.num_hidden_layers} layers, "
+        f"width {config.hidden_size}, {config.num_attention_heads} heads, {what_it_reads(config)}"
+    )
+
+
+def what_it_reads(config) -> str:
+    """The vocabulary, or the size of images and patches."""
+    if getattr(config, "patch_size", None) is None:
+        return f"vocabulary {config.vocab_size:,}"
+    image, patch = (size if isinstance(size, int) else size[0] for size in (config.image_size, config.patch_size))
+    return f"images of {image} pixels in patches of {patch}"
+
+
+def what_a_step_holds(recipe: Recipe) -> str:
+    """`rows x 1024 tokens`, `examples`, `images x 196 pixels`."""
+    if recipe.task is not None:
+        return "examples"
+    if not sees_images(recipe):
+        return f"rows x {recipe.objective.sequence_length} tokens"
+    return f"images x {recipe.objective.image_size**2} pixels" if recipe.objective.name == "pixels" else "images"
+
+
+def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
+    """Model, data, plan and devices of the run that begins."""
+    arguments, section = trainer.args, recipe.training
+    per_step = section.per_device_train_batch_size * section.gradient_accumulation_steps * arguments.world_size
+    precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
+    console.print(f"model: {describe_model(trainer.model)}", markup=False)
+    console.print(describe_data(data), markup=False)
+    rows = what_a_step_holds(recipe)
+    console.print(
+        f"step: {per_step} {rows}, {section.optim}, {section.lr_scheduler_type}, {precision}",
+        markup=False,
+    )
+    engine = trainer.accelerator.distributed_type.value
+    how = "" if engine == "NO" else f" ({engine})"
+    console.print(f"devices: {arguments.world_size} x {arguments.device.type}{how}", markup=False)
+    if checkpoint is not None:
+        console.print(f"going on from {checkpoint}", markup=False)
+
+
+def print_dry_run(recipe: Recipe, data: PreparedData, model) -> None:
+    """What would be trained, proved by one forward and backward pass."""
+    import torch
+
+    row = {"row_ids": 0, "epoch": 0} | next(iter(data.rows["train"]))
+    batch = data.objective.collator(data.packed)([row])
+    batch = {name: value for name, value in batch.items() if name not in ("row_ids", "epoch")}
+    takes_labels = "labels" in inspect.signature(model.forward).parameters
+    loss = model.train()(**{name: x for name, x in batch.items() if takes_labels or name != "labels"}).loss
+    loss.backward()
+    finite = all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    console.print(f"model: {describe_model(model)}", markup=False)
+    console.print(describe_data(data), markup=False)
+    tokens = int(count_tokens(batch, model.config))
+    flops = short_number(int(FlopCount(model).of_batch(batch)) // tokens)
+    noun = "row" if recipe.task is None else "example"
+    console.print(f"one {noun}: loss {loss.item():.4f}, gradients {'finite' if finite else 'NOT finite'}", markup=False)
+    console.print(f"training costs {flops} FLOPs per token; dry run: nothing was trained or written", markup=False)
+
+
+def print_result(folder: Path, run: dict, again: bool = False) -> None:
+    """Metrics, samples and what to do next."""
+    if again:
+        console.print(f"{folder} is finished already; its result:", markup=False)
+    table = Table("metric", "value", title=None, show_edge=False)
+    for name, value in run.get("metrics", {}).items():
+        table.add_row(name.replace("_", " "), f"{value:.4f}" if value < 100 else f"{value:,.1f}")
+    console.print(table)
+    for sample in run.get("samples", []):
+        translated = recipe_of(run).get("task") is not None
+        console.rule(f"{'translation of' if translated else 'sample after'} {sample['prompt']!r}", align="left")
+        console.print(sample["text"], markup=False)
+        if "reference" in sample:
+            console.print(f"reference: {sample['reference']}", markup=False, style="dim")
+    console.rule()
+    reader = "image processor" if (folder / "preprocessor_config.json").is_file() else "tokenizer"
+    console.print(
+        f"{run['steps']} steps in {human_time(run['wall_seconds'])} on {run['world_size']} process(es); "
+        f"model, {reader}, card and metrics are in {folder}",
+        markup=False,
+    )
+    console.print(f"next: {how_to_use(folder, recipe_of(run))}", markup=False)
+    console.print(f"      anyformer publish {folder} your-name/your-model", markup=False)
+
+
+def recipe_of(run: dict) -> dict:
+    return run.get("recipe") or {}
+
+
+def how_to_use(folder: Path, recipe: dict) -> str:
+    """One line that puts a finished model to work."""
+    name = (recipe.get("task") or recipe.get("objective") or {}).get("name", "causal")
+    pipeline = {
+        "sequence_classification": ("text-classification", "your text"),
+        "masked": ("fill-mask", "your text"),
+        "image_classification": ("image-classification", "your_image.png"),
+    }.get(name)
+    if pipeline is not None:
+        call = f"transformers.pipeline('{pipeline[0]}', '{folder}')('{pipeline[1]}')"
+        return f'python -c "import anyformer, transformers; print({call})"'
+    if name == "pixels":
+        return f"look at {folder / 'completions.png'}: upper half, completion, original"
+    if name in ("span_corruption", "masked_image"):
+        return f"anyformer train RECIPE model.name_or_path={folder}"
+    return f'anyformer generate {folder} "your {"text" if name == "translation" else "prompt"}"'
