@@ -142,9 +142,10 @@ class Objective(ABC):
 
     def check_metrics(self) -> None:
         """Raise UserError for a metric that this objective cannot report."""
-        known = self.metric_names()
         for name in self.recipe.evaluation.metrics:
-            if name not in known:
+            row = METRICS.get(name)
+            if row is None or row.compares != self.compares:
+                known = self.metric_names()
                 near = did_you_mean(name, known) if known else "; only the loss is measured"
                 raise UserError(f"evaluation.metrics={name!r} is not for {self.setting}{near}")
 
