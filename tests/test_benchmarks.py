@@ -184,6 +184,6 @@ def test_losses_that_differ_in_the_last_digit_are_reported(benchmark, capsys):
 def test_a_commit_has_the_losses_of_itself(benchmark, capsys, repo_root):
     if not (repo_root / ".git").exists():
         pytest.skip("needs a git checkout")
-    code = benchmark("compare_losses").main("HEAD HEAD --steps 2 --families decoder vit".split())
+    code = benchmark("compare_losses").main(["HEAD", "HEAD", "--steps", "2", "--families", "decoder", "vit"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("| equal |")]
     assert code == 0 and [row.split()[1] for row in rows] == ["decoder", "vit"]

@@ -4,7 +4,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from ..data.row_layout import IGNORED
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 
 DOCUMENT_COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 NOT_PREDICTED = "underline"
@@ -50,7 +50,7 @@ def row_text(row: dict, segments: list, tokenizer) -> Text:
     labels = row["labels"].tolist()
 
     def token(place: int, number: int, colour: str) -> tuple[str, str]:
-        return shown(tokenizer, number), f"{colour} {NOT_PREDICTED}" if labels[place] == IGNORED else colour
+        return shown(tokenizer, number), f"{colour} {NOT_PREDICTED}" if labels[place] == IGNORE_INDEX else colour
 
     return _documents_text(row["input_ids"].tolist(), segments, tokenizer, token)
 
@@ -75,13 +75,13 @@ def head_table(row: dict, tokenizer) -> list[str]:
     lines = [f"{'position':>8}  {'input':>7}  {'label':>7}  token"]
     for i in range(min(MOST, len(row["input_ids"]))):
         label, number = row["labels"][i].item(), row["input_ids"][i].item()
-        text = "-" if label == IGNORED else str(label)
+        text = "-" if label == IGNORE_INDEX else str(label)
         lines.append(f"{row['position_ids'][i].item():>8}  {number:>7}  {text:>7}  {shown(tokenizer, number)}")
     return lines
 
 
 def print_causal(console: Console, data, number: int, row: dict, segments: list) -> None:
-    predicted = int((row["labels"] != IGNORED).sum())
+    predicted = int((row["labels"] != IGNORE_INDEX).sum())
     console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
     console.print(documents_line(segments), markup=False)
     console.print(row_text(row, segments, data.tokenizer))
@@ -110,7 +110,7 @@ def masked_text(row: dict, batch: dict, segments: list, tokenizer) -> Text:
 
     def token(place: int, number: int, colour: str) -> tuple[str, str]:
         word = shown(tokenizer, number)
-        if labels[place] == IGNORED:
+        if labels[place] == IGNORE_INDEX:
             return word, colour
         change = {tokenizer.mask_token_id: "", number: "="}.get(seen[place], f"→{shown(tokenizer, seen[place])}")
         return f"⟦{word}{change}⟧", f"{colour} {PREDICTED}"
@@ -122,7 +122,7 @@ def masked_table(row: dict, batch: dict, tokenizer) -> list[str]:
     """The first predicted positions of a row as numbers."""
     seen, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
     lines = [f"{'place':>8}  {'position':>8}  {'input':>7}  {'label':>7}  seen → predicted"]
-    for i in [i for i, label in enumerate(labels) if label != IGNORED][:MOST]:
+    for i in [i for i, label in enumerate(labels) if label != IGNORE_INDEX][:MOST]:
         position = row["position_ids"][i].item()
         words = f"{shown(tokenizer, seen[i])} → {shown(tokenizer, labels[i])}"
         lines.append(f"{i:>8}  {position:>8}  {seen[i]:>7}  {labels[i]:>7}  {words}")
@@ -131,7 +131,7 @@ def masked_table(row: dict, batch: dict, tokenizer) -> list[str]:
 
 def print_masked(console: Console, data, number: int, row: dict, segments: list) -> None:
     batch = collated(data, number, row)
-    predicted = batch["labels"][0] != IGNORED
+    predicted = batch["labels"][0] != IGNORE_INDEX
     seen = batch["input_ids"][0][predicted]
     hidden, kept = (int((seen == other).sum()) for other in (data.tokenizer.mask_token_id, row["input_ids"][predicted]))
     console.rule(
@@ -161,7 +161,7 @@ def sequence_text(ids: list[int], tokenizer) -> Text:
     """Tokens of one sequence, special ones set off; labels' padding is left out."""
     special, text = set(tokenizer.all_special_ids), Text()
     for number in ids:
-        if number != IGNORED:
+        if number != IGNORE_INDEX:
             text.append(shown(tokenizer, number), style=PREDICTED if number in special else "cyan")
     return text
 
@@ -264,7 +264,7 @@ def print_patches(console: Console, data, number: int, row: dict, segments: list
 
 def collated(data, number: int, row: dict) -> dict:
     """The batch of this row alone, as training sees it in its first epoch."""
-    return data.objective.collator(data.packed)([{"row_ids": number, "epoch": 0} | row])
+    return data.objective.collator(data.packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
 
 def _print_table(console: Console, lines: list[str]) -> None:

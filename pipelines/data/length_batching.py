@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from ..training.cross_entropy import IGNORED
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from .sample_ids import row_ids
 
 POOL = 50  # batches whose rows are sorted by length together: near enough in length, still mostly at random
 
@@ -62,12 +63,12 @@ class PaddingCollator:
     """
 
     def __init__(self, pad_token_id: int, left: bool = False):
-        self.padding, self.left = {"input_ids": pad_token_id, "labels": IGNORED}, left
+        self.padding, self.left = {"input_ids": pad_token_id, "labels": IGNORE_INDEX}, left
 
     def __call__(self, rows: list[dict]) -> dict:
         batch = {}
         for name in rows[0]:
-            if name in ("row_ids", "epoch"):
+            if name in (ROW_IDS, EPOCH):
                 continue
             values = [row[name] for row in rows]
             left = self.left and name != "labels"
@@ -78,6 +79,4 @@ class PaddingCollator:
             places = torch.arange(longest)
             inside = places >= longest - lengths[:, None] if self.left else places < lengths[:, None]
             batch["attention_mask"] = inside.long()
-        if "row_ids" in rows[0]:
-            batch["row_ids"] = [row["row_ids"] for row in rows]
-        return batch
+        return batch | row_ids(rows)

@@ -236,8 +236,8 @@ def evaluate_rows(recipe: Recipe, job, model, rows) -> dict[str, float]:
             eval_dataset=rows,
             data_collator=job.collator(packed=getattr(whole, "is_packed", True)),
             processing_class=getattr(job, "tokenizer", None),  # nothing is saved
-            predicts_next=job.predicts_next,
-            scorer=job if hasattr(job, "outcome") else None,
+            shifts_labels=job.predicts_next,
+            scorer=job if hasattr(job, "predictions") else None,
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}

@@ -3,7 +3,7 @@
 import torch
 
 from ..data.packing import PackedDataset, StreamingPackedDataset, TokenStore
-from ..data.row_generators import row_ids
+from ..data.sample_ids import row_ids
 from ..recipes.schema import ObjectiveSection
 from ..tokenizers.special_tokens import NEEDED
 

@@ -60,13 +60,13 @@ class ClassTask:
             )
         return int(value)
 
-    def outcome(self, logits, labels):
+    def predictions(self, logits, labels):
         """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has."""
         return torch.stack([logits.argmax(-1), labels], dim=-1)
 
-    def measure(self, outcomes) -> dict[str, float]:
-        """Metrics of all rows' outcomes, an array of shape (rows, 2)."""
-        predictions, references = outcomes.T.tolist()
+    def compute_metrics(self, predictions) -> dict[str, float]:
+        """Metrics of all rows' predictions, an array of shape (rows, 2)."""
+        predictions, references = predictions.T.tolist()
         return compute_metrics(self.metrics, predictions, references)[0]
 
     def counts(self, labels) -> dict[str, int]:

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from ..data.examples import Examples
 from ..data.image_store import ImageStore
-from ..data.row_generators import row_ids
+from ..data.sample_ids import row_ids
 from ..images.color_clusters import fit_clusters, store_codes, to_bytes
 from ..images.processors import prepare_images, read_labels
 from ..recipes.schema import ObjectiveSection

@@ -1,9 +1,12 @@
 """Muon for the matrices inside the blocks, AdamW for everything else."""
 
+import importlib.util
 import math
+import sys
 from collections import defaultdict
 
 import torch
+from transformers import TrainingArguments
 
 from ..accounting.flops import prefers_bf16
 
@@ -115,3 +118,32 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
         muon([trainable[n] for n in trainable if n in matrices], lr=muon_lr, weight_decay=weight_decay),
         torch.optim.AdamW([g for g in groups if g["params"]], lr=adamw_lr, betas=betas, eps=eps, fused=True),
     )
+
+
+def muon_of_arguments(model, decay_names: set[str], muon_lr: float, args: TrainingArguments) -> MuonWithAdamW:
+    """Muon with learning rate `muon_lr`, and AdamW as `args` sets it."""
+    return build_muon(
+        model,
+        decay_names,
+        muon_lr=muon_lr,
+        adamw_lr=args.learning_rate,
+        weight_decay=args.weight_decay,
+        betas=(args.adam_beta1, args.adam_beta2),
+        eps=args.adam_epsilon,
+    )
+
+
+def matrices_only(model, names: list[str]) -> list[str]:
+    """`names` without vectors, such as biases, norms' weights and learned positions."""
+    vectors = {n for n, p in model.named_parameters() if len(getattr(p, "ds_shape", p.shape)) < 2}
+    return [name for name in names if name not in vectors]
+
+
+def remember_absent(package: str) -> None:
+    """Record that `package` cannot be imported, in Python's own way (None in sys.modules), where it is not installed.
+
+    accelerate asks for lomo_optim twice in each optimizer step and searches the whole import path for it (1.15:
+    optimizer.py lines 153 and 164, since accelerate's pull request 2695).
+    """
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        sys.modules[package] = None

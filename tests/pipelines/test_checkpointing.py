@@ -3,7 +3,14 @@
 import json
 
 import pytest
-from anyformer.pipelines.storage.checkpoints import STAGING, damage, find_last_complete, list_checkpoints, retire, seal
+from anyformer.pipelines.storage.checkpoints import (
+    STAGING,
+    commit,
+    find_corruption,
+    find_last_complete,
+    list_checkpoints,
+    prune,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +21,7 @@ def make(folder, step, files=None):
         (staged / name).parent.mkdir(parents=True, exist_ok=True)
         (staged / name).write_bytes(content)
     final = folder / f"checkpoint-{step}"
-    seal(staged, final)
+    commit(staged, final)
     return final
 
 
@@ -25,7 +32,7 @@ def test_newest_complete_checkpoint_is_found_by_number_not_by_name(tmp_path):
     assert find_last_complete(tmp_path).name == "checkpoint-100"
 
 
-def test_what_was_never_sealed_is_invisible(tmp_path):
+def test_what_was_never_committed_is_invisible(tmp_path):
     good = make(tmp_path, 4)
     half = tmp_path / STAGING / "checkpoint-8"
     half.mkdir(parents=True)
@@ -56,17 +63,17 @@ def test_any_single_change_is_found(data, tmp_path_factory):
                     return
             except ValueError:
                 pass  # not JSON any more: damage that must be found below
-    assert damage(second) is not None
+    assert find_corruption(second) is not None
     reports = []
     assert find_last_complete(folder, report=reports.append) == first
     assert len(reports) == 1 and "checkpoint-2" in reports[0]
     assert (folder / "corrupt-checkpoint-2").is_dir()
 
 
-def test_the_same_step_sealed_again_replaces_the_old_one(tmp_path):
+def test_the_same_step_committed_again_replaces_the_old_one(tmp_path):
     make(tmp_path, 3)
     again = make(tmp_path, 3, {"model.safetensors": b"other"})
-    assert (again / "model.safetensors").read_bytes() == b"other" and damage(again) is None
+    assert (again / "model.safetensors").read_bytes() == b"other" and find_corruption(again) is None
     assert not (again / "sub").exists()
 
 
@@ -80,8 +87,8 @@ def test_other_names_are_no_checkpoints(tmp_path, name):
     assert list_checkpoints(tmp_path) == []
 
 
-def test_old_checkpoints_are_retired_but_not_the_best(tmp_path):
+def test_old_checkpoints_are_pruned_but_not_the_best(tmp_path):
     for step in (1, 2, 3, 4):
         make(tmp_path, step)
-    retire(tmp_path, keep=2, best=str(tmp_path / "checkpoint-1"))
+    prune(tmp_path, keep=2, best=str(tmp_path / "checkpoint-1"))
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3", "checkpoint-1"]
