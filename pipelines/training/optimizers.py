@@ -1,4 +1,4 @@
-"""Muon for the matrices inside the blocks, AdamW for everything else."""
+"""Optimizers: Muon for the matrices inside the blocks, AdamW for everything else."""
 
 import importlib.util
 import math
@@ -12,10 +12,10 @@ from ..accounting.flops import prefers_bf16
 
 
 class Fp32Muon(torch.optim.Muon):
-    """torch.optim.Muon with its defaults, but in fp32 and with matrices of one shape multiplied together.
+    """torch.optim.Muon in fp32 instead of bf16, with matrices of equal shape multiplied in one batch.
 
-    torch multiplies in bf16, which a processor without such instructions emulates: ten times slower. State and groups
-    are torch's, so checkpoints of either go on in the other.
+    A CPU without bf16 instructions emulates them, ten times slower. State and parameter groups are those of
+    torch.optim.Muon, so either can load the other's checkpoints.
     """
 
     @torch.no_grad()
@@ -64,7 +64,7 @@ def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps:
 class MuonWithAdamW(torch.optim.Optimizer):
     """torch.optim.Muon (Jordan et al. 2024) and fused torch.optim.AdamW behind the interface of one optimizer.
 
-    `param_groups` lists both optimizers' groups, so a learning-rate schedule scales each from its own peak.
+    `param_groups` lists both optimizers' groups, so a schedule scales each learning rate from its own peak.
     """
 
     def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW):
@@ -73,7 +73,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self):
-        # The same dict objects: what a scheduler writes into a group is what the part reads.
+        # The same dict objects: a learning rate that a scheduler writes here is read by the optimizer it belongs to.
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
 
     @torch.no_grad()
