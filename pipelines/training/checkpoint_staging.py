@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+
 from ..errors import UserError
-from ..storage.checkpoints import STAGING, commit, list_checkpoints, prune
+from ..storage.atomic import write_atomically
+from ..storage.checkpoints import RUN_FILE, STAGING, commit, list_checkpoints, prune
 from .best_checkpoint import find_checkpoint
 
 
@@ -15,13 +19,14 @@ class CheckpointStaging:
     """Where the checkpoint that is being written lies.
 
     Args:
+        run_identity: text that is saved in each checkpoint.
         writes: whether this process writes checkpoints; the others only wait.
 
     `folder` is the staging folder while a checkpoint is written, None otherwise.
     """
 
-    def __init__(self, writes: bool):
-        self.writes, self.folder = writes, None
+    def __init__(self, run_identity: str, writes: bool):
+        self.run_identity, self.writes, self.folder = run_identity, writes, None
 
     @contextmanager
     def stage(self, run_folder: Path, name: str) -> Iterator[Path]:
@@ -42,13 +47,21 @@ class CheckpointStaging:
         finally:
             self.folder = None
 
-    def commit(self, staged: Path, keep: int | None, best: int | None) -> None:
-        """Make a complete staged checkpoint visible; delete all but the newest `keep` and that of step `best`."""
+    def commit(self, staged: Path, state: TrainerState, keep: int | None) -> None:
+        """Make a complete staged checkpoint visible; delete all but the newest `keep` and the best.
+
+        state: Trainer's, in which a best checkpoint that has just been staged gets its final path.
+        """
         if not self.writes:
             return
         run_folder = staged.parents[1]
-        commit(staged, run_folder / staged.name)
-        prune(run_folder, keep=keep, best=find_checkpoint(run_folder, best))
+        final = run_folder / staged.name
+        if state.best_model_checkpoint == str(staged):
+            state.best_model_checkpoint = str(final)
+            state.save_to_json(str(staged / TRAINER_STATE_NAME))
+        write_atomically(staged / RUN_FILE, self.run_identity)
+        commit(staged, final)
+        prune(run_folder, keep=keep, best=find_checkpoint(run_folder, state.best_global_step))
         shutil.rmtree(staged.parent, ignore_errors=True)
 
 

@@ -1,8 +1,11 @@
-"""AnyformerTrainer: transformers' Trainer with its quiet traps set right.
+"""AnyformerTrainer: transformers' Trainer with exact losses, atomic checkpoints and throughput in its log.
 
-What differs from Trainer: checkpoints are complete or invisible; NaN stops the run with step and rows; losses are exact
+Differences from Trainer: checkpoints are complete or invisible; NaN stops the run with step and rows; losses are exact
 per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
-checkpoint is saved whenever it appears; nothing but the loss is computed in a training step.
+checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
+own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
+5.23: _get_train_sampler, _determine_best_metric, _get_output_dir, _save_checkpoint, _push_from_checkpoint, _save and
+_issue_warnings_after_load in trainer.py).
 """
 
 from pathlib import Path
@@ -14,8 +17,7 @@ from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..publishing.model_card import write_model_card
-from ..storage.atomic import write_atomically
-from ..storage.checkpoints import RUN_FILE, list_checkpoints
+from ..storage.checkpoints import list_checkpoints
 from .best_checkpoint import locate_best
 from .checkpoint_average import average_weights
 from .checkpoint_staging import CheckpointStaging
@@ -51,8 +53,7 @@ class AnyformerTrainer(Trainer):
         scorer=None,
         **kwargs,
     ):
-        self.run_identity, self.muon_learning_rate = run_identity, muon_learning_rate
-        self.shifts_labels, self.scorer = shifts_labels, scorer
+        self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         kwargs["train_dataset"] = with_sample_ids(kwargs.get("train_dataset"))
         remember_absent("lomo_optim")
@@ -63,7 +64,7 @@ class AnyformerTrainer(Trainer):
         folder = self.args.output_dir
         self.guard = LossGuard(folder)
         self.throughput = ThroughputLog(self.args)
-        self.staging = CheckpointStaging(writes=self.args.should_save)
+        self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal = StopSignal(self.accelerator)
         self.progress = ProgressLine()
         self.epochs = SetEpochCallback(self.train_dataset)
@@ -89,7 +90,7 @@ class AnyformerTrainer(Trainer):
         lengths = getattr(getattr(self.train_dataset, "rows", None), "row_lengths", None)
         if lengths is None:
             return super()._get_train_sampler(train_dataset)
-        # All rows of an optimizer step together: how they are spread over processes and batches changes nothing.
+        # Grouped by optimizer step: the number of processes and micro-batches does not change which rows it holds.
         together = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         self.epochs.sampler = LengthGroupedSampler(lengths, together, self.args.seed)
         return self.epochs.sampler
@@ -198,7 +199,7 @@ class AnyformerTrainer(Trainer):
         return len(found)
 
     def _get_output_dir(self, trial):
-        # Trainer asks for it while it writes a checkpoint, and at the end of training to find them.
+        # Trainer calls this to write a checkpoint, and at the end of training to find the last ones.
         return super()._get_output_dir(trial) if self.staging.folder is None else str(self.staging.folder)
 
     def _save_checkpoint(self, model, trial):
@@ -209,19 +210,14 @@ class AnyformerTrainer(Trainer):
             self._push_later = False
             with self.staging.stage(folder, name) as staged:
                 super()._save_checkpoint(model, trial)
-                if self.args.should_save:
-                    if self.state.best_model_checkpoint == str(staged):
-                        self.state.best_model_checkpoint = str(folder / name)
-                        self.state.save_to_json(str(staged / "trainer_state.json"))
-                    write_atomically(staged / RUN_FILE, self.run_identity)
                 self.accelerator.wait_for_everyone()
-                self.staging.commit(staged, self.args.save_total_limit, self.state.best_global_step)
+                self.staging.commit(staged, self.state, keep=self.args.save_total_limit)
             self.accelerator.wait_for_everyone()
             if self._push_later:
                 super()._push_from_checkpoint(str(folder / name))
 
     def _push_from_checkpoint(self, checkpoint_folder):
-        # The upload runs in the background: it must start from the final folder, not from the staged one.
+        # The upload runs in the background, so it must read the final folder, not the staged one.
         self._push_later = True
 
     def _save(self, output_dir=None, state_dict=None):
@@ -234,12 +230,12 @@ class AnyformerTrainer(Trainer):
             config.use_cache = training
 
     def _issue_warnings_after_load(self, load_result):
-        # A tied head is not in the file and not missing either: it is the embedding.
+        # A tied head is absent from the file, because it is the embedding.
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         load_result.missing_keys[:] = [key for key in load_result.missing_keys if key not in tied]
         super()._issue_warnings_after_load(load_result)
 
     def create_model_card(self, *args, license=None, **kwargs):
-        """Our card instead of Trainer's: it says how the model was made and how to load it."""
+        """Write the model card of this package instead of Trainer's."""
         if self.is_world_process_zero():
             write_model_card(Path(self.args.output_dir), repo_id=self.hub_model_id, license=license)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from anyformer.pipelines.storage.atomic import make_sibling_folder, replaced_file, write_atomically
 from anyformer.pipelines.storage.checkpoints import (
     STAGING,
     commit,
@@ -92,3 +93,20 @@ def test_old_checkpoints_are_pruned_but_not_the_best(tmp_path):
         make(tmp_path, step)
     prune(tmp_path, keep=2, best=str(tmp_path / "checkpoint-1"))
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3", "checkpoint-1"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "run.json"
+    write_atomically(path, "old")
+    with pytest.raises(RuntimeError), replaced_file(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    write_atomically(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_to_be_renamed_has_the_permissions_of_any_new_folder(tmp_path):
+    (tmp_path / "plain").mkdir()
+    made = make_sibling_folder(tmp_path / "model")
+    assert made.parent == tmp_path and made.stat().st_mode == (tmp_path / "plain").stat().st_mode
