@@ -1,4 +1,4 @@
-"""The benchmarks run, compare equal work and print their table. Nothing here looks at a time."""
+"""The benchmarks run, compare equal work and print their table. Timings are not tested."""
 
 import importlib
 import shlex

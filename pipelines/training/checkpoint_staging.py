@@ -16,7 +16,7 @@ from .best_checkpoint import find_checkpoint
 
 
 class CheckpointStaging:
-    """Where the checkpoint that is being written lies.
+    """The folder of the checkpoint that is being written.
 
     Args:
         run_identity: text that is saved in each checkpoint.
@@ -30,7 +30,7 @@ class CheckpointStaging:
 
     @contextmanager
     def stage(self, run_folder: Path, name: str) -> Iterator[Path]:
-        """Yield the folder that checkpoint `name` is written into; what a failing block leaves there is deleted.
+        """Yield the folder that checkpoint `name` is written into; where the block fails, the folder is deleted.
 
         Raises UserError where the block fails because the disk is full.
         """

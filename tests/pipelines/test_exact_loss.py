@@ -1,4 +1,4 @@
-"""Losses are exact per label for every model, also where the model's own would be a mean of means."""
+"""Losses are exact per label for every model, also where the model's own loss is a mean of means."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FLOPs per token are those torch counts; asking for the peak disturbs nothing."""
+"""FLOPs per token equal torch's own count; measuring the peak does not change a run."""
 
 from types import SimpleNamespace
 
