@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
@@ -282,7 +283,7 @@ class Objective(ABC):
 
     def collated(self, rows: Rows, number: int, row: dict) -> dict:
         """The batch of this row alone, as training sees it in its first epoch."""
-        return self.collator(rows.is_packed)([{"row_ids": number, "epoch": 0} | row])
+        return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
 
 def evenly_spread(total: int, most: int) -> list[int]:

@@ -100,18 +100,18 @@ class ClassTask:
     def scorer(self):
         return self
 
-    def outcome(self, logits, labels):
+    def predictions(self, logits, labels):
         """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has."""
         import torch
 
         return torch.stack([logits.argmax(-1), labels], dim=-1)
 
-    def measure(self, outcomes) -> dict[str, float]:
-        """Metrics of all rows' outcomes, an array of shape (rows, 2)."""
+    def compute_metrics(self, predictions) -> dict[str, float]:
+        """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
         from ..metrics import compute_metrics
 
-        predictions, references = outcomes.T.tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, predictions, references)[0]
+        given, true = predictions.T.tolist()
+        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
 
 
 def near(name: str, known: list[str]) -> str:

@@ -236,7 +236,7 @@ def stack_pixels(rows: list[dict]) -> dict:
     """
     import torch
 
-    from ..data.row_generators import row_ids
+    from ..data.sample_ids import row_ids
 
     batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
     return batch | {"shift_labels": batch["labels"]} | row_ids(rows)

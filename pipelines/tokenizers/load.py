@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.documents import Corpus, sha
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..recipes.schema import TokenizerSection
 from ..storage.cache import cached_folder
 from .special_tokens import CLS, MASK, SEP, begin_and_end, sentinel, special_tokens, template
@@ -176,7 +176,7 @@ def _load_pretrained(section: TokenizerSection) -> "PreTrainedTokenizerFast":
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(Path(section.name_or_path).expanduser()))
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise UserError(f"{field} cannot be loaded: {reason}.") from error
     if not tokenizer.is_fast:
         raise UserError(f"{field} has no fast version (tokenizer.json), which is needed here.")

@@ -99,7 +99,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         processing_class=data.processor,
         run_identity=json.dumps(folder.identity() | {"world_size": arguments.world_size}),
         muon_learning_rate=recipe.training.muon_learning_rate if recipe.training.optim == "muon" else None,
-        predicts_next=data.objective.shifts_labels,
+        shifts_labels=data.objective.shifts_labels,
         scorer=data.objective.scorer(),
     )
 

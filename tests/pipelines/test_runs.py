@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from anyformer.pipelines.storage.checkpoints import damage, list_checkpoints
+from anyformer.pipelines.storage.checkpoints import find_corruption, list_checkpoints
 from processes import Process, logged_losses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -92,7 +92,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tin
     with (newest / "model.safetensors").open("r+b") as file:
         file.seek(-100, 2)
         file.write(b"\0" * 50)
-    assert damage(newest)
+    assert find_corruption(newest)
     assert command("train", recipe) == 0
     assert f"{newest.name} is damaged" in capsys.readouterr().err
     assert_same_weights(final_weights(whole), final_weights(run))
