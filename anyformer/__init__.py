@@ -48,7 +48,7 @@ _EXPORTS = {
     "train": "anyformer.pipelines.api",
     "evaluate": "anyformer.pipelines.api",
     "register_objective": "anyformer.pipelines.plugins",
-    "register_metric": "anyformer.pipelines.plugins",
+    "register_metric": "anyformer.pipelines.metrics",
     "register_source": "anyformer.pipelines.plugins",
     "from_native": "anyformer.pipelines.interop.conversion",
     "to_native": "anyformer.pipelines.interop.conversion",

@@ -103,22 +103,6 @@ def register_objective(cls: type) -> type:
     return cls
 
 
-def register_metric(name: str, *, compares: str) -> Callable:
-    """Decorator of a function (predictions, references) -> number; its docstring's first line describes the metric.
-
-    Args:
-        name: as evaluation.metrics names it.
-        compares: "classes" (whole numbers), "numbers" or "texts".
-    """
-    from .metrics import foreign_metric
-
-    def register(function: Callable) -> Callable:
-        METRICS.add(name, foreign_metric(name, compares, function))
-        return function
-
-    return register
-
-
 def register_source(name: str) -> Callable:
     """Class decorator: `data.source: NAME` then reads documents from this Source (see data/documents.py).
 
