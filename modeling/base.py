@@ -35,6 +35,12 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
     auto_classes: dict[str, str] = {}
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        for auto_class, name in cls.auto_classes.items():
+            if name == cls.__name__:
+                cls.register_for_auto_class(auto_class)
+
     def __init__(self, config, *args, **kwargs):
         # What a backend would drop silently it must refuse; transformers reads these flags when the model is built.
         if config.position_encoding in ("alibi", "relative", "disentangled"):

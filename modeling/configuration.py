@@ -470,6 +470,11 @@ class AnyformerViTConfig(TransformerConfig):
         return (self.pooler_type == "cls") + self.use_distillation_token + self.num_register_tokens
 
 
-FAMILY_CONFIGS = (AnyformerDecoderConfig, AnyformerMoeConfig, AnyformerEncoderConfig, AnyformerSeq2SeqConfig)
-for _config in (*FAMILY_CONFIGS, AnyformerViTConfig):
+for _config in (
+    AnyformerDecoderConfig,
+    AnyformerMoeConfig,
+    AnyformerEncoderConfig,
+    AnyformerSeq2SeqConfig,
+    AnyformerViTConfig,
+):
     _config.register_for_auto_class()

@@ -421,7 +421,3 @@ class AnyformerEncoderForMultipleChoice(EncoderHead, AnyformerEncoderPreTrainedM
         if labels is not None:
             loss = token_classification_loss(logits, labels, num_items_in_batch)
         return self.head_output(MultipleChoiceModelOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
-
-
-for _auto_class, _name in AnyformerEncoderPreTrainedModel.auto_classes.items():
-    globals()[_name].register_for_auto_class(_auto_class)

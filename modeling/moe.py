@@ -3,8 +3,8 @@
 from transformers import GenerationMixin
 
 from .base import AnyformerPreTrainedModel
-from .causal import CausalLanguageModel, CausalModel
 from .configuration import AnyformerMoeConfig
+from .decoder import CausalLanguageModel, CausalModel
 from .task_heads import ForSequenceClassification
 
 
@@ -27,7 +27,3 @@ class AnyformerMoeForCausalLM(CausalLanguageModel, AnyformerMoePreTrainedModel, 
 
 class AnyformerMoeForSequenceClassification(ForSequenceClassification, AnyformerMoePreTrainedModel):
     base_class = AnyformerMoeModel
-
-
-for _auto_class, _name in AnyformerMoePreTrainedModel.auto_classes.items():
-    globals()[_name].register_for_auto_class(_auto_class)

@@ -406,7 +406,3 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
         return self.head_output(
             Seq2SeqSequenceClassifierOutput, outputs, loss, labels, num_items_in_batch, logits=logits
         )
-
-
-for _auto_class, _name in AnyformerSeq2SeqPreTrainedModel.auto_classes.items():
-    globals()[_name].register_for_auto_class(_auto_class)

@@ -13,12 +13,11 @@ from .attention_masks import (
     flash_sequences,
     fold_into_bias,
 )
-from .attention_varlen import attends_documents_apart, document_lengths
+from .attention_varlen import Unpadded, attends_documents_apart, document_lengths
 from .block import TransformerBlock
 from .experts_losses import router_fields
 from .normalization import build_norm
 from .positions import LearnedPositions, apply_positions, build_positions
-from .unpadding import Unpadded
 
 # Documents shorter than this on average are masked within their row: calls for each would cost more than they save.
 SHORT_DOCUMENT = 32

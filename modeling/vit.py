@@ -15,7 +15,8 @@ from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerViTConfig
 from .legality import image_sides
 from .lm_head import Pooler
-from .patch_embeddings import LearnedPatchPositions, PatchEmbeddings, build_patch_positions
+from .patch_embeddings import PatchEmbeddings
+from .positions_2d import LearnedPatchPositions, build_patch_positions
 from .stack import TransformerStack
 from .task_losses import class_loss, masked_pixel_loss, sequence_classification_loss
 
@@ -215,7 +216,3 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-for _auto_class, _name in AnyformerViTPreTrainedModel.auto_classes.items():
-    globals()[_name].register_for_auto_class(_auto_class)

@@ -75,7 +75,6 @@ SHARED |= {
     "stack",
     "task_heads",
     "task_losses",
-    "unpadding",
     "attention_varlen",
 }
 SHARED |= {
@@ -91,8 +90,8 @@ SHARED |= {
 }  # and of the decoder
 SHARED |= {"legality_experts", "experts", "experts_grouped", "experts_bias", "experts_losses", "outputs"}
 NEEDED = {
-    "decoder": SHARED | {"causal", "decoder"},
-    "moe": SHARED | {"causal", "moe"},
+    "decoder": SHARED | {"decoder"},
+    "moe": SHARED | {"decoder", "moe"},
     "encoder": SHARED | {"encoder", "deberta_convolution"},
     "seq2seq": SHARED | {"seq2seq"},
 }
