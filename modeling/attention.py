@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_varlen import varlen_sdpa
 from .normalization import build_norm
 from .positions_rotary import rotate
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation
 
 
 def eager_attention(
@@ -76,7 +77,8 @@ class Attention(nn.Module):
         # What backends need beside the mask, passed only where set: flash kernels window by themselves, sdpa refuses
         # a softcap.
         self.backend_kwargs = {}
-        if config.attention_kinds[layer_idx] == "sliding_attention":
+        kind = ATTENTION_KINDS[config.attention_kinds[layer_idx]]
+        if kind.windowed and not kind.own_scores:
             # Kernels count the query itself, as causal windows do; an encoder's counts the tokens on each side.
             self.backend_kwargs["sliding_window"] = config.sliding_window + (not config.is_causal)
         if config.attn_logit_softcapping is not None:
@@ -86,6 +88,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_key_bias)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_out_bias)
+        self.o_proj.writes_residual = True  # read by `_init_weights`
         self.q_norm = build_norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else None
 
@@ -120,7 +123,7 @@ class Attention(nn.Module):
         """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none."""
         q_BHTK = self.queries(hidden_states)
         if self.cross_attention and past_key_values is not None:
-            k_BGSK, v_BGSK = self.remembered(key_value_states, past_key_values)
+            k_BGSK, v_BGSK = self.cached_cross_kv(key_value_states, past_key_values)
         else:
             k_BGSK, v_BGSK = self.keys_and_values(hidden_states if key_value_states is None else key_value_states)
             if position_embeddings is not None:
@@ -163,7 +166,7 @@ class Attention(nn.Module):
             **kwargs,
         )
 
-    def remembered(self, key_value_states, past_key_values) -> tuple:
+    def cached_cross_kv(self, key_value_states, past_key_values) -> tuple:
         """Keys and values of the encoder's tokens: projected at the first step, read from the cache at all others."""
         cache = past_key_values.cross_attention_cache
         if past_key_values.is_updated.get(self.layer_idx):
@@ -171,3 +174,14 @@ class Attention(nn.Module):
         keys_and_values = cache.update(*self.keys_and_values(key_value_states), self.layer_idx)
         past_key_values.is_updated[self.layer_idx] = True
         return keys_and_values
+
+
+def build_attention(config, layer_idx: int) -> Attention:
+    """The self-attention of a layer: plain, or what its kind or the position scheme brings."""
+    name, scheme_name = config.attention_kinds[layer_idx], config.position_encoding
+    kind, scheme = ATTENTION_KINDS[name], POSITION_SCHEMES[scheme_name]
+    if kind.own_scores:
+        return implementation("attention", name, kind.module)(config, layer_idx)
+    if scheme.acts_on == "attention":
+        return implementation("scheme attention", scheme_name, scheme.module)(config, layer_idx)
+    return Attention(config, layer_idx)

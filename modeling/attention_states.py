@@ -8,7 +8,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from .legality_memory import STATE_LAYER_TYPE
+from .traits import STATE_LAYER_TYPE
 
 
 class StateLayer(CacheLayerMixin):

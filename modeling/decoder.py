@@ -19,6 +19,7 @@ from .lm_head import LanguageModelHead, language_model_loss
 from .outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
+from .traits import ATTENTION_KINDS
 
 
 class CausalModel(TransformerStack):
@@ -47,15 +48,8 @@ class CausalModel(TransformerStack):
         packs = past_key_values is None  # a cache made here does not keep rows from being packed
         if use_cache and packs and not self.training:
             past_key_values = DynamicCache(config=self.config)
-        x_BTD, routed = self.run_routed(
-            x_BTD,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            packs=packs,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs)
+        x_BTD, routed = self.run_stack(x_BTD, batch, use_cache=use_cache, **kwargs)
         return BaseModelOutputWithPast(last_hidden_state=x_BTD, past_key_values=past_key_values, **routed)
 
 
@@ -134,6 +128,10 @@ class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
         "AutoModelForQuestionAnswering": "AnyformerDecoderForQuestionAnswering",
         "AutoModelForImageClassification": "AnyformerDecoderForImageClassification",
     }
+
+    def code_file(self):
+        keeps_states = any(ATTENTION_KINDS[kind].keeps_states for kind in self.config.attention_kinds)
+        return "decoder_memory" if keeps_states else "decoder"
 
 
 class AnyformerDecoderModel(CausalModel, AnyformerDecoderPreTrainedModel):

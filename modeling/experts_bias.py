@@ -14,17 +14,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 # In the order in which they were built, which all processes share.
 _watched: list[weakref.ref] = []
+_hook = None  # of torch, on every optimizer of this process; there is none as long as no router has a bias
 
 
 def watch(router) -> None:
     """Have the bias of `router` moved from now on, as long as it lives."""
+    global _hook
+    if _hook is None:
+        _hook = register_optimizer_step_post_hook(update_biases)
     _watched[:] = [ref for ref in _watched if ref() is not None]
     _watched.append(weakref.ref(router))
 
 
-def count(router, slots_E: torch.Tensor) -> None:
-    """Add the slots (E) of a forward pass to those that `router` has seen since the last step."""
-    router.load = slots_E if router.load is None else router.load + slots_E
+def count(router, assignments_E: torch.Tensor) -> None:
+    """Add the assignments (E) of a forward pass to those that `router` has seen since the last step."""
+    router.load = assignments_E if router.load is None else router.load + assignments_E
 
 
 @torch.no_grad()
@@ -40,6 +44,3 @@ def update_biases(*_) -> None:
         bias = router.e_score_correction_bias
         bias += (router.bias_update_rate * (load.mean() - load).sign()).to(bias)
         router.load = None
-
-
-register_optimizer_step_post_hook(update_biases)

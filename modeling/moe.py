@@ -5,10 +5,11 @@ from transformers import GenerationMixin
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerMoeConfig
 from .decoder import CausalLanguageModel, CausalModel
+from .experts_losses import ModelWithExperts
 from .task_heads import ForSequenceClassification
 
 
-class AnyformerMoePreTrainedModel(AnyformerPreTrainedModel):
+class AnyformerMoePreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerMoeConfig
     auto_classes = {
         "AutoModel": "AnyformerMoeModel",

@@ -16,9 +16,9 @@ class RouterFields(ModelOutput):
 
     router_losses: (L, B, 2), of each row the balance loss and the z-loss, without coefficients; base models only.
     aux_loss, z_loss: what a head made of them, scalars, without coefficients; in training they are part of `loss`.
-    router_load: (L, E), each expert's share of the slots of real tokens, summing to 1.
+    router_load: (L, E), each expert's share of the assignments of real tokens, summing to 1.
     router_entropy: (L,), mean over tokens of the entropy of their scores, in nats; log E where nothing is preferred.
-    router_dropped: (L,), the share of slots that found their expert full; 0 without `expert_capacity`.
+    router_dropped: (L,), the share of assignments that found their expert full; 0 without `expert_capacity`.
     router_logits: L tensors (B T, E), with `output_router_logits` only.
     """
 

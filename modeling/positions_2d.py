@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from .positions import SinusoidalPositions
+from .traits import implements
 
 
 def axis_places(count, trained: int, device) -> torch.Tensor:
@@ -18,13 +19,12 @@ def axis_places(count, trained: int, device) -> torch.Tensor:
     return places if isinstance(count, int) and count == trained else (places + 0.5) * (trained / count) - 0.5
 
 
+@implements("patch position", "learned")
 class LearnedPatchPositions(nn.Module):
     """One trained vector per patch, and per class or distillation token (Dosovitskiy et al. 2021, section 3.1).
 
     For another grid than the trained one the table is resized as a picture (the same, section 3.2).
     """
-
-    place = "embedding"
 
     def __init__(self, config):
         super().__init__()
@@ -47,6 +47,7 @@ class LearnedPatchPositions(nn.Module):
         return table_1TD.to(x_BTD.dtype)
 
 
+@implements("patch position", "sinusoidal")
 class SinusoidalPatchPositions(SinusoidalPositions):
     """Sines and cosines of the column in the first half of the channels, of the row in the second. No parameters.
 
@@ -65,13 +66,12 @@ class SinusoidalPatchPositions(SinusoidalPositions):
         return nn.functional.pad(plane_RSD.flatten(0, 1), (0, 0, self.front, 0))[None]
 
 
+@implements("patch position", "rotary")
 class RotaryPatchPositions(nn.Module):
     """Rotation of channel pairs, half of them by the row and half by the column of a patch (Heo et al. 2024, eq. 8).
 
     Tokens in front are not turned. No parameters and no buffers: the angles of a grid are quickly made.
     """
-
-    place = "rotation"
 
     def __init__(self, config):
         super().__init__()
@@ -90,17 +90,3 @@ class RotaryPatchPositions(nn.Module):
         # cos(-a) = cos(a) and sin(-a) = -sin(a): the layout `rotate` reads
         angles = torch.cat((-angles, angles), dim=-1)[None]
         return angles.cos().to(x_BTD.dtype), angles.sin().to(x_BTD.dtype)
-
-
-PATCH_POSITION_SCHEMES = {
-    "none": None,
-    "learned": LearnedPatchPositions,
-    "sinusoidal": SinusoidalPatchPositions,
-    "rotary": RotaryPatchPositions,
-}
-
-
-def build_patch_positions(config) -> nn.Module | None:
-    """The scheme that `config.position_encoding` names, or None for "none"."""
-    scheme = PATCH_POSITION_SCHEMES[config.position_encoding]
-    return None if scheme is None else scheme(config)

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 
+from .traits import implements
+
 
 class RotaryEmbedding(nn.Module):
     """Rotation of channel pairs by an angle proportional to the position (Su et al. 2021, eq. 15 and 34).
@@ -13,8 +15,6 @@ class RotaryEmbedding(nn.Module):
     Frequencies of every `rope_type` but "default" come from transformers (linear, dynamic, yarn, llama3, ...).
     Class and attribute names follow transformers' rotary modules: its `_init_weights` refills the buffers by them.
     """
-
-    place = "rotation"
 
     def __init__(self, config):
         super().__init__()
@@ -50,8 +50,6 @@ class RotaryEmbedding(nn.Module):
 class RotaryEmbeddingPerLayerType(nn.Module):
     """One rotary embedding for each layer type, where `rope_parameters` is nested (a theta per kind of layer)."""
 
-    place = "rotation"
-
     def __init__(self, config):
         super().__init__()
         self.by_type = nn.ModuleDict()
@@ -62,6 +60,13 @@ class RotaryEmbeddingPerLayerType(nn.Module):
 
     def forward(self, x, position_ids, layer_type):
         return self.by_type[layer_type](x, position_ids)
+
+
+@implements("position", "rotary")
+def rotary_positions(config) -> nn.Module:
+    """One rotary embedding, or where `rope_parameters` is nested one for each layer type."""
+    is_flat = "rope_type" in config.rope_parameters
+    return RotaryEmbedding(config) if is_flat else RotaryEmbeddingPerLayerType(config)
 
 
 def rotate(x_BHTK: torch.Tensor, cos_B1TR: torch.Tensor, sin_B1TR: torch.Tensor) -> torch.Tensor:

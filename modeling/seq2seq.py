@@ -14,7 +14,7 @@ from .attention_masks import cross_mask, document_ids_from_positions
 from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
 from .configuration import AnyformerSeq2SeqConfig
-from .experts_losses import merged
+from .experts_losses import ModelWithExperts, merged
 from .linear_cross_entropy import IGNORE_INDEX
 from .lm_head import LanguageModelHead, language_model_loss
 from .outputs import (
@@ -29,7 +29,7 @@ from .task_heads import classifier_dropout, last_token_index
 from .task_losses import problem_type_of, sequence_classification_loss
 
 
-class AnyformerSeq2SeqPreTrainedModel(AnyformerPreTrainedModel):
+class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerSeq2SeqConfig
     auto_classes = {
         "AutoModel": "AnyformerSeq2SeqModel",
@@ -72,7 +72,8 @@ class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
     ) -> BaseModelOutput:
         """input_ids (B, S) or inputs_embeds (B, S, D) -> last_hidden_state (B, S, D)."""
         x_BSD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
-        x_BSD, routed = self.run_routed(x_BSD, attention_mask, position_ids, **kwargs)
+        batch = self.read_batch(x_BSD, attention_mask, position_ids, **kwargs)
+        x_BSD, routed = self.run_stack(x_BSD, batch, **kwargs)
         return BaseModelOutput(last_hidden_state=x_BSD, **routed)
 
 
@@ -102,26 +103,27 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
         encoder_attention_mask: torch.Tensor | None = None,
         encoder_position_ids: torch.LongTensor | None = None,
         use_cache: bool | None = None,
+        loss_mask: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """inputs_embeds (B, T, D), encoder_hidden_states (B, S, D) -> last_hidden_state (B, T, D), past_key_values.
 
         Packed rows: `position_ids` and `encoder_position_ids` that restart for each document, in the same order.
+        loss_mask: (B, T), 0 at tokens that do not count in the routers' losses; None: those that are no padding count.
         """
-        batch = inputs_embeds.shape[0]
         packs = past_key_values is None
         documents = None
         if packs and position_ids is not None and encoder_position_ids is not None:
             both = (position_ids, encoder_position_ids)
-            documents = [document_ids_from_positions(x.expand(batch, -1)) for x in both]
+            documents = [document_ids_from_positions(x.expand(inputs_embeds.shape[0], -1)) for x in both]
         if use_cache and packs and not self.training:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        x_BTD, routed = self.run_routed(
+        batch = self.read_batch(inputs_embeds, attention_mask, position_ids, past_key_values, packs)
+        if loss_mask is not None:
+            batch.loss_mask = loss_mask
+        x_BTD, routed = self.run_stack(
             inputs_embeds,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            packs=packs,
+            batch,
             use_cache=use_cache,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=cross_mask(
@@ -182,13 +184,13 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         decoder_inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
-        decoder_counted_mask: torch.Tensor | None = None,
+        decoder_loss_mask: torch.Tensor | None = None,
         **kwargs,
     ) -> Seq2SeqModelOutput:
         """Inputs (B, S) and decoder inputs (B, T) -> last_hidden_state (B, T, D) and the encoder's (B, S, D).
 
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
-        decoder_counted_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that no
+        decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that no
         `decoder_attention_mask` tells of.
         """
         if use_cache is None:  # asked here: the decoder reads a copy of this config, made when the model was built
@@ -212,7 +214,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
             encoder_attention_mask=attention_mask,
             encoder_position_ids=position_ids,
             use_cache=use_cache,
-            counted_mask=decoder_counted_mask,
+            loss_mask=decoder_loss_mask,
             **kwargs,
         )
         return Seq2SeqModelOutput(
@@ -289,7 +291,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
-            decoder_counted_mask=None if labels is None else labels != IGNORE_INDEX,
+            decoder_loss_mask=None if labels is None else labels != IGNORE_INDEX,
             **kwargs,
         )
         hidden_states, loss, logits = outputs.last_hidden_state, None, None
@@ -393,7 +395,7 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
             use_cache=False,
-            decoder_counted_mask=attention_mask,  # it reads the same tokens
+            decoder_loss_mask=attention_mask,  # it reads the same tokens
             **kwargs,
         )
         rows = torch.arange(input_ids.shape[0], device=input_ids.device)

@@ -16,7 +16,7 @@ from .configuration import AnyformerViTConfig
 from .legality import image_sides
 from .lm_head import Pooler
 from .patch_embeddings import PatchEmbeddings
-from .positions_2d import LearnedPatchPositions, build_patch_positions
+from .positions_2d import LearnedPatchPositions
 from .stack import TransformerStack
 from .task_losses import class_loss, masked_pixel_loss, sequence_classification_loss
 
@@ -53,7 +53,7 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
     `use_mask_token`: whether patches can be masked.
     """
 
-    build_positions = staticmethod(build_patch_positions)
+    positions_role = "patch position"
 
     def __init__(self, config: AnyformerViTConfig, add_pooling_layer: bool | None = None, use_mask_token: bool = False):
         super().__init__(config)
@@ -95,18 +95,15 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
                 f"the image has {height} x {width} pixels, but image_size={self.config.image_size}; resize it or pass "
                 f"interpolate_pos_encoding=True"
             )
-        x_BTD = self.run_stack(
-            self.patch_embeddings(pixel_values, bool_masked_pos),
-            attention_mask=attention_mask,
-            places=(height // self.config.patch_size, width // self.config.patch_size),
-            packs=False,
-            **kwargs,
-        )
+        x_BTD = self.patch_embeddings(pixel_values, bool_masked_pos)
+        batch = self.read_batch(x_BTD, attention_mask, packs=False)
+        batch.token_positions = (height // self.config.patch_size, width // self.config.patch_size)
+        x_BTD, _ = self.run_stack(x_BTD, batch, **kwargs)
         pooled = None if self.pooler is None else self.pooler(pool_image(self.config, x_BTD))
         return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled)
 
-    def can_unpad(self, x_BTE, attention_mask, kwargs) -> bool:
-        return False  # a hidden patch still has its place in the plane
+    def can_unpad(self, x_BTE, attention_mask, captured) -> bool:
+        return False  # hidden patches keep their row and column
 
 
 def pool_image(config, hidden_states):
