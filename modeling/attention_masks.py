@@ -52,7 +52,7 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
     packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
     masks = {}
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
-    # but 5.17 not under torch.compile.
+    # older ones not under torch.compile.  # transformers < 5.23
     plain = attention_mask is None and past_key_values is None and not packed and config._attn_implementation == "sdpa"
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
         traits = ATTENTION_KINDS[kind]
@@ -80,7 +80,7 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             and_mask_function=and_masks(*overlays) if overlays else None,
-            # Whose keys the mask is for; 5.17 would take a layer that keeps a state for the first one.
+            # The layer whose keys are masked; else layers that keep states could be taken.  # transformers < 5.23
             layer_idx=config.attention_kinds.index(kind),
         )
     return masks

@@ -68,6 +68,13 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         if hasattr(module, "init_own_weights"):
             module.init_own_weights(std, residual_std)
 
+    def returns_logits(self, return_logits: bool | None, labels) -> bool:
+        """Whether a head fills `logits`. None: not in a training step with labels, which wants the loss only.
+
+        There the logits would be the largest tensor of all.
+        """
+        return return_logits if return_logits is not None else labels is None or not self.training
+
     def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
         """The output of a head: loss, fields of its own, and what `output_class` takes of the base model's `outputs`.
 

@@ -113,7 +113,7 @@ class TransformerConfig(PreTrainedConfig):
         self.base_model_tp_plan, self.base_model_pp_plan = tensor_parallel_plan(self), pipeline_parallel_plan(self)
 
     def convert_rope_params_to_dict(self, **kwargs):
-        """As transformers 5.23: with one dict per layer type, theta's default belongs into each, not beside them."""
+        """With one dict per layer type, theta's default belongs into each, not beside them."""  # transformers < 5.23
         nested = [self.rope_parameters[name] for name in set(self.layer_types) & set(self.rope_parameters or ())]
         if not nested or kwargs.get("rope_scaling"):
             return super().convert_rope_params_to_dict(**kwargs)
@@ -358,15 +358,15 @@ class AnyformerViTConfig(TransformerConfig):
     """A vision transformer (Dosovitskiy et al. 2021): an image is a sequence of patches.
 
     Images of `image_size` pixels (one number, or height and width) and `num_channels` are cut into squares of
-    `patch_size`. In front of the patches stand a class token, unless `pooler_type` is "mean", where the mean of the
-    patches speaks for the image (Beyer et al. 2022); with `use_distillation_token` a second one, for a teacher's
-    labels (Touvron et al. 2021, section 4), which `distillation_head` gives a classifier of its own; and
+    `patch_size`. Prefix tokens stand before the patches: a class token, unless `pooler_type` is "mean", where the mean
+    of the patches is the image's vector (Beyer et al. 2022); with `use_distillation_token` a second one, for a
+    teacher's labels (Touvron et al. 2021, section 4), which `distillation_head` gives a classifier of its own; and
     `num_register_tokens` that nothing reads (Darcet et al. 2024).
 
-    `position_encoding` is "learned" (a vector for each patch and each token in front but registers), "sinusoidal" (half
+    `position_encoding` is "learned" (a vector for each patch and each prefix token but registers), "sinusoidal" (half
     of the channels for columns, half for rows; He et al. 2022, as released), "rotary" (half of the rotated channels for
-    rows, half for columns; tokens in front are not turned) or "none". Forward's `interpolate_pos_encoding` carries
-    learned ones to images of another size by bicubic interpolation; the others are computed at the places between.
+    rows, half for columns; prefix tokens are not rotated) or "none". Forward's `interpolate_pos_encoding` carries
+    learned ones to images of another size by bicubic interpolation; the others are computed at the coordinates between.
 
     `label_smoothing` acts on class labels while training. Masked image modelling predicts patches of `encoder_stride`
     pixels (None: `patch_size`). The base model pools through a dense layer of `pooler_output_size` (None:
@@ -410,8 +410,8 @@ class AnyformerViTConfig(TransformerConfig):
         return tuple(side // self.patch_size for side in image_sides(self))
 
     @property
-    def num_front_tokens(self) -> int:
-        """Tokens in front of the patches: class, distillation, registers."""
+    def num_prefix_tokens(self) -> int:
+        """Tokens before the patches: class, distillation, registers."""
         return (self.pooler_type == "cls") + self.use_distillation_token + self.num_register_tokens
 
 

@@ -90,8 +90,7 @@ class CausalLanguageModel:
             shift_labels: (B, T), already aligned with the predictions; instead of `labels`.
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
             logits_to_keep: only the last so many positions (0: all), or the positions of this index tensor.
-            return_logits: whether `logits` is filled. None: not in a training step with labels, where only the loss
-                is wanted and the logits would be the largest tensor of all.
+            return_logits: whether `logits` is filled; None: see `returns_logits`.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -107,7 +106,7 @@ class CausalLanguageModel:
             shift_labels = shift_left(labels)
         if shift_labels is not None:
             loss = language_model_loss(self.lm_head, hidden_states, shift_labels, num_items_in_batch)
-        if return_logits if return_logits is not None else (shift_labels is None or not self.training):
+        if self.returns_logits(return_logits, shift_labels):
             keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden_states[:, keep, :])
         return self.head_output(CausalLMOutputWithPast, outputs, loss, shift_labels, num_items_in_batch, logits=logits)

@@ -234,7 +234,7 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
             loss = masked_language_model_loss(
                 self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
             )
-        if return_logits if return_logits is not None else (labels is None or not self.training):
+        if self.returns_logits(return_logits, labels):
             logits = self.lm_head(self.head_transform(hidden_states))
         return loss, logits
 
@@ -266,8 +266,8 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         Args:
             labels: (B, T), the token that belongs at each position; -100 is not counted.
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
-            return_logits: whether `logits` (B, T, V) is filled. None: not in a training step with labels, where the
-                head runs on labelled positions only.
+            return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`. The loss alone needs the
+                head on labelled positions only.
         """
         outputs = self.model(
             input_ids=input_ids,

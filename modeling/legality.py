@@ -7,7 +7,7 @@ can be checked before torch is imported. What schemes and kinds of attention nee
 import math
 
 from .legality_experts import EXPERT_ROWS, has_experts, mlp_kinds
-from .traits import ATTENTION_KINDS, DECODER, FAMILIES, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES
+from .traits import ATTENTION_KINDS, DECODER, FAMILIES, MLP_TYPES, NORM_TYPES, PLAIN, POSITION_SCHEMES
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 NORM_POSITIONS = ("pre", "post")
@@ -57,7 +57,7 @@ def attention_kinds(c) -> list[str]:
     implied = implied_kind(c)
     if implied:
         return [implied] * c.num_hidden_layers
-    return list(c.layer_types or ["full_attention"] * c.num_hidden_layers)
+    return list(c.layer_types or [PLAIN] * c.num_hidden_layers)
 
 
 def cache_type(kind: str) -> str:

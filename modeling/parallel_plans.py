@@ -40,8 +40,8 @@ def feed_forward_plan(config) -> dict[str, str]:
 
 def expert_parallel_plan(config) -> dict[str, str] | None:
     """Whole experts on each rank, or None: without experts, or with a transformers whose styles are other ones."""
-    # transformers < 5.23
-    if "sparse" not in config.mlp_kinds or not importlib.util.find_spec("transformers.distributed.expert_parallel"):
+    has_styles = importlib.util.find_spec("transformers.distributed.expert_parallel")  # transformers < 5.23
+    if "sparse" not in config.mlp_kinds or not has_styles:
         return None
     up = "gate_up_proj" if MLP_TYPES[config.mlp_type].gated else "up_proj"
     experts = dict.fromkeys((f"layers.*.mlp.experts.{up}", "layers.*.mlp.experts.down_proj"), "grouped_gemm")

@@ -31,8 +31,8 @@ class RotaryEmbedding(nn.Module):
     def compute_default_rope_parameters(config, *args, **kwargs):
         """Return (theta^(-2i/R) for i < R/2, scaling 1.0) with R the rotated channels of a head.
 
-        transformers 5.17 also passes a device, which later versions dropped; the buffers move with the module.
-        """
+        Some callers also pass a device, which is not needed: the buffers move with the module.
+        """  # transformers < 5.23
         parameters = config.rope_parameters
         rotated = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, rotated, 2, dtype=torch.float) / rotated

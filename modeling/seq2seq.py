@@ -25,8 +25,7 @@ from .outputs import (
     Seq2SeqSequenceClassifierOutput,
 )
 from .stack import TransformerStack, embeddings_of
-from .task_heads import classifier_dropout, last_token_index
-from .task_losses import problem_type_of, sequence_classification_loss
+from .task_heads import classification_loss, classifier_dropout, last_token_index
 
 
 class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
@@ -39,7 +38,7 @@ class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel
     }
 
     def set_attn_implementation(self, attn_implementation, *args, **kwargs):
-        """As transformers 5.23: older ones leave out the stacks, whose configs are of the same class as the model's."""
+        """Also of the stacks, whose configs are of the same class as the model's."""  # transformers < 5.23
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
         for module in self.modules():
             if isinstance(module, TransformerStack):
@@ -275,7 +274,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
             label_smoothing: share of each target's probability that is spread over the vocabulary (Vaswani et al.
                 2017, section 5.4).
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
-            return_logits: whether `logits` (B, T, V) is filled. None: not in a training step with labels.
+            return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_position_ids)
@@ -297,7 +296,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
         hidden_states, loss, logits = outputs.last_hidden_state, None, None
         if labels is not None:
             loss = language_model_loss(self.lm_head, hidden_states, labels, num_items_in_batch, label_smoothing)
-        if return_logits if return_logits is not None else (labels is None or not self.training):
+        if self.returns_logits(return_logits, labels):
             logits = self.lm_head(hidden_states)
         return self.head_output(Seq2SeqLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
 
@@ -402,9 +401,7 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
         text_BD = outputs.last_hidden_state[rows, self.last_token(input_ids, attention_mask)]
         logits, loss = self.score(self.dropout(self.pooler(self.dropout(text_BD)))), None
         if labels is not None:
-            if self.config.problem_type is None:  # kept: pipelines choose softmax or sigmoid by it
-                self.config.problem_type = problem_type_of(labels, self.num_labels)
-            loss = sequence_classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
+            loss = classification_loss(self.config, logits, labels, num_items_in_batch)
         return self.head_output(
             Seq2SeqSequenceClassifierOutput, outputs, loss, labels, num_items_in_batch, logits=logits
         )

@@ -32,6 +32,13 @@ def classifier_dropout(config) -> nn.Dropout:
     return nn.Dropout(config.hidden_dropout if own is None else own)
 
 
+def classification_loss(config, logits, labels, num_items_in_batch=None):
+    """The loss of `config.problem_type`, which the first labels decide where it is None."""
+    if config.problem_type is None:  # kept: transformers' pipelines choose softmax or sigmoid by it
+        config.problem_type = problem_type_of(labels, config.num_labels)
+    return sequence_classification_loss(logits, labels, config.problem_type, num_items_in_batch)
+
+
 class TaskHead:
     def build_base(self, config):
         """The family's base model, and what else the head reads."""
@@ -86,9 +93,7 @@ class ForSequenceClassification(TaskHead):
         )
         logits, loss = self.score(self.pool(outputs, input_ids, attention_mask)), None
         if labels is not None:
-            if self.config.problem_type is None:  # kept: pipelines choose softmax or sigmoid by it
-                self.config.problem_type = problem_type_of(labels, self.num_labels)
-            loss = sequence_classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
+            loss = classification_loss(self.config, logits, labels, num_items_in_batch)
         return self.head_output(
             SequenceClassifierOutputWithPast, outputs, loss, labels, num_items_in_batch, logits=logits
         )

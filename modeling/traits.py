@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 DECODER, MOE, ENCODER = "anyformer_decoder", "anyformer_moe", "anyformer_encoder"
 SEQ2SEQ, VIT = "anyformer_seq2seq", "anyformer_vit"
+PLAIN = "full_attention"  # the kind of all layers where nothing is said
 STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a fixed size
 
 # (is this config illegal?, the sentence a user reads)
@@ -89,7 +90,7 @@ class Kind:
     families: tuple[str, ...]
     needs: dict[str, str] = field(default_factory=dict)
     companions: dict[str, int] = field(default_factory=dict)
-    layer_type: str = "full_attention"
+    layer_type: str = PLAIN
     implied_by: str | None = None
     lookback: Callable[..., int] | None = None
     windowed: bool = False
@@ -268,7 +269,7 @@ POSITION_SCHEMES = {
     ),
 }
 ATTENTION_KINDS = {
-    "full_attention": Kind(families=(DECODER, MOE, ENCODER, SEQ2SEQ, VIT), flash=True, separable=True),
+    PLAIN: Kind(families=(DECODER, MOE, ENCODER, SEQ2SEQ, VIT), flash=True, separable=True),
     "sliding_attention": Kind(
         families=(DECODER, MOE, ENCODER),
         needs=WINDOW,

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     ImageClassifierOutput,
@@ -16,9 +15,12 @@ from .configuration import AnyformerViTConfig
 from .legality import image_sides
 from .lm_head import Pooler
 from .patch_embeddings import PatchEmbeddings
-from .positions_2d import LearnedPatchPositions
+from .positions_2d import LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions
 from .stack import TransformerStack
 from .task_losses import class_loss, masked_pixel_loss, sequence_classification_loss
+
+# What a config may ask for: imported here, its file travels with this one to the Hub.
+OPTIONAL_PARTS = (LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions)
 
 
 class AnyformerViTPreTrainedModel(AnyformerPreTrainedModel):
@@ -31,19 +33,6 @@ class AnyformerViTPreTrainedModel(AnyformerPreTrainedModel):
         "AutoModelForImageClassification": "AnyformerViTForImageClassification",
         "AutoModelForMaskedImageModeling": "AnyformerViTForMaskedImageModeling",
     }
-
-    @torch.no_grad()
-    def _init_weights(self, module):
-        super()._init_weights(module)
-        std = self.config.initializer_range
-        if isinstance(module, PatchEmbeddings):
-            for name, count in module.front.items():
-                if count:
-                    init.trunc_normal_(getattr(module, name), mean=0.0, std=std)
-            if module.mask_token is not None:
-                init.zeros_(module.mask_token)
-        elif isinstance(module, LearnedPatchPositions):
-            init.trunc_normal_(module.weight, mean=0.0, std=std)
 
 
 class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
@@ -74,7 +63,7 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Images (B, C, height, width) -> last_hidden_state (B, T, D), pooler_output (B, pooler_output_size).
 
-        Of the T tokens those in front come first (class, distillation, registers), then the patches row by row.
+        Of the T tokens the prefix (class, distillation, registers) comes first, then the patches row by row.
 
         Args:
             bool_masked_pos: (B, N), true at patches that the mask token replaces.
@@ -110,7 +99,7 @@ def pool_image(config, hidden_states):
     """(B, T, D) -> (B, D): the class token, or the mean of the patches."""
     if config.pooler_type == "cls":
         return hidden_states[:, 0]
-    return hidden_states[:, config.num_front_tokens :].mean(dim=1)
+    return hidden_states[:, config.num_prefix_tokens :].mean(dim=1)
 
 
 class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
@@ -200,7 +189,7 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
         outputs = self.model(
             pixel_values, bool_masked_pos=bool_masked_pos, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs
         )
-        patches_BNP = self.decoder(outputs.last_hidden_state[:, self.config.num_front_tokens :])
+        patches_BNP = self.decoder(outputs.last_hidden_state[:, self.config.num_prefix_tokens :])
         grid = [side // size for side in pixel_values.shape[-2:]]
         reconstruction = nn.functional.pixel_shuffle(patches_BNP.transpose(1, 2).unflatten(2, grid), stride)
         loss = None
