@@ -29,7 +29,7 @@ def eager_attention(
         scores = softcap * torch.tanh(scores / softcap)
     for extra in (position_bias, attention_mask):
         scores = scores if extra is None else scores + extra
-    # In fp32 at least; fp64 stays, whose least number, which masks are filled with, would become -inf and rows nan.
+    # At least fp32. fp64 is kept: masks are filled with its least number, which is -inf in fp32 and would give nan.
     at_least_fp32 = torch.promote_types(scores.dtype, torch.float32)
     weights = nn.functional.softmax(scores, dim=-1, dtype=at_least_fp32).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
@@ -39,7 +39,7 @@ def eager_attention(
 def attention_by_products(
     module, query, key, value, attention_mask, scaling, dropout=0.0, position_bias=None, **kwargs
 ) -> tuple:
-    """As `eager_attention`, with what sdpa takes: masks of bool, too, and no weights returned.
+    """As `eager_attention`, but masks may be bool, as for sdpa, and no weights are returned.
 
     sdpa computes the gradient of a bias by its slowest kernel on CPUs; plain products take 0.8 x the time (T5's shape).
     """
@@ -62,8 +62,8 @@ def attention_by_products(
 class Attention(nn.Module):
     """Attention with `num_key_value_heads` key/value heads: as many as heads (MHA), fewer (GQA), one (MQA).
 
-    Keys and values come from the same tokens as the queries, or, given `key_value_states`, from others: those of an
-    encoder in a `cross_attention` (Vaswani et al. 2017, section 3.2.3), or what queries of an own making attend to.
+    Keys and values come from the same tokens as the queries, or from `key_value_states`: an encoder's tokens in a
+    `cross_attention` (Vaswani et al. 2017, section 3.2.3), hidden states for queries made otherwise (DeBERTa).
     `qk_norm` normalises each query and key head before the rotation (Henry et al. 2020; per head as in Qwen3).
     """
 
@@ -74,8 +74,8 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
-        # What backends need beside the mask, passed only where set: flash kernels window by themselves, sdpa refuses
-        # a softcap.
+        # Backend arguments beside the mask, passed only where set: flash kernels window by themselves, sdpa refuses a
+        # softcap.
         self.backend_kwargs = {}
         kind = ATTENTION_KINDS[config.attention_kinds[layer_idx]]
         if kind.windowed and not kind.own_scores:
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else None
 
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
-        """Return (what is added to the scores beside `position_bias`, or None; kwargs left for the backend)."""
+        """Return (a bias of the scores beside `position_bias`, or None; kwargs left for the backend)."""
         return None, kwargs
 
     def implementation(self) -> str:
@@ -177,7 +177,7 @@ class Attention(nn.Module):
 
 
 def build_attention(config, layer_idx: int) -> Attention:
-    """The self-attention of a layer: plain, or what its kind or the position scheme brings."""
+    """The self-attention of a layer: plain, or the class of its kind or position scheme."""
     name, scheme_name = config.attention_kinds[layer_idx], config.position_encoding
     kind, scheme = ATTENTION_KINDS[name], POSITION_SCHEMES[scheme_name]
     if kind.own_scores:

@@ -54,7 +54,7 @@ class LinearAttention(Attention):
         """As `Attention.forward`; there are no weights to return.
 
         Args:
-            attention_mask: None, or what `token_positions` returns.
+            attention_mask: None, or the result of `token_positions`.
         """
         q_BHTK, (k_BGTK, v_BGTK) = self.queries(hidden_states), self.keys_and_values(hidden_states)
         cached = state_layer(past_key_values, self.layer_idx)
@@ -84,7 +84,7 @@ def kernel_sums(q_BHTK, k_BGTK, v_BGTV, documents_BT=None, state_BGKV=None) -> t
 
     Args:
         documents_BT: None (one document), or numbers that tell documents apart; -1: padding, which nothing sees.
-        state_BGKV: what tokens before these, of document 0, have left.
+        state_BGKV: the state after earlier tokens, which are of document 0.
     """
     batch, groups, length, _ = k_BGTK.shape
     size = min(CHUNK, length)
@@ -107,8 +107,8 @@ def kernel_sums(q_BHTK, k_BGTK, v_BGTV, documents_BT=None, state_BGKV=None) -> t
         ends = documents[..., -1:]
         left = (k * (documents == ends)[:, None, ..., None]).transpose(-1, -2) @ v
         left = torch.cat((state_BGKV[:, :, None], left), dim=2)
-        # A state goes on as long as its document does. By products with 0 and 1, not by differences of running sums:
-        # what another document has left must be gone, not almost gone.
+        # States are summed within a document only. By products with 0 and 1, not by differences of running sums, which
+        # would leave rounding errors of other documents.
         owners = pad(ends[..., 0], (1, 0))
         goes_on = (owners[:, :, None] == owners[:, None, :]).tril()
         states = (goes_on[:, None].to(left.dtype) @ left.flatten(-2)).view_as(left)

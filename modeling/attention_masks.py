@@ -65,7 +65,7 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
             )
             continue
         own = implementation("mask", kind)
-        # An exported program has no branches: asked here, it would serve lengths on one side of the window only.
+        # Not while exporting: a program without branches would serve lengths on one side of the window only.
         fits_window = not traits.windowed or (
             not torch.compiler.is_exporting() and inputs_embeds.shape[1] <= config.sliding_window
         )
@@ -80,7 +80,7 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             and_mask_function=and_masks(*overlays) if overlays else None,
-            # The layer whose keys are masked; else layers that keep states could be taken.  # transformers < 5.23
+            # Index of a layer with such keys; otherwise a layer with states might be taken.  # transformers < 5.23
             layer_idx=config.attention_kinds.index(kind),
         )
     return masks
@@ -101,7 +101,7 @@ def bidirectional_masks(
     masks = {}
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
         traits, own = ATTENTION_KINDS[kind], implementation("mask", kind)
-        # As above: an exported program could not choose by the length.
+        # Not while exporting, as above.
         fits_window = not traits.windowed or (
             not torch.compiler.is_exporting() and inputs_embeds.shape[1] <= config.sliding_window + 1
         )
@@ -155,7 +155,7 @@ def cross_mask(config, inputs_embeds, encoder_hidden_states, encoder_attention_m
 
 
 def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tensor:
-    """A score bias and what may be seen as one additive mask (B, H, T, S); sdpa would fold them in every layer.
+    """A score bias and a mask as one additive mask (B, H, T, S); sdpa would fold them in every layer.
 
     mask: None (all keys, or with `is_causal` those up to the query's own), bool, or additive.
     """
@@ -168,7 +168,7 @@ def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tens
 
 
 def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:
-    """Packed rows as flash kernels want them: each document of each row a sequence of one long batch.
+    """Packed rows in the layout of flash kernels: each document of each row a sequence of one long batch.
 
     Args:
         document_ids: (B, T). attention_mask: None or (B, T); runs of padding become sequences of their own.

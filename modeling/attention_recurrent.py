@@ -1,4 +1,4 @@
-"""Memories of what lies before a segment: its last tokens (Transformer-XL) or one matrix of all (Infini-attention).
+"""Memories of earlier segments: their last tokens (Transformer-XL) or one matrix of all (Infini-attention).
 
 Shapes as in attention.py and attention_segments.py, and V = K + 1 channels of a memory, the last of them sums of
 scores.
@@ -20,7 +20,7 @@ from .traits import ATTENTION_KINDS, implements
 class RecurrentAttention(Attention):
     """A segment and the `memory_length` tokens before it, through which no gradient flows (Dai et al. 2019, eq. 1).
 
-    The paper runs segment after segment and keeps hidden states. What a layer computes of a segment depends on states
+    The paper runs segment after segment and keeps hidden states. The output of a layer for a segment depends on states
     of the layer below only, so here each layer takes all segments of a row at once: the same numbers, and, as the
     memory's hidden states are detached before their keys and values are made, the same gradients.
     """
@@ -35,7 +35,7 @@ class RecurrentAttention(Attention):
         self.memory_length = self.window - self.segment_length
 
     def implementation(self) -> str:
-        """Masks of segments are nothing that flash and flex kernels take."""
+        """Flash and flex kernels do not take masks of segments."""
         return "eager" if self.config._attn_implementation == "eager" else "sdpa"
 
     def forward(
@@ -50,7 +50,7 @@ class RecurrentAttention(Attention):
         """As `Attention.forward`; weights are of segments, not of rows, and not returned.
 
         Args:
-            attention_mask: None (one document from its start on), or what `token_positions` returns.
+            attention_mask: None (one document from its start on), or the result of `token_positions`.
             segment_bias: None or (B, H, C, W + C), added to the scores of each block.
         """
         cached = state_layer(past_key_values, self.layer_idx)
@@ -80,7 +80,7 @@ class RecurrentAttention(Attention):
         return torch.cat((past.detach() if detached else past, x), dim=2)
 
     def with_memory(self, out_BTHK, q_BHTK, k_BGTK, v_BGTK, positions, past) -> tuple:
-        """The output with what a memory beside the segment adds, and the memory's states after these tokens."""
+        """The output after a memory beside the segment was mixed in, and the memory's states after these tokens."""
         return out_BTHK, {}
 
     def attend_segments(self, q_BHTK, own, memory, positions, bias, **kwargs):
@@ -93,7 +93,7 @@ class RecurrentAttention(Attention):
         aligned = positions is None  # blocks are segments
         if aligned:
             positions = token_positions(window, q_BHTK.new_empty(1, length, 0), document_ids=self.one_document(q_BHTK))
-        # (which keys, how many of the tokens before a block, whether those of the block itself, what of them is seen)
+        # (keys and values, number of tokens before a block, whether the block's own are included, visible part)
         if not self.memory_length:
             parts = [(own, 0 if aligned else segment, True, "own")]
         elif aligned:
@@ -132,9 +132,9 @@ class RecurrentAttention(Attention):
 class CompressiveAttention(RecurrentAttention):
     """A segment, and a matrix of fixed size that holds all segments before it (Munkhdalai et al. 2024, section 2).
 
-    The memory is that of linear attention, without positions, read segment by segment (eq. 3) and written with what
-    the keys' old values leave to be said (`memory_update="delta"`, eq. 5) or plainly ("linear", eq. 4). A learned gate
-    for each head mixes what it gives with the attention to the segment (eq. 6). Gradients flow through it.
+    The memory is that of linear attention, without positions, read segment by segment (eq. 3) and written with the
+    difference to the keys' old values (`memory_update="delta"`, eq. 5) or plainly ("linear", eq. 4). A learned gate for
+    each head mixes its output with the attention to the segment (eq. 6). Gradients flow through it.
     """
 
     def __init__(self, config, layer_idx: int):
@@ -159,7 +159,7 @@ class CompressiveAttention(RecurrentAttention):
 
 
 def memory_sums(q_BHTK, k_BGTK, v_BGTK, positions, segment_length: int, memory, is_delta: bool) -> tuple:
-    """What each query reads of the segments before its own, sums (B, H, T, V), and the memory after the last token.
+    """Sums (B, H, T, V) that each query reads of the segments before its own, and the memory after the last token.
 
     Block by block, at most a segment long, so that a document's tokens in a block are of two segments at most. A
     memory is two matrices (B, G, K, V): `previous_segments`, of all segments before that of the last token, and
@@ -203,7 +203,7 @@ def memory_sums(q_BHTK, k_BGTK, v_BGTK, positions, segment_length: int, memory, 
 
 
 def read_memory(x_BGRCK, memory, block, k_BGCK, written_BGCV):
-    """Sums (B, G, R, C, V) of what x reads of the memory and of what the block's own tokens have `written`, if any."""
+    """Sums (B, G, R, C, V) that x reads of the memory and of the values `written` in the block, if any."""
     rows = x_BGRCK.flatten(2, 3)
     previous_segments, all_segments = memory
     if block is None:
@@ -217,7 +217,7 @@ def read_memory(x_BGRCK, memory, block, k_BGCK, written_BGCV):
 
 
 class BlockOfSegments:
-    """How the tokens of a block belong to documents and segments, and so to a memory and to one another.
+    """Documents and segments of a block's tokens, which decide who reads the memory and who reads whom.
 
     Of positions (B or 1, 2, 1 + C), the first of them of the token before the block.
     """
@@ -225,7 +225,7 @@ class BlockOfSegments:
     def __init__(self, positions, segment_length: int):
         documents, segments = positions[:, 0], positions[:, 1] // segment_length
         self.is_real = documents[:, 1:] >= 0
-        self.goes_on = documents[:, 1:] == documents[:, :1]
+        self.continues = documents[:, 1:] == documents[:, :1]
         self.is_same = segments[:, 1:] == segments[:, :1]
         self.documents, self.segments = documents, segments
         own = documents[:, 1:]
@@ -233,16 +233,16 @@ class BlockOfSegments:
 
     def reads(self, groups: int) -> tuple:
         """(B, 1, R * C, 1) twice: who reads `previous_segments`, who `all_segments`; (B, 1, R * C, C): the block."""
-        same, following = self.goes_on & self.is_same, self.goes_on & ~self.is_same
+        same, following = self.continues & self.is_same, self.continues & ~self.is_same
         rows = [x[:, None, :, None].repeat(1, 1, groups, 1) for x in (same, following)]
         return *rows, self.earlier[:, None].repeat(1, 1, groups, 1)
 
     def write(self, previous_segments, all_segments, k_BGCK, written_BGCV) -> tuple:
-        """The memory after the block. What another document left is dropped."""
+        """The memory after the block, of its last token's document only."""
         documents, segments = self.documents, self.segments
-        lives, is_same = self.goes_on[:, -1:, None, None], self.is_same[:, -1:, None, None]
+        continues, is_same = self.continues[:, -1:, None, None], self.is_same[:, -1:, None, None]
         of_last = (documents[:, 1:] == documents[:, -1:])[:, None, :, None]
         before_last = of_last & (segments[:, 1:] < segments[:, -1:])[:, None, :, None]
-        kept = previous_segments * (lives & is_same) + all_segments * (lives & ~is_same)
+        kept = previous_segments * (continues & is_same) + all_segments * (continues & ~is_same)
         previous_segments = kept + (k_BGCK * before_last).transpose(-1, -2) @ written_BGCV
-        return previous_segments, all_segments * lives + (k_BGCK * of_last).transpose(-1, -2) @ written_BGCV
+        return previous_segments, all_segments * continues + (k_BGCK * of_last).transpose(-1, -2) @ written_BGCV

@@ -114,14 +114,14 @@ def _one_by_one(query, key, value, lengths, is_causal, scaling, dropout, window)
 
 
 def _windowed(query, key, value, is_causal, scaling, dropout, window) -> torch.Tensor:
-    """(C, H, L, K), (C, G, L, K) twice -> (C, H, L, K), in blocks of queries with the keys that their windows reach."""
-    size, reach = max(QUERIES_PER_BLOCK, window), window - 1
+    """(C, H, L, K), (C, G, L, K) twice -> (C, H, L, K), in blocks of queries with the keys in their windows."""
+    size, lookback = max(QUERIES_PER_BLOCK, window), window - 1
     queries, keys, values = (x.split(size, dim=2) for x in (query, key, value))
     outputs = []
     for i, block in enumerate(queries):
-        # A block is at least as long as a window, so no window reaches past the blocks beside it.
-        before = reach if i > 0 else 0
-        after = min(reach, queries[i + 1].shape[2]) if not is_causal and i + 1 < len(queries) else 0
+        # A block is at least as long as a window, so that windows end within the neighbouring blocks.
+        before = lookback if i > 0 else 0
+        after = min(lookback, queries[i + 1].shape[2]) if not is_causal and i + 1 < len(queries) else 0
         near = []
         for blocks in (keys, values):
             parts = [blocks[i - 1].narrow(2, size - before, before)] if before else []
@@ -164,8 +164,8 @@ def _flash(query, key, value, lengths, is_causal, scaling, dropout, window) -> t
     elif groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     bounds, longest = _bounds(tuple(lengths), query.device), max(lengths)
-    reach = -1 if window is None else window - 1
-    options["window_size"] = (reach, 0 if is_causal else reach)
+    lookback = -1 if window is None else window - 1
+    options["window_size"] = (lookback, 0 if is_causal else lookback)
     return varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scaling, **options)
 
 
@@ -181,9 +181,9 @@ LEAST_PADDING = 0.05
 
 
 class Unpadded(NamedTuple):
-    """Where the real tokens of padded rows are.
+    """Indices of the real tokens of padded rows.
 
-    index (N,): their places among all B * T. position_ids (1, N). lengths: of the rows, as `varlen_sdpa` takes them.
+    index (N,): among all B * T. position_ids (1, N). lengths: of the rows, as `varlen_sdpa` takes them.
     """
 
     index: torch.Tensor

@@ -1,4 +1,4 @@
-"""What every anyformer model is to transformers: flags, initialisation, self-contained saving."""
+"""Base class of all models: transformers' flags, initialisation, saving with code."""
 
 import importlib
 import math
@@ -69,27 +69,27 @@ class AnyformerPreTrainedModel(PreTrainedModel):
             module.init_own_weights(std, residual_std)
 
     def returns_logits(self, return_logits: bool | None, labels) -> bool:
-        """Whether a head fills `logits`. None: not in a training step with labels, which wants the loss only.
+        """Whether a head fills `logits`. None: not in a training step with labels, which needs the loss only.
 
-        There the logits would be the largest tensor of all.
+        In such a step the logits would be the largest tensor of all.
         """
         return return_logits if return_logits is not None else labels is None or not self.training
 
     def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
-        """The output of a head: loss, fields of its own, and what `output_class` takes of the base model's `outputs`.
+        """The output of a head: loss, fields of its own, and those of the base model's `outputs` that the class has.
 
-        labels, num_items_in_batch: what the loss was made of; families with experts weigh the routers' losses by them.
+        labels, num_items_in_batch: as for the loss; families with experts weigh the routers' losses by them.
         """
         passed_on = {name: x for name, x in outputs.items() if name in output_class.__dataclass_fields__}
         return output_class(loss=loss, **own, **passed_on)
 
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, position_ids=None, **kwargs):
-        """What `generate` calls ahead of a compiled step; transformers' own does not know all our kinds."""
+        """Called by `generate` ahead of a compiled step; transformers' own does not know all our kinds of attention."""
         return causal_masks(config, inputs_embeds, attention_mask, past_key_values)
 
     def code_file(self) -> str:
-        """The file, without .py, that a saved folder's `auto_map` names; its imports are what the folder needs."""
+        """The file, without .py, that a saved folder's `auto_map` names and whose imports the folder holds."""
         return type(self).__module__.rpartition(".")[2]
 
     def save_pretrained(self, save_directory, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
@@ -116,6 +116,6 @@ class AnyformerPreTrainedModel(PreTrainedModel):
             file = importlib.import_module(f"{package}.{code_file}").__file__
             for path in (file, *get_relative_import_files(file)):
                 shutil.copyfile(path, Path(save_directory) / Path(path).name)
-            if push_to_hub:  # transformers uploads what it has written itself: so it writes, and uploads, once more
+            if push_to_hub:  # after a second save: transformers uploads no file that was added after its own
                 hub.setdefault("repo_id", Path(save_directory).name)
                 self.push_to_hub(**hub, **{"token": kwargs["token"]} if "token" in kwargs else {})

@@ -84,7 +84,7 @@ class TransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         for name in kwargs.keys() & (own_fields() | {"num_experts"}):
-            setattr(self, name, kwargs[name])  # no field of this family: legality.py says what may have it
+            setattr(self, name, kwargs[name])  # not a field of this family: legality.py checks it like one
         check_legal(self)  # before deriving: a derived head_dim would hide heads that do not divide hidden_size
         # Old spellings of `rope_parameters`, which transformers turns into it below, are checked after that.
         self._just_checked = not kwargs.keys() & {"rope_scaling", "rope_theta"}
@@ -109,7 +109,7 @@ class TransformerConfig(PreTrainedConfig):
         self.set_parallel_plans()
 
     def set_parallel_plans(self):
-        """A native class has one architecture and one plan; ours lists the modules that this config builds."""
+        """Plans name the modules that this config builds; a native class has one architecture and one plan."""
         self.base_model_tp_plan, self.base_model_pp_plan = tensor_parallel_plan(self), pipeline_parallel_plan(self)
 
     def convert_rope_params_to_dict(self, **kwargs):
@@ -130,7 +130,7 @@ class TransformerConfig(PreTrainedConfig):
 
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:
-        """Unlike the other plans no attribute: transformers would write it into config.json."""
+        """A property, unlike the other plans: transformers would write an attribute into config.json."""
         return expert_parallel_plan(self)
 
     @property
@@ -151,7 +151,7 @@ class TransformerConfig(PreTrainedConfig):
 
 @strict
 class TokenConfig(TransformerConfig):
-    """What the families have in common that read tokens of a vocabulary, and most of them predict such."""
+    """Fields of all families that read tokens of a vocabulary."""
 
     vocab_size: int = 32000
     max_position_embeddings: int = 2048
@@ -167,7 +167,7 @@ class TokenConfig(TransformerConfig):
 
 @strict
 class RoutedConfig(TokenConfig):
-    """Those of them whose layers may hold experts. (Libraries such as TRL tell a mixture by these fields alone.)
+    """Fields of the families whose layers may hold experts. (Libraries such as TRL recognise a mixture by them.)
 
     With `num_experts`, layers named "sparse" by `mlp_pattern` (repeated over the layers; None: all of them) have that
     many feed-forwards of `moe_intermediate_size` (None: `intermediate_size`), of which each token uses
@@ -227,7 +227,7 @@ class AnyformerDecoderConfig(TokenConfig):
     memory_update: str = "delta"
 
     def validate_layer_type(self):
-        """legality.py has checked the names; transformers' list does not know our own cache's."""
+        """Nothing to do: legality.py has checked the names, and transformers' list lacks that of our own cache."""
 
 
 @strict
@@ -241,7 +241,7 @@ class AnyformerMoeConfig(RoutedConfig):
 
 @strict
 class AnyformerEncoderConfig(RoutedConfig):
-    """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and what lies between them.
+    """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and mixtures of them.
 
     Embeddings: `type_vocab_size` segments (Devlin et al. 2019, section 3; 0: none); `embedding_size` below
     `hidden_size` factorises them and `num_hidden_groups` below `num_hidden_layers` shares layers (Lan et al. 2020,
@@ -249,8 +249,8 @@ class AnyformerEncoderConfig(RoutedConfig):
     it (Warner et al. 2024, section 2.1).
 
     Disentangled attention (He et al. 2021, eq. 4): `pos_att_type` (None: both) names "c2p" and "p2c" terms;
-    `position_buckets` and
-    `max_relative_positions` (None: `max_position_embeddings`) size the table, `relative_embedding_norm` normalises it,
+    `position_buckets` and `max_relative_positions` (None: `max_position_embeddings`) size the table,
+    `relative_embedding_norm` normalises it,
     `share_att_key` projects it by the layers' own query and key weights. `position_biased_input` adds learned absolute
     positions to the input, `mask_decoder_layers` applies the last layer again, with absolute positions in its queries,
     before masked tokens are predicted (the same, section 3.2), `conv_kernel_size` adds a convolution beside layer 0.
@@ -324,7 +324,7 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
         super().derive()
 
     def set_parallel_plans(self):
-        """None of the whole: transformers collects those of the stacks, under their names, in every class."""
+        """No plan for the whole model: transformers collects the plans of its stacks, under their names."""
         self.base_model_tp_plan = {}
 
     @property
@@ -347,7 +347,7 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
         return stack
 
     def get_text_config(self, decoder=None, encoder=None):
-        """What `generate` builds caches by: the decoder's stack. Without a side named, the whole config."""
+        """The decoder's stack, by which `generate` builds caches; the whole config where no side is named."""
         if decoder == encoder or not self.is_encoder_decoder:
             return self
         return self.stack_config(is_causal=bool(decoder))

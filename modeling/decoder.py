@@ -45,7 +45,7 @@ class CausalModel(TransformerStack):
     ) -> BaseModelOutputWithPast:
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
-        packs = past_key_values is None  # a cache made here does not keep rows from being packed
+        packs = past_key_values is None  # rows may be packed, unless a cache is passed in
         if use_cache and packs and not self.training:
             past_key_values = DynamicCache(config=self.config)
         batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs)
@@ -112,8 +112,7 @@ class CausalLanguageModel:
         return self.head_output(CausalLMOutputWithPast, outputs, loss, shift_labels, num_items_in_batch, logits=logits)
 
 
-# `generate` asks models that can be loaded from the Hub for this at every token; computed anew, it would cost a tenth
-# of a small model's time.
+# A cache: `generate` reads the signature of models with Hub code at every token, a tenth of a small model's time.
 CausalLanguageModel.forward.__signature__ = inspect.signature(CausalLanguageModel.forward)
 
 

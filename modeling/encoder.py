@@ -24,7 +24,7 @@ from .stack import TransformerStack, embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
 from .task_losses import token_classification_loss
 
-# What a config may ask for: imported here, its files travel with this one to the Hub.
+# Classes that only some configs use. Imported here, their files are copied to the Hub along with this one.
 OPTIONAL_PARTS = (DisentangledAttention, LocalGlobalAttention, SparseMLP)
 
 
@@ -155,7 +155,7 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
 def for_encoder(forward):
     """A head's `forward` with the inputs of an encoder in its signature: Trainer drops columns that no argument names.
 
-    Where layers have local and global attention and nobody says which tokens are global, the head's task does.
+    Where layers have global tokens and no mask is given, the head's task chooses them.
     """
 
     @functools.wraps(forward)
@@ -182,7 +182,7 @@ def for_encoder(forward):
 
 
 class EncoderHead:
-    """What a task head reads of an encoder: hidden states, or what the masked-LM head's transform makes of them."""
+    """Base of task heads: they read hidden states, or the output of the masked-LM head's transform on them."""
 
     score_bias = True
     pools = False
@@ -204,7 +204,7 @@ class EncoderHead:
         return self.classifier_dropout(pooled)
 
     def default_global_attention_mask(self, input_ids, inputs_embeds):
-        """(B, T) of the tokens that the task makes global (Beltagy et al. 2020, section 3.1), or None for none."""
+        """(B, T), nonzero at the task's global tokens (Beltagy et al. 2020, section 3.1), or None for none."""
         return None
 
 
@@ -217,7 +217,7 @@ def first_token(input_ids, inputs_embeds):
 
 
 class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
-    """What the heads that fill in masked tokens share: base model, transform, output layer."""
+    """Base of the heads that predict masked tokens: base model, transform, output layer."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -368,7 +368,7 @@ class AnyformerEncoderForQuestionAnswering(EncoderHead, ForQuestionAnswering, An
     forward = for_encoder(ForQuestionAnswering.forward)
 
     def default_global_attention_mask(self, input_ids, inputs_embeds):
-        """The question: all before the first separator, which `sep_token_id` or else `eos_token_id` says."""
+        """The question: all tokens before the first separator, `sep_token_id` or else `eos_token_id`."""
         separator = self.config.sep_token_id
         separator = self.config.eos_token_id if separator is None else separator
         if input_ids is None or not isinstance(separator, int):

@@ -20,7 +20,7 @@ from .traits import implements
 
 
 class Routing(NamedTuple):
-    """What a router did in one layer: logits (N, E) in fp32, index (N, K), kept (N, K) or None for all assignments."""
+    """A router's decisions in one layer: logits (N, E) in fp32, index (N, K), kept (N, K) or None for all."""
 
     logits: torch.Tensor
     index: torch.Tensor

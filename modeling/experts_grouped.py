@@ -18,7 +18,7 @@ CHANNELS = 8
 def best_implementation(config, requested: str | None) -> str | None:
     """`requested`, or where it is None ours; a model without experts has none.
 
-    Raises ValueError where torch's own grouped product is asked for and cannot do with the sizes.
+    Raises ValueError where torch's own grouped product is requested and does not support the sizes.
     """
     if getattr(config, "num_experts", None) is None:
         return requested
@@ -54,7 +54,7 @@ def up_weight(experts) -> torch.Tensor:
 
 
 def activated(experts, x_SI):
-    """What the first product gives, gated or not -> (S, I)."""
+    """Result of the first product, gated or not -> (S, I)."""
     if not experts.has_gate:
         return experts.act_fn(x_SI)
     gate_SI, up_SI = x_SI.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""What routers did in a forward pass: losses that keep experts in use, and statistics.
+"""Losses and statistics of routers over a forward pass; the losses keep all experts in use.
 
 L sparse layers, B rows, T tokens of each, E experts, K experts per token.
 
@@ -46,7 +46,7 @@ def router_z_loss(logits: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 
 
 class LayerRoutings(NamedTuple):
-    """What all sparse layers of a stack did, in the order they ran.
+    """The routings of all sparse layers of a stack, in the order they ran.
 
     logits (L, B, T, E) in fp32, index (L, B, T, K), kept (L, B, T, K) or None for all, real (B, T): not padding.
     """
@@ -66,7 +66,7 @@ class ModelWithExperts:
         return super().get_correct_experts_implementation(best_implementation(self.config, requested_experts))
 
     def router_fields(self, routed: list, shape, unpadded, loss_mask, output_router_logits: bool | None) -> dict:
-        """See the function; output_router_logits: None is what the config says."""
+        """As the function of this name. output_router_logits: None takes the config's value."""
         if output_router_logits is None:
             output_router_logits = self.config.output_router_logits
         return router_fields(routed, shape, unpadded, loss_mask, self.training, output_router_logits)
@@ -109,7 +109,7 @@ def router_fields(routed: list, shape, unpadded, loss_mask, training: bool, outp
 
 
 def in_rows(x_N, shape, unpadded):
-    """What was made of N tokens -> (B, T, ...); where rows ran as one, padding becomes 0."""
+    """Values of N tokens -> (B, T, ...); where rows ran as one, 0 at padding."""
     if x_N is None:
         return None
     return x_N.unflatten(0, shape) if unpadded is None else unpadded.put_back(x_N[None])
@@ -171,7 +171,7 @@ def row_weights(rows: int, labels: torch.Tensor, num_items_in_batch) -> torch.Te
 
 
 def head_losses(config, router_losses, labels, num_items_in_batch) -> tuple:
-    """(what to add to a head's loss, aux_loss, z_loss); the latter two without their coefficients.
+    """(addend of a head's loss, aux_loss, z_loss); the latter two without their coefficients.
 
     router_losses: (L, B, 2) of the base model.
     """

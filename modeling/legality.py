@@ -1,4 +1,4 @@
-"""What can be combined with what in one model, as one table.
+"""Which settings can be combined in one model, as one table.
 
 Standard library only, and it reads nothing but attributes: a real config, or a plain namespace of a recipe's fields,
 can be checked before torch is imported. What schemes and kinds of attention need and refuse stands in traits.py.
@@ -98,7 +98,7 @@ def image_sides(c) -> tuple[int, ...]:
 
 
 def _rotary_faults(c):
-    """What is wrong with the rotary parameters, one sentence each."""
+    """Faults of the rotary parameters, one sentence each."""
     if "rope_parameters" not in scheme_of(c).fields:
         return
     by_type = rope_parameters_of(c)
@@ -143,7 +143,7 @@ def _known_kinds(c):
 
 
 def _setting_faults(c):
-    """What kinds of attention need and do not have, or have and do not need (it would be silently unused)."""
+    """Settings that a kind of attention needs and lacks, or that no layer uses (they would be silently ignored)."""
     used = attention_kinds(c)
     for setting in dict.fromkeys(name for kind in ATTENTION_KINDS.values() for name in kind.needs):
         meanings = {name: kind.needs[setting] for name, kind in ATTENTION_KINDS.items() if setting in kind.needs}
@@ -429,7 +429,7 @@ FAMILY_ILLEGAL = {
 
 
 def check_legal(config) -> None:
-    """Raise ValueError, with the one sentence that says what is legal, if `config` cannot be built."""
+    """Raise ValueError if `config` cannot be built, with one sentence that names legal values."""
     for is_illegal, sentence in (*ILLEGAL, *FAMILY_ILLEGAL.get(model_type_of(config), ()), *EXPERT_ROWS):
         if is_illegal(config):
             raise ValueError(sentence(config))

@@ -39,7 +39,7 @@ def feed_forward_plan(config) -> dict[str, str]:
 
 
 def expert_parallel_plan(config) -> dict[str, str] | None:
-    """Whole experts on each rank, or None: without experts, or with a transformers whose styles are other ones."""
+    """Whole experts on each rank, or None: without experts, or with a transformers that lacks these styles."""
     has_styles = importlib.util.find_spec("transformers.distributed.expert_parallel")  # transformers < 5.23
     if "sparse" not in config.mlp_kinds or not has_styles:
         return None

@@ -1,4 +1,4 @@
-"""Position schemes: one small class each, entered for its row of traits.py, which says where it acts (`acts_on`).
+"""Position schemes: one small class each, for a row of traits.py, whose `acts_on` defines what forward returns.
 
 All are computed once per forward pass. Buffers are refilled by `init_own_weights`, which base.py calls:
 transformers builds models on the meta device and hands non-persistent buffers back uninitialised. For rotary modules it
@@ -111,7 +111,7 @@ class RelativePositionBias(nn.Module):
             num_buckets //= 2
             first, distances = num_buckets * (distances < 0).to(torch.long), distances.abs()
         exact = num_buckets // 2
-        # In the order of operations of the original, whose fp32 rounding decides at the buckets' borders.
+        # The original's order of operations: its fp32 rounding decides at the buckets' borders.
         growth = torch.log(distances.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         far = exact + (growth * (num_buckets - exact)).to(torch.long)
         return first + torch.where(distances < exact, distances, far.clamp(max=num_buckets - 1))
@@ -141,7 +141,7 @@ def build_positions(config, role: str = "position") -> nn.Module | None:
 
 
 def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_by_kind, config):
-    """Let the module `scheme` act: return (embeddings, keyword arguments for each layer).
+    """Run a position scheme once per forward pass: return (embeddings, keyword arguments for each layer).
 
     `kinds` is the kind of attention of each layer; `layers_by_kind` maps a kind to (index of one of its layers, its
     `layer_types` name).

@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by an angle proportional to the position."""
+"""Rotary positions: queries and keys rotated by an angle proportional to the position."""
 
 import copy
 
@@ -74,11 +74,11 @@ def rotate(x_BHTK: torch.Tensor, cos_B1TR: torch.Tensor, sin_B1TR: torch.Tensor)
 
     cos and sin are RotaryEmbedding's, with an axis for the heads. Laid out so, a rotation is three operations.
     """
-    rotated = cos_B1TR.shape[-1]
-    turned = x_BHTK if rotated == x_BHTK.shape[-1] else x_BHTK[..., :rotated]
-    first, second = turned.chunk(2, dim=-1)
-    out = torch.addcmul(turned * cos_B1TR, torch.cat((second, first), dim=-1), sin_B1TR)
-    return out if turned is x_BHTK else torch.cat((out, x_BHTK[..., rotated:]), dim=-1)
+    size = cos_B1TR.shape[-1]
+    part = x_BHTK if size == x_BHTK.shape[-1] else x_BHTK[..., :size]
+    first, second = part.chunk(2, dim=-1)
+    rotated = torch.addcmul(part * cos_B1TR, torch.cat((second, first), dim=-1), sin_B1TR)
+    return rotated if part is x_BHTK else torch.cat((rotated, x_BHTK[..., size:]), dim=-1)
 
 
 def for_heads(rotation):

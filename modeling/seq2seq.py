@@ -38,7 +38,7 @@ class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel
     }
 
     def set_attn_implementation(self, attn_implementation, *args, **kwargs):
-        """Also of the stacks, whose configs are of the same class as the model's."""  # transformers < 5.23
+        """Also set on the stacks, whose configs are of the same class as the model's."""  # transformers < 5.23
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
         for module in self.modules():
             if isinstance(module, TransformerStack):
@@ -108,7 +108,7 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
         """inputs_embeds (B, T, D), encoder_hidden_states (B, S, D) -> last_hidden_state (B, T, D), past_key_values.
 
         Packed rows: `position_ids` and `encoder_position_ids` that restart for each document, in the same order.
-        loss_mask: (B, T), 0 at tokens that do not count in the routers' losses; None: those that are no padding count.
+        loss_mask: (B, T), 0 at tokens that do not count in the routers' losses; None: padding does not count.
         """
         packs = past_key_values is None
         documents = None
@@ -136,7 +136,7 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
 
 
 def shift_right(labels, decoder_start_token_id, pad_token_id, position_ids=None):
-    """(B, T) targets -> what the decoder reads: the start token, then all but the last target, padding for -100.
+    """(B, T) targets -> the decoder's input: the start token, then all but the last target, padding for -100.
 
     position_ids: None, or (B or 1, T), 0 where each target of packed rows starts. Raises ValueError without a
     `decoder_start_token_id`.
@@ -189,10 +189,10 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         """Inputs (B, S) and decoder inputs (B, T) -> last_hidden_state (B, T, D) and the encoder's (B, S, D).
 
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
-        decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that no
-        `decoder_attention_mask` tells of.
+        decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that
+        `decoder_attention_mask` does not mark.
         """
-        if use_cache is None:  # asked here: the decoder reads a copy of this config, made when the model was built
+        if use_cache is None:  # read here: the decoder has a copy of this config, made when the model was built
             use_cache = self.config.use_cache
         if encoder_outputs is None:
             encoder_outputs = self.encoder(

@@ -1,4 +1,4 @@
-"""Embeddings, positions and layers: what the models of all families run, whatever their tokens may see.
+"""Embeddings, positions and layers: the part that the models of all families share.
 
 Shapes as in attention.py, and E the width of the embeddings.
 """
@@ -87,7 +87,7 @@ class TransformerStack:
     def read_batch(
         self, x_BTE, attention_mask=None, position_ids=None, past_key_values=None, packs=True, **captured
     ) -> Batch:
-        """Token embeddings and what a forward was given beside them -> Batch.
+        """Token embeddings, and a forward's arguments beside them -> Batch.
 
         packs: whether `position_ids` tell documents apart. captured: which outputs of each layer are wanted.
         """
@@ -117,8 +117,8 @@ class TransformerStack:
     def run_stack(self, x_BTE, batch: Batch, added_BTE=None, output_router_logits=None, **context) -> tuple:
         """Token embeddings (B, T, E) -> hidden states (B, T, D), and the fields of outputs.RouterFields, if any.
 
-        added_BTE: embeddings of another kind than tokens and positions. output_router_logits: None is what the config
-        says. context: keyword arguments for the layers.
+        added_BTE: embeddings beside tokens and positions. output_router_logits: None takes the config's value. context:
+        keyword arguments for the layers.
         """
         if self.config.embedding_multiplier != 1:
             x_BTE = x_BTE * self.config.embedding_multiplier
@@ -146,14 +146,14 @@ class TransformerStack:
         return batch.with_padding(x_BTD), fields
 
     def build_masks(self, x_BTE, batch: Batch) -> tuple:
-        """({kind of attention: mask}, keyword arguments by which a backend sees the rest)."""
+        """({kind of attention: mask}, keyword arguments of backends that take document lengths instead)."""
         kinds, attention_mask, documents = self.layers_by_kind, batch.attention_mask, batch.documents
         if batch.unpadded is not None:
             return dict.fromkeys(kinds), {"document_lengths": batch.unpadded.lengths}
         seen = {}
         if documents is not None and self.config._attn_implementation.startswith("flash"):
             seen = flash_sequences(documents, attention_mask)
-            if attention_mask is not None:  # layers that flash kernels do not compute still have to know padding
+            if attention_mask is not None:  # layers without flash kernels still need to see what is padding
                 documents = documents.masked_fill(attention_mask == 0, -1)
             attention_mask = None
         elif documents is not None and batch.past_key_values is None and self.attends_packed_rows_apart(x_BTE):
@@ -166,7 +166,7 @@ class TransformerStack:
         return masks, seen
 
     def fold_masks(self, per_layer: list[dict]) -> list[dict]:
-        """Masks and score biases as one, made once for all layers that share them."""
+        """Masks and score biases as one tensor, made once for all layers that share them."""
         done, folded = {}, []
         for own in per_layer:
             if "position_bias" in own:

@@ -15,7 +15,7 @@ from .task_losses import problem_type_of, sequence_classification_loss, span_los
 def last_token_index(input_ids, attention_mask, pad_token_id, length: int, device) -> torch.Tensor:
     """(B,) index of each row's last real token: by the mask, else by the padding token, else the last one.
 
-    The mask counts first, because models whose padding token is also their end token are common.
+    The mask comes first: many models pad with their end token.
     """
     if attention_mask is not None and attention_mask.dim() == 2:
         real = attention_mask.to(device)[:, -length:] != 0
@@ -41,11 +41,11 @@ def classification_loss(config, logits, labels, num_items_in_batch=None):
 
 class TaskHead:
     def build_base(self, config):
-        """The family's base model, and what else the head reads."""
+        """Build the family's base model, and other modules that the head reads."""
         self.model = self.base_class(config)
 
     def features(self, hidden_states):
-        """What a head reads of (B, T, D) hidden states."""
+        """The head's input, made of (B, T, D) hidden states."""
         return hidden_states
 
 

@@ -1,4 +1,4 @@
-"""Position schemes, kinds of attention, norms, feed-forwards and families: one row each, with all that is asked of it.
+"""Position schemes, kinds of attention, norms, feed-forwards and families: one row of properties each.
 
 Standard library only: legality, configs, listings and parameter counts read these rows before torch is imported. The
 torch classes stand in files of their own and are entered here by `implements`; `implementation` gives them back, and
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 DECODER, MOE, ENCODER = "anyformer_decoder", "anyformer_moe", "anyformer_encoder"
 SEQ2SEQ, VIT = "anyformer_seq2seq", "anyformer_vit"
-PLAIN = "full_attention"  # the kind of all layers where nothing is said
+PLAIN = "full_attention"  # the default kind
 STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a fixed size
 
 # (is this config illegal?, the sentence a user reads)
@@ -24,7 +24,7 @@ Rule = tuple[Callable[..., bool], Callable[..., str]]
 
 @dataclass(frozen=True)
 class Family:
-    """words: how sentences name it. bidirectional: whether tokens see those after them."""
+    """words: its name in sentences. bidirectional: whether tokens see later tokens."""
 
     words: str
     bidirectional: bool = False
@@ -43,9 +43,9 @@ class Scheme:
         "attention"   forward(x) -> values of the keyword arguments that its `arguments` names, for an attention class
                       of its own, the role "scheme attention"
         None          nothing
-    absolute: whether it numbers the tokens of a row, so that a token has no place beyond `max_position_embeddings`.
-    bidirectional: whether tokens must see those after them. plane: whether patches of an image can have it, which lie
-    in a plane. splits_heads: whether tensor parallelism can split the heads.
+    absolute: whether it encodes indices in a row, not distances. bidirectional: whether it needs tokens that see later
+    tokens. plane: whether it has a form for patches, which lie in a plane. splits_heads: whether tensor parallelism can
+    split the heads.
     fields: the config fields that only this scheme reads, or that it shares with other schemes.
     rules: refusals of configs with this scheme; plane_rules: of vision transformers with it.
     parameters: (sizes, layers) -> number of parameters; attention_parameters: (sizes) -> those that self-attention has
@@ -355,7 +355,7 @@ _implementations: dict[tuple[str, str], Callable] = {}
 
 
 def implements(role: str, *names: str):
-    """Decorator: enter a class or function as what `role` and each of `names` mean."""
+    """Decorator: enter a class or function for a role and each of `names`."""
 
     def enter(thing):
         _implementations.update({(role, name): thing for name in names})
@@ -365,7 +365,7 @@ def implements(role: str, *names: str):
 
 
 def implementation(role: str, name: str, module: str | None = None) -> Callable | None:
-    """What was entered for a role and name, or None; `module`, a file of this folder, is imported first if it is new.
+    """The class or function of a role and name, or None. `module`: the file of this folder that enters it.
 
     A model on the Hub has the file because its family's file imports it, too: see `decoder_memory.py`, `encoder.py`.
 
@@ -408,7 +408,7 @@ def register_attention_kind(name: str, kind: Kind, make: Callable | None = None,
 
 
 def own_fields() -> set[str]:
-    """All config fields that a scheme or a kind of attention asks for."""
+    """All config fields that belong to schemes or kinds of attention."""
     of_schemes = {name for scheme in POSITION_SCHEMES.values() for name in scheme.fields}
     return of_schemes | {name for kind in ATTENTION_KINDS.values() for name in kind.needs}
 

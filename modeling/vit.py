@@ -19,7 +19,7 @@ from .positions_2d import LearnedPatchPositions, RotaryPatchPositions, Sinusoida
 from .stack import TransformerStack
 from .task_losses import class_loss, masked_pixel_loss, sequence_classification_loss
 
-# What a config may ask for: imported here, its file travels with this one to the Hub.
+# Classes that only some configs use. Imported here, their file is copied to the Hub along with this one.
 OPTIONAL_PARTS = (LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions)
 
 
@@ -129,7 +129,7 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
         Args:
             labels: (B,) class numbers, or (B, num_labels): probabilities, as mixup makes them. A config's
                 `problem_type` may say that they are 0 and 1 of several labels, or numbers.
-            distillation_labels: what the teacher says, for `distillation_head`; None: `labels`. The loss is the mean of
+            distillation_labels: the teacher's labels, for `distillation_head`; None: `labels`. The loss is the mean of
                 both heads' (Touvron et al. 2021, eq. 3), and the logits are the heads' mean.
             label_smoothing: None: the config's in training, none in evaluation.
             num_items_in_batch: entries of labels in the whole optimizer step, by which the sum is divided.
