@@ -34,7 +34,7 @@ def rows_and_length(inputs: dict, config) -> tuple[int, int]:
     rows, _, height, width = inputs["pixel_values"].shape
     patch = config.patch_size
     patch = (patch, patch) if isinstance(patch, int) else patch
-    return rows, (height // patch[0]) * (width // patch[1]) + getattr(config, "num_front_tokens", 1)
+    return rows, (height // patch[0]) * (width // patch[1]) + getattr(config, "num_prefix_tokens", 1)
 
 
 def count_tokens(inputs: dict, config):
