@@ -45,6 +45,9 @@ class Computed:
     write: Callable[[Any], dict[str, Any]]
 
 
+# Summing in another order costs 1e-14 in float64, a wrong weight map 1e-1.
+TOLERANCE = 1e-9
+
 _MISSING = object()  # a field that this config, or this version of transformers, does not have
 # A native field that does not change what the model computes: read by nothing, by training, or by other heads.
 HARMLESS = object()
@@ -74,6 +77,8 @@ class Lineage:
     heads: Auto class -> rows of what is behind the base model.
     class_fields: native class -> fields of ours that it alone says, and not the native config.
     tied_by_weights: the native config cannot say whether the head is tied to the embeddings; the weights do.
+    tolerance: how far the outputs of both models, run in float64, may differ, as a part of the largest. More than the
+        default only where transformers' class has constants or tables of fewer digits.
     """
 
     native: str
@@ -85,6 +90,7 @@ class Lineage:
     heads: Heads = dataclasses.field(default_factory=lambda: DECODER_HEADS)
     class_fields: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     tied_by_weights: bool = False
+    tolerance: float = TOLERANCE
 
     def read(self, native) -> dict[str, Any]:
         """Return the fields of ours that say what a native config says.

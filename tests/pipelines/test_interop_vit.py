@@ -7,13 +7,14 @@ import torch
 import transformers
 from anyformer.modeling.legality import image_sides
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.interop.architecture_map import TOLERANCE
 from anyformer.pipelines.interop.conversion import from_native, to_native
 from anyformer.pipelines.interop.convert_checkpoint import convert
 from anyformer.pipelines.interop.families import our_class_names
 from anyformer.pipelines.interop.matching import native_config, our_config
 from anyformer.pipelines.interop.verify import probe, scale_and_difference
 from anyformer.pipelines.recipes.compose import load_preset
-from native_models import TOLERANCE, assert_same_weights, randomise
+from native_models import assert_same_weights, randomise
 from PIL import Image
 from transformers import AutoConfig, DeiTConfig, ViTConfig
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
