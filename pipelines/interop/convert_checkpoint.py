@@ -15,9 +15,9 @@ DIRECTIONS = ("native", "anyformer")
 def convert(source: str, destination: str | os.PathLike, to: str | None = None) -> str:
     """Convert a saved model with its tokenizer and generation config; return what was done, in one line.
 
-    Both models are run in float64 on the same random tokens; nothing is written unless the logits agree within 1e-9 of
-    the largest (BLOOM: 1e-7, Marian: 1e-6, whose classes have numbers of fewer digits written in). The folder appears complete
-    or not at all.
+    Both models are run in float64 on the same random tokens; nothing is written unless the logits agree within the
+    architecture's tolerance, 1e-9 of the largest for all but BLOOM and Marian. The folder appears complete or not at
+    all.
 
     Args:
         source: folder of a run or of a saved model, or a Hub repository; ours or native.
