@@ -1,4 +1,4 @@
-"""Tiny native models of every lineage, random in every parameter: a default of 0 or 1 would hide a mistake."""
+"""Tiny native models of every architecture, random in every parameter: a default of 0 or 1 would hide a mistake."""
 
 import torch
 import transformers
@@ -32,7 +32,7 @@ LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_f
 LLAMA3_ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
 
-# name -> (model_type, fields): the least for each field that a lineage translates.
+# name -> (model_type, fields): the least for each field that an architecture map translates.
 DECODERS = {
     "gpt2": ("gpt2", GPT2),
     "gpt2_unscaled_untied": (
@@ -172,9 +172,9 @@ LABELS = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "ye
 
 def heads_of(name: str) -> list[str]:
     """The Auto classes that an architecture's map, transformers and our family have."""
-    lineage = matching.LINEAGES[NATIVE[name][0]]
-    natives = native_class_names(lineage.native)
-    return [auto for auto in our_class_names(lineage.family) if auto in natives and auto in lineage.heads]
+    architecture = matching.ARCHITECTURES[NATIVE[name][0]]
+    natives = native_class_names(architecture.native)
+    return [auto for auto in our_class_names(architecture.family) if auto in natives and auto in architecture.heads]
 
 
 def twin_cases() -> list[tuple[str, str, str]]:
@@ -182,7 +182,7 @@ def twin_cases() -> list[tuple[str, str, str]]:
     with experts or images; of the others the head of pretraining and a classifier."""
     seen, found = set(), []
     for name, (model_type, _) in NATIVE.items():
-        two = (PRETRAINING[matching.LINEAGES[model_type].family], "AutoModelForSequenceClassification")
+        two = (PRETRAINING[matching.ARCHITECTURES[model_type].family], "AutoModelForSequenceClassification")
         every = model_type not in seen or name in MIXTURES | SWITCHES | IMAGES
         heads = [head for head in heads_of(name) if every or head in two]
         found += [(name, head, cls) for head in heads for cls in native_classes(model_type, head)]
@@ -214,7 +214,7 @@ def randomise(model, seed: int = 0):
 def native_model(name: str, head: str = "AutoModelForCausalLM", **fields):
     """A model with random parameters; `head` is an Auto class or one of transformers' own."""
     config = native_config(name, **fields)
-    # transformers 5.17's UMT5 forgets on sdpa that its decoder is causal.
+    # transformers < 5.23: UMT5 forgets on sdpa that its decoder is causal.
     backend = {"attn_implementation": "eager"} if config.model_type == "umt5" else {}
     build = getattr(transformers, head)
     model = (build.from_config if head.startswith("Auto") else build._from_config)(config, **backend)
@@ -232,7 +232,7 @@ def assert_same_logits(model, twin, padded: bool = True):
         inputs = {name: tensor for name, tensor in inputs.items() if name not in MASKS}
     scale, difference = scale_and_difference(model, twin, inputs)
     native = twin if is_ours(model.config) else model
-    tolerance = matching.lineage_of(native.config).tolerance
+    tolerance = matching.architecture_of(native.config).tolerance
     assert scale > 0.1 and difference <= tolerance * scale, (difference / scale, padded)
 
 

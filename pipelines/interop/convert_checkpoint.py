@@ -29,7 +29,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     """
     if to not in (None, *DIRECTIONS):
         raise UserError(f"to={to!r} is no direction; known: {', '.join(DIRECTIONS)}")
-    destination = check_destination(destination)
+    destination = destination_folder(destination)
     source = locate_model(str(source))
     from transformers.utils import logging
 
@@ -37,7 +37,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
 
     from .conversion import from_native, load_config, load_model, to_native
     from .families import is_ours
-    from .matching import lineage_of
+    from .matching import architecture_of
     from .verify import probe, scale_and_difference
 
     anyformer.register()
@@ -52,7 +52,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     twin = to_native(model) if direction == "native" else from_native(model)
     count = sum(parameter.numel() for parameter in twin.parameters())
     ours, native = (model, twin) if direction == "native" else (twin, model)
-    tolerance = lineage_of(native.config).tolerance
+    tolerance = architecture_of(native.config).tolerance
     inputs = probe(ours, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
     scale, difference = scale_and_difference(model, twin, inputs)
     kinds = f"{model.config.model_type} -> {twin.config.model_type}"
@@ -71,7 +71,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     )
 
 
-def check_destination(destination: str | os.PathLike) -> Path:
+def destination_folder(destination: str | os.PathLike) -> Path:
     """Return the folder to write; raise UserError where something is there already."""
     path = Path(destination).expanduser()
     if path.is_dir():

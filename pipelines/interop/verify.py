@@ -1,4 +1,4 @@
-"""Do two models compute the same? Asked with random tokens, one row of them padded, or random images."""
+"""Outputs of two models compared in float64, on random tokens (one row of them padded) or random images."""
 
 import math
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from anyformer.modeling.legality import image_sides
 from torch.overrides import TorchFunctionMode
 
 from .conversion import auto_class_of
-from .families import family_of
+from .families import family_name
 
 # Outputs to compare, each under the names that transformers' classes give it.
 OUTPUTS = (
@@ -27,26 +27,26 @@ MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 def probe(ours, rows: int, tokens: int, seed: int, padded: bool = True) -> dict[str, torch.Tensor]:
-    """Return what a model of ours and its twin take: input_ids and attention_mask (rows, tokens), and what else.
+    """Return inputs for a model of ours and its twin: input_ids and attention_mask (rows, tokens), and their head's.
 
-    Fewer tokens where the model has fewer positions. The last row is padded, at the begin of what a decoder reads and
-    at the end of what others do, unless `padded` is false. Without a pad token there is one row and no padding: a head
-    that reads the last token of a row could not tell which it is.
+    Fewer tokens where the model has fewer positions. The last row is padded, on the left for decoders and on the right
+    for others, unless `padded` is false. Without a pad token there is one row and no padding: a head that reads the
+    last token of a row could not find it.
     """
     config, head = ours.config, auto_class_of(ours)
     generator = torch.Generator().manual_seed(seed)
-    if family_of(config) == "vit":
+    if family_name(config) == "vit":
         return _images(config, head, rows, generator)
     tokens = min(tokens, config.max_position_embeddings)
     padding = tokens // 3 if padded and _pad_token(config) is not None else 0
     rows = 1 if _pad_token(config) is None else rows
-    left = family_of(config) in ("decoder", "moe")
+    left = family_name(config) in ("decoder", "moe")
     if head == "AutoModelForMultipleChoice":
         choices = [_texts(config, rows, tokens, padding, left, generator) for _ in range(CHOICES)]
         inputs = {name: torch.stack([choice[name] for choice in choices], dim=1) for name in choices[0]}
     else:
         inputs = _texts(config, rows, tokens, padding, left, generator)
-    if family_of(config) == "seq2seq":
+    if family_name(config) == "seq2seq":
         if head == "AutoModelForSequenceClassification":  # reads the last token of a text, which must be an eos
             lengths = inputs["attention_mask"].sum(dim=1, keepdim=True)
             inputs["input_ids"].scatter_(1, lengths - 1, _first(config.eos_token_id))
@@ -164,7 +164,7 @@ def _in_double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_real_tokens(tensor: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A classifier has one row of numbers for each text, all others one for each token of the texts or the targets."""
+    """An output without its padding positions; a classifier's, which has one row of numbers per text, as it is."""
     for name in MASKS:
         if name in inputs and tensor.shape[:2] == inputs[name].shape:
             return tensor[inputs[name].bool()]

@@ -7,7 +7,7 @@ import torch
 import transformers
 from anyformer.modeling.configuration import AnyformerEncoderConfig, AnyformerSeq2SeqConfig
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.interop.matching import LINEAGES, fit, native_config, our_config
+from anyformer.pipelines.interop.matching import ARCHITECTURES, compare, native_config, our_config
 from native_models import (
     NATIVE,
     SEQ2SEQ,
@@ -40,7 +40,7 @@ def test_twins_write_the_same_text(name, beams):
     assert torch.equal(written[0], written[1]) and torch.equal(written[0], written[2])
 
 
-# ------------------------------------------------------------------------------------------------- of one lineage only
+# ------------------------------------------------------------------------------------------ of one architecture only
 
 
 def test_longformer_heads_make_the_same_tokens_global_where_nobody_says_which():
@@ -182,7 +182,7 @@ def test_a_head_that_ours_do_not_have_is_refused(name, class_name):
         from_native(native)
 
 
-def test_a_head_that_the_lineage_does_not_have_is_refused():
+def test_a_head_that_the_architecture_does_not_have_is_refused():
     for name, class_name in (
         ("roberta", "AnyformerEncoderForPreTraining"),
         ("deberta", "AnyformerEncoderForMultipleChoice"),
@@ -221,6 +221,6 @@ def test_the_padding_token_of_roberta_decides_where_positions_begin():
     config = our_config(tiny_native_config("roberta"))
     assert native_config(config)[0].native == "roberta"
     config.pad_token_id = 0
-    assert "position_offset (2 here, 1 there)" in fit(LINEAGES["roberta"], config).differences
+    assert "position_offset (2 here, 1 there)" in compare(ARCHITECTURES["roberta"], config).differences
     with pytest.raises(UserError, match=re.escape("position_offset (2 here, ")):
         native_config(config)

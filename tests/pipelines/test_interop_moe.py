@@ -7,7 +7,7 @@ import torch
 import transformers
 from anyformer.modeling.configuration import AnyformerMoeConfig, AnyformerSeq2SeqConfig
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.interop.matching import LINEAGES, native_config, our_config
+from anyformer.pipelines.interop.matching import ARCHITECTURES, native_config, our_config
 from native_models import (
     MIXTURES,
     NATIVE,
@@ -25,7 +25,9 @@ from safetensors import safe_open
 import anyformer
 from anyformer import from_native, to_native
 
-LIMITS_EXPERTS = Version(transformers.__version__) >= Version("5.23")  # before, Switch's capacity had no effect
+LIMITS_EXPERTS = Version(transformers.__version__) >= Version(
+    "5.23"
+)  # transformers < 5.23: Switch's capacity has no effect
 
 
 @pytest.mark.parametrize("name", MIXTURES | SWITCHES)
@@ -52,7 +54,7 @@ def test_a_checkpoint_with_a_tensor_for_each_expert_is_read_and_written(name, tm
     assert_same_weights(native, type(native).from_pretrained(tmp_path / "back"))
 
 
-# ------------------------------------------------------------------------------------------------ of one lineage only
+# ------------------------------------------------------------------------------------------ of one architecture only
 
 
 @pytest.mark.skipif(not LIMITS_EXPERTS, reason="transformers before 5.23 does not apply expert_capacity")
@@ -69,8 +71,8 @@ def test_a_full_expert_of_switch_leaves_out_the_same_tokens():
 def test_a_model_without_limit_goes_to_switch_with_one_that_no_row_reaches():
     config = our_config(tiny_native_config("switch"))
     config.expert_capacity = None
-    lineage, native = native_config(config)
-    assert lineage.native == "switch_transformers" and native.expert_capacity > 10**9
+    architecture, native = native_config(config)
+    assert architecture.native == "switch_transformers" and native.expert_capacity > 10**9
     assert our_config(native).expert_capacity is None
 
 
@@ -85,7 +87,7 @@ def test_sparse_layers_of_switch_are_where_its_class_puts_them(layers, sparse):
     for stack in ("encoder", "decoder"):
         theirs = [block.is_sparse for block in getattr(native, stack).block]
         assert [hasattr(layer.mlp, "experts") for layer in getattr(ours, stack).layers] == theirs
-    assert LINEAGES["switch_transformers"].read(to_native(ours).config)["mlp_pattern"] == ours.config.mlp_pattern
+    assert ARCHITECTURES["switch_transformers"].read(to_native(ours).config)["mlp_pattern"] == ours.config.mlp_pattern
 
 
 def test_training_fields_of_routers_are_kept():
