@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import UserError, did_you_mean
 
 VERBS = ("list", "train", "preview", "evaluate", "generate", "convert", "publish")
-LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics")
+LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "sources")
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
@@ -119,10 +119,13 @@ def _add_list(verbs) -> Parser:
         help="families, presets, recipes, objectives, tasks and metrics, one line each",
         description="List what recipes can name: families of models, architectures of published sizes, shipped\n"
         "recipes, what can be learned from plain text or labelled examples, and what can be measured.",
-        epilog="examples:\n  anyformer list\n  anyformer list recipes\n  anyformer list --legal",
+        epilog="examples:\n  anyformer list\n  anyformer list recipes\n  anyformer list masked\n"
+        "  anyformer list --legal",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("kind", nargs="?", choices=LISTED, help="only these")
+    what.add_argument(
+        "kind", nargs="?", help=f"only these ({', '.join(LISTED)}), or the settings of one objective or task"
+    )
     what.add_argument("--legal", action="store_true", help="which parts of a model go together, as markdown tables")
     parser.set_defaults(run=_run_list)
     return parser
@@ -301,9 +304,15 @@ def _run_list(args) -> int:
 
         print(legality_markdown(), end="")
         return 0
-    from .listing import print_tables
+    from ..plugins import OBJECTIVES
+    from .listing import print_settings, print_tables
 
-    print_tables(args.kind)
+    if args.kind is None or args.kind in LISTED:
+        print_tables(args.kind)
+    elif args.kind in OBJECTIVES:
+        print_settings(args.kind)
+    else:
+        raise UserError(f"{args.kind!r}: nothing to list{did_you_mean(args.kind, [*LISTED, *OBJECTIVES])}")
     return 0
 
 

@@ -1,11 +1,11 @@
 """From the recipe's data section to one corpus of documents per split."""
 
 from ..errors import UserError, did_you_mean
+from ..plugins import SOURCES
 from ..recipes.schema import DataSection, SourceSection
 from .documents import Corpus, Document, Limits, SkipCounts, Source
 from .hub_datasets import HubSource
 from .mixture import MixtureCorpus
-from .stdlib import StdlibSource
 from .text_files import FileSource
 from .validation_split import STREAM_WINDOW, HoldBack, SourceCorpus, first_documents, no_documents, plan_hold_back
 
@@ -80,9 +80,9 @@ def _check_source(section: SourceSection, where: str, kinds: tuple[str, ...]) ->
     if len(chosen) != 1:
         found = f"{' and '.join(chosen)} are set" if chosen else "none is set"
         raise UserError(f"{where}: exactly one of {', '.join(kinds)} says where the text comes from, but {found}.")
-    if section.source not in (None, "stdlib"):
+    if section.source is not None and section.source not in SOURCES:
         raise UserError(
-            f"{where}.source={section.source!r}: no such built-in corpus{did_you_mean(section.source, ['stdlib'])}"
+            f"{where}.source={section.source!r}: no such built-in corpus{did_you_mean(section.source, SOURCES)}"
         )
     if section.document not in ("file", "line", "paragraph"):
         hint = did_you_mean(section.document, ["file", "line", "paragraph"])
@@ -98,7 +98,7 @@ def _split_source(
     section: SourceSection, limits: Limits, where: str, data: DataSection, seed: int, hold_back: bool
 ) -> dict[str, Corpus]:
     if section.source:
-        source: Source = StdlibSource(limits, where)
+        source: Source = SOURCES[section.source](limits, where)
     elif section.files:
         source = _files(section.files, section, limits, where, "files")
     else:

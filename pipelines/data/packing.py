@@ -10,6 +10,7 @@ from ..errors import UserError
 from .documents import Corpus, sha
 from .encoding import Encoder
 from .row_layout import check_length, row, row_starts
+from .rows import Rows
 from .token_store import TokenStore, framed, framing_tokens, tokenize_corpus
 
 __all__ = ["PackedDataset", "StreamingPackedDataset", "TokenStore", "packing_report", "tokenize_corpus"]
@@ -17,7 +18,7 @@ __all__ = ["PackedDataset", "StreamingPackedDataset", "TokenStore", "packing_rep
 Tail = Literal["drop", "pad"]
 
 
-class PackedDataset(Dataset):
+class PackedDataset(Rows, Dataset):
     """Rows of `sequence_length` tokens (T): dicts of int64 tensors of shape (T,), input_ids, labels, position_ids.
 
     Documents follow each other in corpus order and are cut at a row's end; the next row then begins with the last token
@@ -51,6 +52,7 @@ class PackedDataset(Dataset):
             raise too_short(store.name, sequence_length, store.num_tokens)
         layout = [] if predicts_next else ["slices"]
         self.fingerprint = sha([store.fingerprint, sequence_length, tail, *layout])
+        self.name, self.notes = store.name, store.notes
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -76,6 +78,23 @@ class PackedDataset(Dataset):
                 parts.append((document, start - int(offsets[document]), stop - start))
             start, document = stop, document + 1
         return parts
+
+    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
+        return self.segments(number)
+
+    @property
+    def facts(self) -> dict:
+        """Sizes of the split, as plain numbers."""
+        store = self.store
+        return {
+            "documents": len(store.offsets) - 1,
+            "tokens": int(store.offsets[-1]),
+            "bytes": int(store.num_bytes),
+            "rows": len(self),
+            "fill_rate": round(float(self.fill_rate), 6),
+            "padding_waste": round(float(self.padding_waste), 6),
+            "skipped": {name: int(n) for name, n in vars(store.skipped).items()} if store.skipped else {},
+        }
 
     def _bounds(self, index: int) -> tuple[int, int]:
         if not -len(self) <= index < len(self):
@@ -119,7 +138,7 @@ class PackedDataset(Dataset):
         return bool((self._borders() > 0).any())
 
 
-class StreamingPackedDataset(IterableDataset):
+class StreamingPackedDataset(Rows, IterableDataset):
     """The same rows as PackedDataset's, tokenised while they are read; nothing is stored.
 
     Each pass starts at the first document. With several workers only the first one yields, so that the order is the
@@ -128,6 +147,8 @@ class StreamingPackedDataset(IterableDataset):
     a collator's randomness depends on. Raises UserError as PackedDataset does; for a stream that ends before the first
     row, when it is iterated.
     """
+
+    is_packed = is_stream = True
 
     def __init__(
         self,
@@ -145,6 +166,7 @@ class StreamingPackedDataset(IterableDataset):
         check_tail(tail, pad_token_id)
         check_length(sequence_length)
         self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
+        self.name = corpus.name
         self.predicts_next = predicts_next
         # Shared memory: workers that outlive a pass (persistent_workers) hold a copy of this object, and must be told.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -152,6 +174,21 @@ class StreamingPackedDataset(IterableDataset):
         self._bos, self._eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         self._encoder = Encoder(tokenizer)
         self.fingerprint = sha([corpus.fingerprint(), self._encoder.fingerprint, self._bos, self._eos])
+
+    def report(self) -> dict:
+        return {"stream": self.identity}
+
+    @property
+    def identity(self) -> str:
+        """The corpus's: rows are not stored, so settings of the packing are compared as settings."""
+        return self.corpus.fingerprint()
+
+    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
+        """Numbered within the row, where their positions begin anew."""
+        positions = row["position_ids"].tolist()
+        starts = [i for i, p in enumerate(positions) if p == 0 or i == 0]
+        ends = [*starts[1:], len(positions)]
+        return [(part, positions[s], e - s) for part, (s, e) in enumerate(zip(starts, ends))]
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the pass that the next iteration begins; Trainer and accelerate tell it."""

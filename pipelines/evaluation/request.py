@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..generation import locate_model
+from ..plugins import objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.schema import Recipe, TrainingSection
 
@@ -88,7 +89,7 @@ def check_writable(path: Path) -> None:
 
 def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:
     """Raise UserError where perplexity by position cannot be measured, plotted or written."""
-    if recipe.task is not None or recipe.objective.name != "causal":
+    if not objective_of(recipe).predicts_each_position:
         raise UserError(f"--by-position measures next-token predictions of a text; TASK={recipe.name} makes none")
     if output is None:
         raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; say where with --output FILE")

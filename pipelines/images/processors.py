@@ -70,7 +70,7 @@ def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):
     from anyformer.modeling.image_processing import AnyformerImageProcessor
 
     channels, height, width = shape
-    section = recipe.task or recipe.objective
+    section = recipe.learned
     processor = AnyformerImageProcessor(size={"height": height, "width": width}, num_channels=channels)
     processor.image_mean, processor.image_std = section.image_mean, section.image_std
     return processor

@@ -10,6 +10,11 @@ from pathlib import Path
 from ..errors import UserError
 
 
+def cache_folder(chosen: str | None = None) -> Path:
+    """Where prepared data is kept: `chosen` (data.cache_dir), $ANYFORMER_CACHE or ~/.cache/anyformer."""
+    return Path(chosen or os.environ.get("ANYFORMER_CACHE") or "~/.cache/anyformer").expanduser()
+
+
 def cached_folder(
     root: Path, kind: str, key: str, build: Callable[[Path], None], is_complete: Callable[[Path], bool]
 ) -> Path:

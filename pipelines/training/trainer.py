@@ -113,7 +113,7 @@ class AnyformerTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset=None):
         rows = getattr(self.train_dataset, "rows", None)
-        if not hasattr(rows, "row_lengths"):
+        if getattr(rows, "row_lengths", None) is None:
             return super()._get_train_sampler(train_dataset)
         # All rows of an optimizer step together: how they are spread over processes and batches changes nothing.
         arguments = self.args

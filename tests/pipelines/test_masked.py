@@ -6,8 +6,8 @@ import torch
 from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset
 from anyformer.pipelines.data.row_layout import IGNORED
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.masked import MaskedCollator, MaskedObjective
-from anyformer.pipelines.recipes.schema import ObjectiveSection
+from anyformer.pipelines.objectives.masked import Masked, MaskedCollator
+from anyformer.pipelines.recipes.schema import Recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ class Vocabulary:
 class ArrayStore:
     """What PackedDataset needs of a TokenStore: documents of given lengths, each framed by CLS and SEP."""
 
-    name, fingerprint, num_bytes = "arrays", "f", 1
+    name, fingerprint, num_bytes, notes = "arrays", "f", 1, []
 
     def __init__(self, lengths, seed=0):
         generator = np.random.default_rng(seed)
@@ -210,14 +210,16 @@ SECTIONS = {
 }
 
 
-def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe):
+def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp_path):
     from anyformer.pipelines.data.corpora import open_corpora
     from anyformer.pipelines.objectives.prepare import prepare_data
     from anyformer.pipelines.recipes.compose import load_recipe
 
     recipe = load_recipe(str(tiny_recipe(**SECTIONS)))
     data = prepare_data(recipe)
-    stream = data.objective.stream(open_corpora(recipe.data)["train"])
+    corpus = open_corpora(recipe.data)["train"]
+    recipe.data.streaming = True
+    stream = data.objective.rows(corpus, "train", tmp_path)
     assert isinstance(stream, StreamingPackedDataset)
     stored, collate = data.rows["train"], data.objective.collator(packed=True)
     for epoch in (0, 3):
@@ -249,5 +251,5 @@ def test_a_tokenizer_without_a_mask_token_is_refused_in_one_sentence():
         mask_token_id = None
 
     with pytest.raises(UserError, match="needs a tokenizer with a mask token; this one has none") as caught:
-        MaskedObjective(ObjectiveSection(name="masked"), Maskless())
+        Masked(Recipe(objective=Masked.Settings())).use_tokenizer(Maskless())
     assert "\n" not in str(caught.value)

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped, shipped_yaml
-from anyformer.pipelines.recipes.image_checks import sees_images
 from image_data import pictures
 from task_data import reviews, sentences
 
@@ -47,7 +47,7 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
         text_file = EXAMPLES[task["name"]](tmp_path / "examples.jsonl")
         tokenizer = "tokenizer={type: byte_bpe, vocab_size: 300}"
         overrides = [f"data.files={text_file}", tokenizer, f"training.output_dir={tmp_path / 'run'}"]
-    if sees_images(load_recipe(name)):
+    if objective_of(load_recipe(name)).special_tokens is None:  # images
         overrides = [f"data.files={pictures(tmp_path / 'pictures.parquet')}", f"training.output_dir={tmp_path / 'run'}"]
     overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]
     overrides += ["data.test_files=null"]

@@ -7,14 +7,14 @@ from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.data.row_layout import IGNORED
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.span_corruption import (
+    SpanCorruption,
     SpanCorruptionCollator,
-    SpanCorruptionObjective,
     noise_counts,
     random_segments,
     raw_length,
     sentinel_ids,
 )
-from anyformer.pipelines.recipes.schema import ObjectiveSection
+from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +37,7 @@ class Vocabulary:
 class ArrayStore:
     """What PackedDataset needs of a TokenStore: one document of random words."""
 
-    name, fingerprint, num_bytes, num_documents = "arrays", "f", 1, 1
+    name, fingerprint, num_bytes, num_documents, notes = "arrays", "f", 1, 1, []
 
     def __init__(self, length, seed=0):
         self.tokens = np.random.default_rng(seed).integers(2, WORDS, length).astype(np.uint16)
@@ -187,11 +187,13 @@ def test_pretraining_by_span_corruption_lowers_the_loss_of_a_native_t5():
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    section = ObjectiveSection(name="span_corruption", sequence_length=32)
-    objective = SpanCorruptionObjective(section, Vocabulary(), seed=1)
-    store = ArrayStore(objective.raw_length * 8)
+    objective = SpanCorruption(
+        Recipe(objective=SpanCorruption.Settings(sequence_length=32), training=TrainingSection(seed=1))
+    )
+    objective.use_tokenizer(Vocabulary())
+    store = ArrayStore(objective.row_length * 8)
     store.tokens = (np.arange(store.num_tokens) % 10 + 2).astype(np.uint16)  # counting: every span can be known
-    rows = objective.rows(store, "drop")
+    rows = objective.pack(store, "drop")
     config = T5Config(
         **{"vocab_size": WORDS + 400, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2},
         **{"pad_token_id": PAD, "eos_token_id": EOS, "dropout_rate": 0.0} | objective.config_fields(),
@@ -214,8 +216,9 @@ def test_pretraining_by_span_corruption_lowers_the_loss_of_a_native_t5():
 
 def test_bad_settings_are_one_sentence():
     def objective(vocabulary=None, **settings):
-        section = ObjectiveSection(**{"name": "span_corruption", "sequence_length": 64} | settings)
-        return SpanCorruptionObjective(section, vocabulary or Vocabulary())
+        made = SpanCorruption(Recipe(objective=SpanCorruption.Settings(**{"sequence_length": 64} | settings)))
+        made.use_tokenizer(vocabulary or Vocabulary())
+        return made
 
     def without(**changes):
         return type("Other", (Vocabulary,), changes)()
@@ -226,7 +229,7 @@ def test_bad_settings_are_one_sentence():
         (lambda: objective(without(sentinels=0)), "leaves out 3 spans a row, but the tokenizer has 0 sentinels"),
         (lambda: objective(without(sentinels=100), sequence_length=4096), "but the tokenizer has 100 sentinels"),
         (lambda: objective(sequence_length=2), "objective.sequence_length=2 must be at least 3"),
-        (lambda: objective().rows(ArrayStore(50), "drop"), "takes 70 tokens of text, more than the whole text of"),
+        (lambda: objective().pack(ArrayStore(50), "drop"), "takes 70 tokens of text, more than the whole text of"),
     ]
     for call, sentence in cases:
         with pytest.raises(UserError) as caught:
