@@ -1,4 +1,4 @@
-"""What the sources of text have in common: documents, the reasons to skip one, and the corpus of one split."""
+"""Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
 import hashlib
 import json
@@ -83,14 +83,14 @@ class Limits:
 
 
 class Source(ABC):
-    """A restartable stream of documents in a fixed order, before anything is held back from it.
+    """A restartable stream of documents in a fixed order, before it is split into training and validation.
 
     name: short, for messages and reports. where: the recipe field that errors name: `data` or, say, `data.mixture.1`.
     """
 
     name: str
     where: str
-    splits_by_name = False  # hold documents back by their name instead of their index
+    splits_by_name = False  # choose validation documents by their name instead of their index
 
     @abstractmethod
     def items(self) -> Iterator[Document | Skipped]:

@@ -23,7 +23,7 @@ from .text_files import (
     parquet_file,
     readable,
 )
-from .validation_split import HoldBack
+from .validation_split import ValidationSplit
 
 # place: file and line, or data set and row, as errors name it; the row has every column a task asked for.
 Example = tuple[str, dict[str, Any]]
@@ -159,29 +159,29 @@ class HubExamples(ExampleSource):
 
 
 class Examples:
-    """The examples of one split: a source, bounded, with some held back for validation."""
+    """The examples of one split: of a source's first `most`, those for validation alone, or the others."""
 
     def __init__(
         self,
         split: str,
         source: ExampleSource,
         *,
-        rule: HoldBack | None = None,
-        held: bool = False,
+        rule: ValidationSplit | None = None,
+        validation: bool = False,
         most: int | None = None,
     ):
-        self.split, self.source, self.rule, self.held, self.most = split, source, rule, held, most
+        self.split, self.source, self.rule, self.validation, self.most = split, source, rule, validation, most
         self.name = source.name
 
     def __iter__(self) -> Iterator[Example]:
         for index, example in enumerate(self.source.items()):
             if index == self.most:
                 return
-            if self.rule is None or self.rule.holds(index, "") == self.held:
+            if self.rule is None or self.rule.is_validation(index, "") == self.validation:
                 yield example
 
     def identity(self) -> Any:
-        return {"source": self.source.identity(), "rule": self.rule and vars(self.rule), "held": self.held} | {
+        return {"source": self.source.identity(), "rule": self.rule and vars(self.rule), "held": self.validation} | {
             "most": self.most
         }
 
@@ -197,9 +197,9 @@ def open_examples(
 ) -> dict[str, Examples]:
     """The examples of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
 
-    Without validation files or split, validation_fraction of the training examples is held back, by their index; 0:
-    none. max_documents bounds the training source before anything is held back. files and hub make the sources, and
-    are called as the classes that are their defaults.
+    Without validation files or split, validation_fraction of the training examples are for validation, by their index;
+    0: none. max_documents bounds the training source before it is split. files and hub make the sources, and are called
+    as the classes that are their defaults.
 
     Raises UserError for missing files, data sets and columns, and for a split without an example.
     """
@@ -217,14 +217,14 @@ def open_examples(
     sources = {split: opened(split) for split in ("train", "validation", "test")}
     rule = None
     if sources["validation"] is None and data.validation_fraction > 0:
-        rule, sources["validation"] = HoldBack(data.validation_fraction), sources["train"]
+        rule, sources["validation"] = ValidationSplit(data.validation_fraction), sources["train"]
     splits = {}
     for split, source in sources.items():
         if source is None:
             continue
         mine = rule if split != "test" else None
         most = data.max_documents if split == "train" or mine is not None else None
-        splits[split] = Examples(split, source, rule=mine, held=split == "validation", most=most)
+        splits[split] = Examples(split, source, rule=mine, validation=split == "validation", most=most)
         splits[split].check_not_empty()
     return splits
 

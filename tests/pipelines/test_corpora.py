@@ -152,7 +152,7 @@ def test_own_files_make_the_other_splits_and_nothing_is_held_back(tmp_path, line
     assert set(open_corpora(DataSection(files=str(lines_file), validation_fraction=0))) == {"train"}
 
 
-def test_max_documents_counts_before_holding_back(lines_file):
+def test_max_documents_counts_before_validation_is_split_off(lines_file):
     data = DataSection(files=str(lines_file), document="line", max_documents=40, validation_fraction=0.2)
     corpora = open_corpora(data)
     assert sorted(texts(corpora["train"]) + texts(corpora["validation"])) == sorted(LINES[:40])
@@ -219,7 +219,7 @@ def test_hub_rows_are_documents_loaded_or_streamed(hub_folder, streaming):
     assert texts(own["train"]) == LINES and texts(own["validation"]) == ["a test\n"]
 
 
-def test_streamed_and_loaded_data_sets_hold_back_the_same_documents(hub_folder):
+def test_streamed_and_loaded_data_sets_split_off_the_same_documents(hub_folder):
     loaded, streamed = (open_corpora(DataSection(dataset=str(hub_folder), streaming=way)) for way in (False, True))
     assert texts(loaded["validation"]) == texts(streamed["validation"])
 
