@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import asdict
 
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
@@ -14,6 +15,7 @@ from anyformer.pipelines.data.mixture import MixtureCorpus
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
+from anyformer.pipelines.recipes.types import build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -176,8 +178,8 @@ def test_stdlib_is_source_and_documentation_without_tests_split_by_name():
 
 def test_stdlib_is_the_same_in_another_process():
     program = (
-        "import anyformer_main; from anyformer.pipelines.corpora import open_corpora;"
-        "from anyformer.pipelines.schema import DataSection;"
+        "import anyformer_main; from anyformer.pipelines.data.corpora import open_corpora;"
+        "from anyformer.pipelines.recipes.schema import DataSection;"
         "print(open_corpora(DataSection(source='stdlib'))['train'].fingerprint())"
     )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
@@ -335,8 +337,8 @@ def bad_input(tmp_path):
 
     good = str(tmp_path / "good.txt")
     return {
-        "nothing": (DataSection(), ["exactly one of source, files, dataset, mixture", "none is set"]),
-        "two": (DataSection(source="stdlib", files=good), ["source and files are set"]),
+        "nothing": (DataSection(), ["data names no data", "one of source, files, dataset and mixture"]),
+        "two": (DataSection(source="stdlib", files=good), ["data.source and data.files are both set"]),
         "builtin": (DataSection(source="stdlb"), ["data.source='stdlb'", "did you mean stdlib?"]),
         "missing": (files("god.txt"), ["data.files=", "no such file", "did you mean", "good.txt"]),
         "missing validation": (
@@ -361,14 +363,20 @@ def bad_input(tmp_path):
         "type": (files("number.jsonl"), ["number.jsonl:1 holds int, not text"]),
         "document": (files("good.txt", document="lines"), ["data.document='lines'", "did you mean line?"]),
         "fraction": (files("good.txt", validation_fraction=1.0), ["data.validation_fraction=1.0", "below 1"]),
-        "split": (files("good.txt", validation_split="test"), ["data.validation_split='test' needs data.dataset"]),
-        "revision": (files("good.txt", revision="v2"), ["data.revision='v2' needs data.dataset"]),
+        "split": (
+            files("good.txt", validation_split="test"),
+            ["data.validation_split='test' has no effect without data.dataset"],
+        ),
+        "revision": (files("good.txt", revision="v2"), ["data.revision='v2' has no effect without data.dataset"]),
         "max": (files("good.txt", max_documents=0), ["data.max_documents=0", "at least 1"]),
         "weight": (
             DataSection(mixture=[MixtureSource(files=good, weight=0)]),
-            ["data.mixture.0.weight=0", "greater than 0"],
+            ["data.mixture.0.weight=0", "above 0"],
         ),
-        "mixture": (DataSection(mixture=[MixtureSource()]), ["data.mixture.0: exactly one of source, files, dataset"]),
+        "mixture": (
+            DataSection(mixture=[MixtureSource()]),
+            ["data.mixture.0 names no data; set one of source, files, dataset"],
+        ),
         "mixture file": (
             DataSection(mixture=[MixtureSource(files=str(tmp_path / "none"))]),
             ["data.mixture.0.files=", "no such file"],
@@ -382,8 +390,8 @@ def bad_input(tmp_path):
 
 def test_every_bad_input_is_one_sentence_that_names_the_field(tmp_path):
     for name, (data, expected) in bad_input(tmp_path).items():
-        with pytest.raises(UserError) as caught:
-            for corpus in open_corpora(data).values():
+        with pytest.raises(UserError) as caught:  # as a recipe is read: types and bounds first
+            for corpus in open_corpora(build(DataSection, asdict(data), "data")).values():
                 texts(corpus)
         sentence = str(caught.value)
         assert all(part in sentence for part in expected), (name, sentence)
