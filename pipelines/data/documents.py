@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ..errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -80,6 +82,15 @@ class Limits:
     def checked(self, text: str, source: str) -> Document | Skipped:
         reason = self.reason_to_skip(text)
         return Document(text, source) if reason is None else Skipped(reason, source)
+
+
+def text_document(value: Any, source: str, limits: Limits, field: str) -> Document | Skipped:
+    """Check one cell of a table: nothing counts as empty, anything but text is a UserError that begins with `field`."""
+    if value is None:
+        return Skipped("empty", source)
+    if not isinstance(value, str):
+        raise UserError(f"{field}: {source} holds {type(value).__name__}, not text.")
+    return limits.checked(value, source)
 
 
 class Source(ABC):

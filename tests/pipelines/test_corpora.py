@@ -1,6 +1,8 @@
 """Laws of the corpora: exact documents, stable splits, one sentence for bad input."""
 
+import csv
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -10,10 +12,14 @@ from dataclasses import asdict
 
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.documents import Limits
+from anyformer.pipelines.data.documents import Limits, Source
+from anyformer.pipelines.data.examples import open_examples
+from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
+from anyformer.pipelines.data.files import open_file
 from anyformer.pipelines.data.mixture import MixtureCorpus
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.plugins import SOURCES, register_source
 from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
 from anyformer.pipelines.recipes.types import build
 from hypothesis import HealthCheck, given, settings
@@ -184,6 +190,71 @@ def test_stdlib_is_the_same_in_another_process():
     )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert other == open_corpora(DataSection(source="stdlib"))["train"].fingerprint()
+
+
+# What others register
+
+
+@pytest.fixture
+def csv_format():
+    @register_file_format(".csv")
+    class CommaSeparated(FileFormat):
+        def rows(self, field, path, columns, limits):
+            with open_file(path) as stream:
+                yield from enumerate(csv.DictReader(io.TextIOWrapper(stream, "utf-8", newline="")), start=1)
+
+    yield
+    del FILE_FORMATS[".csv"]
+
+
+def test_a_registered_file_format_is_read_as_documents_and_as_examples(tmp_path, csv_format):
+    (tmp_path / "a.csv").write_text('text,label\n"one, two",x\nthree,y\n')
+    with gzip.open(tmp_path / "b.csv.gz", "wt") as file:
+        file.write("text,label\nfour,x\n")
+    data = DataSection(files=str(tmp_path / "*.csv*"), validation_fraction=0.0)
+    assert texts(open_corpora(data)["train"]) == ["one, two", "three", "four"]
+    rows = [row for _, row in open_examples(data, {"label_field": "label"})["train"]]
+    assert [row["label"] for row in rows] == ["x", "y", "x"]
+    data.text_field = "txt"
+    with pytest.raises(UserError, match=r"data.text_field='txt': no such key in .*a\.csv, row 1; did you mean text\?"):
+        open_corpora(data)
+
+
+def test_a_suffix_has_one_file_format(csv_format):
+    with pytest.raises(UserError, match=r"file format '\.csv' is registered already"):
+
+        @register_file_format(".csv")
+        class Other(FileFormat):
+            rows = None
+
+
+def test_a_registered_source_is_split_mixed_and_identified(tmp_path):
+    @register_source("poems")
+    class Poems(Source):
+        name = "poems"
+        lines = [f"line {number}" for number in range(40)]
+
+        def __init__(self, limits, where="data"):
+            self.limits, self.where = limits, where
+
+        def items(self):
+            for number, line in enumerate(self.lines):
+                yield self.limits.checked(line, f"poems:{number}")
+
+        def identity(self):
+            return {"source": self.name, "lines": self.lines}
+
+    try:
+        corpora = open_corpora(DataSection(source="poems", validation_fraction=0.25))
+        parts = [texts(corpora[split]) for split in ("train", "validation")]
+        assert sorted([*parts[0], *parts[1]]) == sorted(Poems.lines) and all(parts)
+        before = corpora["train"].fingerprint()
+        Poems.lines = [*Poems.lines, "one more"]
+        assert open_corpora(DataSection(source="poems"))["train"].fingerprint() != before
+        mixture = [MixtureSource(source="poems"), MixtureSource(source="stdlib", max_documents=2)]
+        assert "line 1" in texts(open_corpora(DataSection(mixture=mixture))["train"])
+    finally:
+        SOURCES.remove("poems")
 
 
 # Fingerprints
@@ -407,7 +478,7 @@ def test_a_file_without_permission_is_a_sentence(tmp_path, monkeypatch):
         def refuse(*arguments):
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("anyformer.pipelines.data.text_files.open_file", refuse)
+        monkeypatch.setattr("anyformer.pipelines.data.file_formats.open_file", refuse)
     with pytest.raises(UserError, match=r"secret\.txt cannot be read \(Permission denied\)"):
         open_corpora(DataSection(files=str(path)))
 
