@@ -433,9 +433,9 @@ def _run_generate(args) -> int:
 
 
 def _run_convert(args) -> int:
-    from ..interop.convert_checkpoint import check_destination, convert
+    from ..interop.convert_checkpoint import convert, destination_folder
 
-    check_destination(args.destination)
+    destination_folder(args.destination)
     _say_loading()
     print(convert(args.model, args.destination, to=args.to))
     return 0

@@ -19,7 +19,7 @@ _EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__
 class StdlibSource(Source):
     """Every .py file of the standard library in order of its path, then every topic of `help()` by name.
 
-    Documents are held back by name, so the split of one file does not depend on which other files exist.
+    Validation documents are chosen by name, so the split of one file does not depend on which other files exist.
     """
 
     name = "stdlib"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from ..errors import UserError, did_you_mean
 from ..plugins import SOURCES, objective_of
 from . import introspection
-from .schema import MixtureSource, Recipe, SourceSection
+from .schema import DataSection, MixtureSource, Recipe, SourceSection
 from .types import show
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
@@ -58,7 +58,9 @@ def check_recipe(recipe: Recipe) -> None:
     """
     objective = objective_of(recipe)
     _check_training(recipe)
-    _check_data(recipe)
+    check_data(recipe.data)
+    if recipe.data.streaming and recipe.training.max_steps < 1:
+        raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
     objective.check_family()
     objective.check_tokenizer()
     _check_positions(recipe, objective)
@@ -110,22 +112,23 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
             raise UserError(f"{path}.{name}={show(getattr(source, name))} has no effect without {path}.dataset")
 
 
-def _check_data(recipe: Recipe) -> None:
-    data = recipe.data
+def check_data(data: DataSection) -> None:
+    """Raise UserError for settings of the data section that exclude each other; no file is touched."""
     _check_source(data, "data", data.mixture)
     for i, source in enumerate(data.mixture):
         _check_source(source, f"data.mixture.{i}", [])
+    if data.mixture and data.max_documents is not None:
+        raise UserError(
+            "data.max_documents does not go with data.mixture; set max_documents in the sources of the mixture."
+        )
     for name in ("validation_split", "test_split"):
         if getattr(data, name) is not None and data.dataset is None:
             raise UserError(f"data.{name}={show(getattr(data, name))} has no effect without data.dataset")
     for part in ("validation", "test"):
         if getattr(data, f"{part}_split") is not None and getattr(data, f"{part}_files") is not None:
             raise UserError(f"data.{part}_split and data.{part}_files are both set; keep one and set the other to null")
-    if data.streaming:
-        if data.dataset is None and not (data.mixture and all(source.dataset for source in data.mixture)):
-            raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
-        if recipe.training.max_steps < 1:
-            raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
+    if data.streaming and data.dataset is None and not (data.mixture and all(part.dataset for part in data.mixture)):
+        raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
 
 
 def _check_positions(recipe: Recipe, objective) -> None:

@@ -93,15 +93,10 @@ def _chunks(text: str) -> Iterator[str]:
 
 
 def _plan(section: TokenizerSection) -> Plan:
-    if section.type not in TRAINERS:
-        known = ", ".join(sorted(TRAINERS))
-        raise UserError(f"tokenizer.type={section.type!r}: no such type; known: {known}.")
     special = special_tokens(section)
     for token in section.special_tokens:
         if not token or special.count(token) > 1:
             raise UserError(f"tokenizer.special_tokens: {token!r} is empty or stands there twice; leave it out.")
-    if section.max_training_bytes < 1:
-        raise UserError(f"tokenizer.max_training_bytes={section.max_training_bytes} must be at least 1.")
     if section.vocab_size is not None and section.vocab_size <= len(special):
         raise UserError(
             f"tokenizer.vocab_size={section.vocab_size} leaves no room beside the {len(special)} special tokens."

@@ -19,7 +19,9 @@ from anyformer.pipelines.data.packing import (
     tokenize_corpus,
 )
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.causal import Causal
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.recipes.types import build
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -330,7 +332,7 @@ def test_bad_input_is_one_sentence(tmp_path, char_tokenizer):
             "objective.sequence_length=1024 is longer than the whole text of texts (8 tokens); at most 8 works",
         ),
         (lambda: PackedDataset(store, 1), "objective.sequence_length=1 must be at least 2"),
-        (lambda: PackedDataset(store, 8, "cut"), "objective.tail='cut'"),
+        (lambda: build(Causal.Settings, {"tail": "cut"}, "objective"), "objective.tail='cut'"),
         (lambda: PackedDataset(store, 8, "pad"), "objective.tail=pad needs a tokenizer with a padding token"),
         (lambda: store_of(["a"], nameless, tmp_path, add_bos=True), "objective.add_bos=true needs"),
         (lambda: store_of(["a"], nameless, tmp_path), "objective.add_eos=true needs"),
