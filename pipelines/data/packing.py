@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..errors import UserError
+from ..storage.cache import sha
 from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
-from .documents import Corpus, sha
+from .documents import Corpus
 from .encoding import Encoder
 from .rows import Rows
 from .token_store import TokenStore, framed, framing_tokens, tokenize_corpus

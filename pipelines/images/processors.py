@@ -13,13 +13,13 @@ from transformers import AutoConfig
 # transformers < 5.23: from `transformers` itself the class would need torchvision.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from ..data.documents import sha
 from ..data.example_store import in_batches
 from ..data.examples import Examples, examples_fingerprint
 from ..data.image_store import ImageStore, decode, store_images
 from ..errors import UserError, first_line
 from ..recipes.checks import config_namespace
 from ..recipes.schema import Recipe
+from ..storage.cache import sha
 from ..transformers_logging import errors_only
 
 BATCH = 256  # images decoded and resized at once

@@ -120,9 +120,8 @@ def near(name: str, known: list[str]) -> str:
 
 def names_in_data(label_field: str, train: "Examples", cache: Path) -> list[str]:
     """The classes' names: those the data carries, else its strings in alphabetical order, else LABEL_0, LABEL_1, ..."""
-    from ..data.documents import sha
     from ..data.examples import examples_fingerprint
-    from ..storage.cache import cached_folder
+    from ..storage.cache import cached_folder, sha
 
     named = train.source.class_names(label_field)
     if named is not None:

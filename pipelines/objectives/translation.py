@@ -84,9 +84,9 @@ class Translation(TextTask):
         """The examples as input_ids and labels (unshifted), with the raw texts beside them for measuring."""
         import pyarrow
 
-        from ..data.documents import sha
         from ..data.example_store import encode_examples
         from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
 
         ids = pyarrow.list_(pyarrow.int32())
         columns = [("input_ids", ids), ("labels", ids)]

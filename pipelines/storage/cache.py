@@ -1,10 +1,13 @@
 """The cache: folders of prepared data that are complete or absent."""
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from .atomic import make_sibling_folder, sync_file
@@ -62,3 +65,8 @@ def _unwritable(root: Path, error: OSError) -> UserError:
     return UserError(
         f"data.cache_dir={str(root)!r} cannot be written ({error.strerror}); set it to a folder with space."
     )
+
+
+def sha(value: Any) -> str:
+    """32 hexadecimal digits that identify a JSON value: keys of entries, fingerprints of data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
