@@ -4,6 +4,8 @@ An objective's randomness then depends on (seed, epoch, row id) alone: resuming,
 nothing.
 """
 
+from collections.abc import Sized
+
 import numpy as np
 import torch
 from torch.utils.data import Dataset
@@ -31,7 +33,7 @@ class DatasetWithSampleIds(Dataset):
 
 def with_sample_ids(rows):
     """The rows with sample ids; a stream, which numbers its rows itself, and None are returned as they are."""
-    return DatasetWithSampleIds(rows) if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") else rows
+    return DatasetWithSampleIds(rows) if isinstance(rows, Sized) else rows
 
 
 class PaddedEvalDataset(Dataset):
