@@ -5,13 +5,14 @@ from ..recipes.schema import DataSection, SourceSection
 from .documents import Corpus, Document, Limits, SkipCounts, Source
 from .hub_datasets import HubSource
 from .mixture import MixtureCorpus
-from .stdlib import StdlibSource
+from .stdlib import StdlibCodeSource, StdlibSource
 from .text_files import FileSource
 from .validation_split import STREAM_WINDOW, HoldBack, SourceCorpus, first_documents, no_documents, plan_hold_back
 
 __all__ = ["Corpus", "Document", "SkipCounts", "open_corpora"]
 
 _KINDS = ("source", "files", "dataset", "mixture")
+_BUILT_IN = {source.name: source for source in (StdlibSource, StdlibCodeSource)}
 
 
 def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
@@ -80,9 +81,9 @@ def _check_source(section: SourceSection, where: str, kinds: tuple[str, ...]) ->
     if len(chosen) != 1:
         found = f"{' and '.join(chosen)} are set" if chosen else "none is set"
         raise UserError(f"{where}: exactly one of {', '.join(kinds)} says where the text comes from, but {found}.")
-    if section.source not in (None, "stdlib"):
+    if section.source not in (None, *_BUILT_IN):
         raise UserError(
-            f"{where}.source={section.source!r}: no such built-in corpus{did_you_mean(section.source, ['stdlib'])}"
+            f"{where}.source={section.source!r}: no such built-in corpus{did_you_mean(section.source, _BUILT_IN)}"
         )
     if section.document not in ("file", "line", "paragraph"):
         hint = did_you_mean(section.document, ["file", "line", "paragraph"])
@@ -98,7 +99,7 @@ def _split_source(
     section: SourceSection, limits: Limits, where: str, data: DataSection, seed: int, hold_back: bool
 ) -> dict[str, Corpus]:
     if section.source:
-        source: Source = StdlibSource(limits, where)
+        source: Source = _BUILT_IN[section.source](limits, where)
     elif section.files:
         source = _files(section.files, section, limits, where, "files")
     else:

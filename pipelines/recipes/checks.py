@@ -63,6 +63,7 @@ LOWER_BOUNDS = [
     ("evaluation.max_rows", 1, True),
     ("evaluation.average_checkpoints", 2, True),
     ("evaluation.sample_tokens", 1, True),
+    ("evaluation.sample_top_p", 0, False),
 ]
 BELOW_ONE = [
     "data.validation_fraction",
@@ -275,6 +276,8 @@ def _check_evaluation(recipe: Recipe) -> None:
             if name not in known:
                 near = did_you_mean(name, known) if known else "; only the loss is measured"
                 raise UserError(f"evaluation.metrics={name!r} is not for objective.name={recipe.objective.name}{near}")
+    if section.sample_top_p is not None and section.sample_top_p > 1:
+        raise UserError(f"evaluation.sample_top_p={section.sample_top_p} must be at most 1")
     if section.sample_prompts and COMPARES.get(task) == "classes":
         raise UserError(f"evaluation.sample_prompts has no effect with task.name={task}; remove it")
     if section.best_metric is not None:

@@ -48,7 +48,10 @@ class TokenizerSection:
 class SourceSection:
     """One source of documents: exactly one of `source`, `files`, `dataset`."""
 
-    source: Literal["stdlib"] | None = doc("the built-in corpus: Python's standard library, sources and documentation")
+    source: Literal["stdlib", "stdlib_code"] | None = doc(
+        "a built-in corpus: stdlib, Python's standard library, sources and documentation; stdlib_code, the same "
+        "without its tables of encodings, Unicode and locales"
+    )
     files: str | list[str] | None = doc("local .txt, .jsonl, .parquet files (also .gz), globs allowed")
     dataset: str | None = doc("a data set on the Hub, or a folder that load_dataset reads")
     config_name: str | None = doc("configuration of the Hub data set")
@@ -207,6 +210,9 @@ class EvaluationSection:
         "texts the trained model continues (a translation model: translates) at the end", []
     )
     sample_tokens: int = doc("new tokens per continued sample", 96)
+    sample_top_p: float | None = doc(
+        "continued samples: only the likeliest tokens whose probabilities sum to this are drawn; null: all tokens"
+    )
     sample_images: int = doc("pixels: so many images are completed from their upper halves at the end, as a PNG", 8)
 
 

@@ -280,6 +280,7 @@ def write_samples(trainer, recipe: Recipe, data: PreparedData) -> list[dict]:
                     recipe.training.output_dir,
                     prompt,
                     max_new_tokens=recipe.evaluation.sample_tokens,
+                    top_p=recipe.evaluation.sample_top_p,
                     seed=recipe.training.seed,
                 ),
             }
