@@ -64,8 +64,9 @@ class Objective(ABC):
     names none. validates_metrics: whether they are measured in validations during training, too.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
-    hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss is the
-    mean over. row_noun: what a row is called.
+    hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
+    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. picture: file of the run's
+    folder that is shown as its sample. row_noun: what a row is called.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
     """
@@ -84,7 +85,9 @@ class Objective(ABC):
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
     hub_task: ClassVar[str | None] = None
-    loss_unit: ClassVar[str] = "token"
+    loss_unit: ClassVar[str] = "nats per token"
+    samples_are_answers: ClassVar[bool] = False
+    picture: ClassVar[str | None] = None
     row_noun: ClassVar[str] = "row"
 
     def __init_subclass__(cls, **kwargs):

@@ -34,6 +34,7 @@ class Masked(TextObjective):
     families = ("encoder",)
     special_tokens = "cls_sep"
     hub_task = "fill-mask"
+    loss_unit = "nats per masked token"
     Settings = MaskedSettings
 
     def check(self) -> None:

@@ -25,6 +25,8 @@ class MaskedImage(ImageObjective):
     name = "masked_image"
     auto_class = "AutoModelForMaskedImageModeling"
     families = ("vit",)
+    hub_task = "image-feature-extraction"
+    loss_unit = "mean distance per hidden pixel value"
     Settings = MaskedImageSettings
 
     def check(self) -> None:

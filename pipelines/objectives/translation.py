@@ -46,7 +46,8 @@ class Translation(TextTask):
     default_metrics = ("bleu",)
     continues_prompts = True
     hub_task = "translation"
-    loss_unit = "token"
+    loss_unit = "nats per token"
+    samples_are_answers = True
 
     def check(self) -> None:
         for name in ("source_field", "target_field"):

@@ -14,7 +14,7 @@ import anyformer
 from ..errors import UserError
 from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
-from ..publishing.publish import check_destination, prepare_folder, publish
+from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import STAGING
 from .arguments import start_deepspeed, training_arguments, whole_weights
@@ -43,7 +43,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False) -> int:
     if not dry_run and main:
         folder.check_writable()
         if recipe.publish.repo_id is not None:
-            check_destination(recipe.publish.repo_id)
+            resolve_repo_id(recipe.publish.repo_id)
     with arguments.main_process_first(local=False, desc="preparing data"):
         data = prepare_data(recipe, progress=main and sys.stdout.isatty())
     folder.data = data.facts
