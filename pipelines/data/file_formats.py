@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .documents import Limits
-from .files import bounded_lines, first_line, open_file, readable
+from .files import bounded_lines, open_file, readable
 
 
 class FileFormat(ABC):
@@ -157,4 +157,4 @@ class Parquet(FileFormat):
         try:
             return pyarrow.parquet.ParquetFile(path)
         except pyarrow.ArrowInvalid as error:
-            raise UserError(f"{field}: {path} is not a Parquet file ({first_line(error)}).") from None
+            raise UserError(f"{field}: {path} is not a Parquet file ({first_line(error).rstrip('.')}).") from None

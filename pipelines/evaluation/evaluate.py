@@ -14,12 +14,11 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import Subset
-from transformers.utils import logging
 
 import anyformer
 
 from ..data.rows import Rows
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..objectives.base import FinishedModel, Objective, evenly_spread
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
@@ -31,6 +30,7 @@ from ..training.models import check_length
 from ..training.progress import human_time
 from ..training.run_folder import package_versions
 from ..training.trainer import AnyformerTrainer
+from ..transformers_logging import errors_only
 
 
 @dataclass
@@ -119,16 +119,11 @@ def load(auto_class, recipe: Recipe, trust_remote_code: bool):
     kwargs = {"dtype": "auto", "output_loading_info": True} if is_model else {}
     if is_model and recipe.model.fields:
         kwargs["config"] = load(transformers.AutoConfig, recipe, trust_remote_code)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # transformers' table of missing weights, which our sentence sums up
     try:
-        loaded = auto_class.from_pretrained(source, trust_remote_code=trust_remote_code, **kwargs)
+        with errors_only():  # transformers has a table of missing weights, which our sentence sums up
+            loaded = auto_class.from_pretrained(source, trust_remote_code=trust_remote_code, **kwargs)
     except (OSError, ValueError, ImportError) as error:
-        # transformers explains over several lines; the first says what is missing.
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {reason}") from error
-    finally:
-        logging.set_verbosity(verbosity)
+        raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {first_line(error)}") from error
     if not is_model:
         return with_fields(loaded, recipe.model.fields, source)
     model, info = loaded

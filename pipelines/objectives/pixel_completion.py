@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..storage.atomic import replaced_file
+
 SCALE = 6  # each pixel is drawn as a square of this side
 GAP = 2  # pixels between two images
 
@@ -47,13 +49,11 @@ def completion_grid(objective, originals: np.ndarray, completed: np.ndarray) -> 
 
 def write_completions(path: Path, model, objective, rows, number: int, seed: int) -> Path:
     """Complete `number` images, evenly spread over the rows, and write the picture as PNG."""
-    import os
-
     import PIL.Image
 
     chosen = [i * len(rows) // number for i in range(min(number, len(rows)))]
     originals = np.asarray(rows.codes[chosen])
     grid = completion_grid(objective, originals, complete(model, objective, originals, seed=seed))
-    PIL.Image.fromarray(grid).save(staged := path.with_suffix(".tmp.png"))
-    os.replace(staged, path)
+    with replaced_file(path) as staged:
+        PIL.Image.fromarray(grid).save(staged, format="PNG")
     return path

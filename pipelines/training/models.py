@@ -3,12 +3,12 @@
 import torch
 import transformers
 from transformers import AutoConfig
-from transformers.utils import logging
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
+from ..transformers_logging import errors_only
 from .arguments import whole_weights
 
 
@@ -62,30 +62,23 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     return model
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, speak: bool):
     """The checkpoint with the head of `auto_class`; one line says which weights it does not have.
 
     Raises UserError where it cannot be loaded, cannot take a field the recipe sets, or has too small a vocabulary.
     """
     name = recipe.model.name_or_path
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # transformers' table of missing weights, which our line sums up
     try:
-        config = with_fields(AutoConfig.from_pretrained(name), recipe.model.fields, name)
-        for field, value in task_fields.items():
-            if field != "decoder_start_token_id" or getattr(config, field, None) is None:
-                setattr(config, field, value)
-        model, found = auto_class.from_pretrained(
-            name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
-        )
+        with errors_only():  # transformers has a table of missing weights, which our line sums up
+            config = with_fields(AutoConfig.from_pretrained(name), recipe.model.fields, name)
+            for field, value in task_fields.items():
+                if field != "decoder_start_token_id" or getattr(config, field, None) is None:
+                    setattr(config, field, value)
+            model, found = auto_class.from_pretrained(
+                name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+            )
     except (OSError, ValueError) as error:
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {first_line(error)}") from error
-    finally:
-        logging.set_verbosity(verbosity)
     fresh = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     if fresh and speak:
         print(f"new weights, not taken from {name}: {', '.join(fresh[:12])}{', ...' if len(fresh) > 12 else ''}")
