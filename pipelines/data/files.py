@@ -75,7 +75,7 @@ def readable(field: str, path: Path) -> Iterator[None]:
         raise UserError(f"{field}: {path} is not a complete gzip file ({first_line(error).rstrip('.')}).") from None
     except OSError as error:
         raise UserError(
-            f"{field}: {path} cannot be read ({error.strerror or first_line(error).rstrip('.')})."
+            f"{field}: {path} cannot be read ({error.strerror or first_line(error)})."
         ) from None
 
 
