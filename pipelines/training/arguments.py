@@ -85,6 +85,9 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     extra = dict(section.extra)
     if extra.get("deepspeed") is not None:
         extra["deepspeed"] = deepspeed_config(extra["deepspeed"])
+    by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    if section.optim == "muon" and (by_launcher or extra.get("deepspeed") is not None):
+        raise UserError("training.optim=muon needs whole matrices, but DeepSpeed flattens them; set it to adamw")
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     scheduler, scheduler_kwargs = schedule(section, total_steps(section, rows, world_size))
     values = {

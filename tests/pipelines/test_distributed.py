@@ -9,6 +9,9 @@ import sys
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.training.arguments import training_arguments
 from processes import free_port, logged_losses, run_ranks
 from task_data import task_recipe
 
@@ -98,6 +101,14 @@ def test_zero_trains_what_ddp_trains(without_dropout, two_ranks, stage):
     )
     assert facts["engine"] == "DeepSpeedEngine" and facts["samples"][0]["text"].startswith("The")
     assert_close(losses, expected)
+
+
+def test_muon_is_refused_under_deepspeed_whoever_starts_it(monkeypatch):
+    with pytest.raises(UserError, match=r"training\.optim=muon needs whole matrices"):
+        training_arguments(load_recipe("quickstart", ["training.optim=muon", "training.deepspeed=zero2"]))
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(UserError, match=r"training\.optim=muon needs whole matrices"):
+        training_arguments(load_recipe("quickstart", ["training.optim=muon"]))
 
 
 # ---- the documented launch commands on the real quickstart
