@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling.linear_cross_entropy import linear_cross_entropy, shift_left
+from anyformer.modeling.linear_cross_entropy import _rows_per_chunk, linear_cross_entropy, shift_left
 from anyformer.modeling.lm_head import HeadTransform, LanguageModelHead, language_model_loss, masked_language_model_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,10 +177,10 @@ def test_no_tensor_of_tokens_times_vocabulary_is_kept():
 def test_chunks_take_an_eighth_of_the_logits_of_a_large_vocabulary_and_all_of_a_small_one():
     for half, softcap in ((torch.float32, None), (torch.bfloat16, None), (torch.float32, 30.0), (torch.bfloat16, 30.0)):
         tokens, vocabulary = 2048, 128_000
-        rows = linear_cross_entropy._rows_per_chunk(tokens, vocabulary, half, None, softcap)
+        rows = _rows_per_chunk(tokens, vocabulary, half, None, softcap)
         held = 4 + (2 if half is torch.bfloat16 else 0) + (4 if softcap else 0)
         assert rows * vocabulary * held <= tokens * vocabulary * 4 / 8 < 2 * (rows + 1) * vocabulary * held
-    assert linear_cross_entropy._rows_per_chunk(1024, 2048, torch.float32, None, None) >= 1024
+    assert _rows_per_chunk(1024, 2048, torch.float32, None, None) >= 1024
 
 
 def test_num_items_divides_the_sum_as_int_and_as_tensor():
