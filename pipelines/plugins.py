@@ -6,6 +6,7 @@ it is first asked. A plug-in is a Python file or module that the user names on t
 `anyformer.plugins`. A recipe or a downloaded folder cannot name one.
 """
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -52,30 +53,36 @@ class Registry:
             self._loaded = True  # before: the package registers while it is imported
             importlib.import_module(self.home)
 
-    def __iter__(self) -> Iterator[str]:
+    def _load_all(self) -> None:
+        """Our own rows and those of installed packages, whose search takes a while: only where a name is missing."""
         self._load()
+        _load_entry_points()
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_all()
         return iter(self._rows)
 
     def __contains__(self, name: str) -> bool:
-        self._load()
-        return name in self._rows
+        return self.get(name) is not None
 
     def __getitem__(self, name: str) -> Any:
         """The row; raises UserError with the nearest name."""
-        self._load()
-        if name not in self._rows:
+        row = self.get(name)
+        if row is None:
             raise UserError(f"{self.noun} {name!r} is not known{did_you_mean(name, self._rows)}")
-        return self._rows[name]
+        return row
 
     def get(self, name: str) -> Any | None:
         """The row, or None."""
         self._load()
+        if name not in self._rows:
+            self._load_all()
         return self._rows.get(name)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(name, row) of every row."""
-        self._load()
-        return iter(self._rows.items())
+        self._load_all()
+        return iter(list(self._rows.items()))
 
 
 def _is_same(there: Any, row: Any) -> bool:
@@ -94,22 +101,6 @@ def register_objective(cls: type) -> type:
     """Class decorator: the Objective becomes what `objective.name` (or, with section = "task", `task.name`) names."""
     OBJECTIVES.add(cls.name, cls)
     return cls
-
-
-def register_metric(name: str, *, compares: str) -> Callable:
-    """Decorator of a function (predictions, references) -> number; its docstring's first line describes the metric.
-
-    Args:
-        name: as evaluation.metrics names it.
-        compares: "classes" (whole numbers), "numbers" or "texts".
-    """
-    from .metrics import foreign_metric
-
-    def register(function: Callable) -> Callable:
-        METRICS.add(name, foreign_metric(name, compares, function))
-        return function
-
-    return register
 
 
 def register_source(name: str) -> Callable:
@@ -136,17 +127,27 @@ _loaded: dict[str, dict[str, str]] = {}  # absolute path, or name of a module ->
 
 
 def load_plugins(names: Sequence[str] = ()) -> None:
-    """Import the plug-ins of the command line, of the environment, and of installed packages; each once.
+    """Import the plug-ins of the command line and of the environment, each once.
 
     Raises:
         UserError: no such file or module, or an error while it is imported.
     """
-    for name in (*names, *filter(None, os.environ.get(VARIABLE, "").split(","))):
-        _load_plugin(name.strip())
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for name in (*names, *os.environ.get(VARIABLE, "").split(",")):
+        if name.strip():
+            _load_plugin(name.strip())
+
+
+def _load_entry_points() -> None:
+    """Import the plug-ins of installed packages."""
+    for point in _entry_points():
         if point.name not in _loaded:
             _loaded[point.name] = {"plugin": point.value}
-            _run(lambda point=point: point.load(), f"entry point {point.value}")
+            _run(point.load, f"entry point {point.value}")
+
+
+@functools.cache
+def _entry_points() -> tuple:
+    return tuple(importlib.metadata.entry_points(group=ENTRY_POINTS))
 
 
 def loaded_plugins() -> list[dict[str, str]]:

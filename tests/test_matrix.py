@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 import transformers
-from anyformer.modeling.legality import ATTENTION_KINDS, POSITION_ENCODINGS
+from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
 from anyformer.pipelines.cli.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
 from family_variants import close, positions_of, tokens
 from huggingface_hub.errors import StrictDataclassClassValidationError
@@ -142,7 +142,7 @@ def without_code_files(monkeypatch):
 
 @pytest.mark.usefixtures("without_code_files")
 @pytest.mark.parametrize(("family", "kind"), list(itertools.product(FAMILIES, ATTENTION_KINDS)))
-@pytest.mark.parametrize("position", POSITION_ENCODINGS)
+@pytest.mark.parametrize("position", POSITION_SCHEMES)
 def test_every_legal_cell_computes_and_every_illegal_one_is_refused(family, position, kind, tmp_path):
     for cell in cells(family, [position], [kind]):
         try:

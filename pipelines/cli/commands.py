@@ -11,6 +11,9 @@ from ..errors import UserError, did_you_mean
 
 VERBS = ("list", "train", "preview", "evaluate", "generate", "convert", "publish")
 LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "sources")
+PLUGIN_HELP = (
+    "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
+)
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
@@ -32,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
         if not argv:
             build_parser().print_help()
             return EXIT_USER_ERROR
+        argv = without_plugins(argv)
         args = parse(argv)
         code = args.run(args)
         sys.stdout.flush()  # here, so that a reader that has left is noticed while we can still say nothing about it
@@ -49,6 +53,29 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"unexpected {what[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
+
+
+def without_plugins(argv: list[str]) -> list[str]:
+    """Import what `--plugin` names, before anything is parsed: help and errors know its names; return the rest.
+
+    Raises:
+        UserError: no such file, or an error in it.
+    """
+    from ..plugins import load_plugins
+
+    named, rest, words = [], [], iter(argv)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option != "--plugin":
+            rest.append(word)
+        elif equals:
+            named.append(value)
+        else:
+            named.append(next(words, ""))
+    if "" in named:
+        raise UserError("--plugin names no file; write --plugin my_objective.py")
+    load_plugins(named)
+    return rest
 
 
 def _fail(sentence: str, code: int, debug: bool) -> int:
@@ -103,6 +130,7 @@ def build_parser() -> Parser:
 
     parser.add_argument("--version", action="version", version=f"anyformer {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     verbs = parser.add_subparsers(title="commands", metavar="VERB", required=True, parser_class=Parser)
     for add in (_add_list, _add_train, _add_preview, _add_evaluate, _add_generate, _add_convert, _add_publish):
         verb = add(verbs)
@@ -110,6 +138,7 @@ def build_parser() -> Parser:
         verb.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
+        verb.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     return parser
 
 

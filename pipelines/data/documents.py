@@ -1,13 +1,12 @@
 """Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import UserError
+from ..storage.cache import sha
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +141,3 @@ class Corpus(ABC):
     def notes(self) -> list[str]:
         """Sentences a user should read once the documents have been iterated."""
         return [str(self.skipped)] if self.skipped.total else []
-
-
-def sha(value: Any) -> str:
-    """32 hexadecimal digits that identify a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..recipes.schema import DataSection
-from .documents import Corpus, Document, Limits, SkipCounts, sha
+from ..storage.cache import sha
+from .documents import Corpus, Document, Limits, SkipCounts
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from .files import file_identities, find_files, name_of_files, readable
 from .hub_datasets import HubSource

@@ -18,6 +18,7 @@ A source is one class:
 """
 
 from ..plugins import register_source
-from .stdlib import StdlibSource
+from .stdlib import StdlibCodeSource, StdlibSource
 
 register_source("stdlib")(StdlibSource)
+register_source("stdlib_code")(StdlibCodeSource)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UserError
-from .documents import Corpus, SkipCounts, sha
+from ..storage.cache import sha
+from .documents import Corpus, SkipCounts
 from .encoding import Encoder
 from .mapped_store import META, MappedStore
 

@@ -155,7 +155,7 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Rows, chose
             eval_dataset=rows if len(chosen) == len(rows) else Subset(rows, chosen),
             data_collator=objective.collator(rows.is_packed),
             processing_class=objective.tokenizer,  # nothing is saved
-            predicts_next=objective.shifts_labels,
+            shifts_labels=objective.shifts_labels,
             scorer=objective.scorer(),
         )
         result = trainer.evaluate(metric_key_prefix="final")

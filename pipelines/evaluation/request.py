@@ -17,17 +17,18 @@ SPLITS = ("test", "validation")
 RUNNING = ("per_device_eval_batch_size", "fp16", "fp16_full_eval", "bf16_full_eval", "use_cpu")
 
 
-def evaluation_recipe(model: str, task: str, overrides: list[str]) -> Recipe:
+def evaluation_recipe(model: str, task: str, overrides: list[str], **sections) -> Recipe:
     """The recipe `task` with a saved model in place of its own, and without what only training needs.
 
     Args:
         model: folder of a run or a model, or a Hub repository.
         task: name or path of a recipe.
+        overrides, sections: as load_recipe's.
 
     Raises:
         UserError: no such model, or as load_recipe.
     """
-    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(locate_model(model))}", *overrides])
+    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(locate_model(model))}", *overrides], **sections)
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
     idle = {name: getattr(fresh, name) for name in ("report_to", "torch_compile", "gradient_checkpointing")}

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.documents import sha
 from ..data.image_store import ImageStore
 from ..errors import UserError
-from ..storage.cache import cached_folder
+from ..storage.cache import cached_folder, sha
 
 SAMPLE = 1 << 20  # pixels that the clusters are fitted to, evenly spread over all
 EXACT = 1 << 12  # so many different colours or fewer are clustered by all of their pixels at once

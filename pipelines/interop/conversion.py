@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .families import (
     HEADS,
     PRETRAINING,
@@ -140,7 +140,7 @@ def _loading(name_or_path: str | os.PathLike):
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         raise UserError(f"MODEL={name_or_path} cannot be loaded: {reason}") from error
 
 

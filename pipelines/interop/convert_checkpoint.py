@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..generation import locate_model
+from ..storage.atomic import make_sibling_folder
 
 PROBE_ROWS, PROBE_TOKENS, PROBE_SEED = 2, 48, 0
 DIRECTIONS = ("native", "anyformer")
@@ -85,11 +85,10 @@ def destination_folder(destination: str | os.PathLike) -> Path:
 def _save(parts: list, destination: Path) -> None:
     """Write what has a `save_pretrained` aside, then rename."""
     destination.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", suffix=".tmp", dir=destination.parent))
+    aside = make_sibling_folder(destination)
     try:
         for part in parts:
             part.save_pretrained(aside)
-        aside.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
         os.replace(aside, destination)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -108,7 +107,7 @@ def _tokenizer(source: str):
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         raise UserError(f"MODEL={source}: its tokenizer cannot be loaded: {reason}") from error
 
 
@@ -123,7 +122,7 @@ def _image_processor(source: str, to: str):
     try:
         processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         raise UserError(f"MODEL={source}: its image processor cannot be loaded: {reason}") from error
     if to != "native" or getattr(processor, "num_channels", None) != 3:  # transformers' makes no image grey
         return processor
@@ -131,9 +130,3 @@ def _image_processor(source: str, to: str):
     for name in ("image_mean", "image_std"):
         fields[name] = list(fields[name]) * (3 if len(fields[name]) == 1 else 1)
     return ViTImageProcessorPil(**fields, do_convert_rgb=True)
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask

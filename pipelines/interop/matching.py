@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyformer.modeling.configuration import TransformerConfig
+from anyformer.modeling.traits import NORM_TYPES, POSITION_SCHEMES
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
@@ -43,13 +44,19 @@ SAME_ACTIVATION = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_t
 SAME_ACTIVATION |= {"gelu_python": "gelu"}
 
 
-def _acts_with(*position_encodings: str):
-    return lambda c: c.position_encoding in position_encodings
+ABSOLUTE = ("max_position_embeddings", "position_offset")  # of tables of absolute positions
 
 
 def _adds_absolute_positions(c) -> bool:
     """Whether there is a table of learned absolute positions beside disentangled ones."""
     return getattr(c, "position_biased_input", False) or getattr(c, "mask_decoder_layers", 0) > 0
+
+
+def _positions_read(field: str):
+    """config -> whether its position scheme, or a table of absolute positions beside it, reads this field."""
+    return lambda c: (
+        field in POSITION_SCHEMES[c.position_encoding].fields or (field in ABSOLUTE and _adds_absolute_positions(c))
+    )
 
 
 def feed_forward_kinds(c) -> list[str]:
@@ -65,16 +72,8 @@ MIXTURE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_pro
 MIXTURE_FIELDS += ("router_scoring", "router_bias_update_rate", "shared_expert_intermediate_size", "expert_capacity")
 # Field -> whether it acts in this config.
 ACTS = {
-    "alibi_bias_max": _acts_with("alibi"),
-    "relative_attention_num_buckets": _acts_with("relative"),
-    "relative_attention_max_distance": _acts_with("relative"),
-    "relative_attention_shared": _acts_with("relative"),
-    "rope_parameters": _acts_with("rotary"),
-    "max_position_embeddings": lambda c: c.position_encoding in ("learned", "rotary") or _adds_absolute_positions(c),
-    "position_offset": lambda c: c.position_encoding == "learned" or _adds_absolute_positions(c),
-    "norm_bias": lambda c: c.norm_type == "layernorm",
-    **dict.fromkeys(("pos_att_type", "share_att_key", "position_buckets"), _acts_with("disentangled")),
-    **dict.fromkeys(("max_relative_positions", "relative_embedding_norm"), _acts_with("disentangled")),
+    **{field: _positions_read(field) for scheme in POSITION_SCHEMES.values() for field in scheme.fields},
+    "norm_bias": lambda c: NORM_TYPES[c.norm_type].has_bias,
     **dict.fromkeys(("conv_groups", "conv_act"), lambda c: c.conv_kernel_size > 0),
     # What transformers' classes say, or are told, beside their config.
     "add_pooling_layer": lambda c: family_name(c) != "vit",

@@ -78,7 +78,7 @@ def _texts(config, rows, tokens, padding, left, generator) -> dict[str, torch.Te
     inputs = {"input_ids": ids, "attention_mask": mask}
     if getattr(config, "type_vocab_size", 0) > 0:
         inputs["token_type_ids"] = torch.randint(config.type_vocab_size, (rows, tokens), generator=generator) * mask
-    if "local_global_attention" in config.attention_kinds:
+    if config.has_global_tokens:
         # Given always: some heads of transformers' classes have defaults of their own.
         inputs["global_attention_mask"] = (torch.arange(tokens) % 7 == 0).long() * mask
     return inputs

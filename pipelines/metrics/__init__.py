@@ -46,18 +46,31 @@ def _built_in(name: str, compares: str, cls: str, description: str, variant: str
     METRICS.add(name, MetricRow(compares, description, load, **flags))
 
 
-def foreign_metric(name: str, compares: str, function: Callable) -> MetricRow:
-    """A row for a function (predictions, references) -> number; raises UserError for an unknown `compares`."""
+def register_metric(name: str, *, compares: str) -> Callable:
+    """Decorator of a function (predictions, references) -> number; its docstring's first line describes the metric.
+
+    Args:
+        name: as evaluation.metrics names it.
+        compares: "classes" (whole numbers), "numbers" or "texts".
+
+    Raises:
+        UserError: another `compares`, or a name that is taken.
+    """
     if compares not in COMPARED:
         raise UserError(f"metric {name!r}: compares={compares!r} is not known; known: {', '.join(COMPARED)}")
-    description = (function.__doc__ or name).strip().splitlines()[0].rstrip(".")
 
-    def load(**kwargs):
-        from .base import of_function
+    def register(function: Callable) -> Callable:
+        description = (function.__doc__ or name).strip().splitlines()[0].rstrip(".")
 
-        return of_function(compares, function)(name, description, None, **kwargs)
+        def load(**kwargs):
+            from .base import of_function
 
-    return MetricRow(compares, description, load)
+            return of_function(compares, function)(name, description, None, **kwargs)
+
+        METRICS.add(name, MetricRow(compares, description, load))
+        return function
+
+    return register
 
 
 AVERAGES = {

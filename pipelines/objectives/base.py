@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
@@ -63,8 +64,9 @@ class Objective(ABC):
     names none. validates_metrics: whether they are measured in validations during training, too.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
-    hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss is the
-    mean over. row_noun: what a row is called.
+    hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
+    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. picture: file of the run's
+    folder that is shown as its sample. row_noun: what a row is called.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
     """
@@ -83,7 +85,9 @@ class Objective(ABC):
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
     hub_task: ClassVar[str | None] = None
-    loss_unit: ClassVar[str] = "token"
+    loss_unit: ClassVar[str] = "nats per token"
+    samples_are_answers: ClassVar[bool] = False
+    picture: ClassVar[str | None] = None
     row_noun: ClassVar[str] = "row"
 
     def __init_subclass__(cls, **kwargs):
@@ -142,9 +146,10 @@ class Objective(ABC):
 
     def check_metrics(self) -> None:
         """Raise UserError for a metric that this objective cannot report."""
-        known = self.metric_names()
         for name in self.recipe.evaluation.metrics:
-            if name not in known:
+            row = METRICS.get(name)
+            if row is None or row.compares != self.compares:
+                known = self.metric_names()
                 near = did_you_mean(name, known) if known else "; only the loss is measured"
                 raise UserError(f"evaluation.metrics={name!r} is not for {self.setting}{near}")
 
@@ -281,7 +286,7 @@ class Objective(ABC):
 
     def collated(self, rows: Rows, number: int, row: dict) -> dict:
         """The batch of this row alone, as training sees it in its first epoch."""
-        return self.collator(rows.is_packed)([{"row_ids": number, "epoch": 0} | row])
+        return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
 
 def evenly_spread(total: int, most: int) -> list[int]:

@@ -64,6 +64,6 @@ class CausalCollator:
     def __call__(self, rows: list[dict]) -> dict:
         import torch
 
-        from ..data.row_generators import row_ids
+        from ..data.sample_ids import row_ids
 
         return {key: torch.stack([row[key] for row in rows]) for key in self.keys} | row_ids(rows)

@@ -100,18 +100,18 @@ class ClassTask:
     def scorer(self):
         return self
 
-    def outcome(self, logits, labels):
+    def predictions(self, logits, labels):
         """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has."""
         import torch
 
         return torch.stack([logits.argmax(-1), labels], dim=-1)
 
-    def measure(self, outcomes) -> dict[str, float]:
-        """Metrics of all rows' outcomes, an array of shape (rows, 2)."""
+    def compute_metrics(self, predictions) -> dict[str, float]:
+        """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
         from ..metrics import compute_metrics
 
-        predictions, references = outcomes.T.tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, predictions, references)[0]
+        given, true = predictions.T.tolist()
+        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
 
 
 def near(name: str, known: list[str]) -> str:
@@ -120,9 +120,8 @@ def near(name: str, known: list[str]) -> str:
 
 def names_in_data(label_field: str, train: "Examples", cache: Path) -> list[str]:
     """The classes' names: those the data carries, else its strings in alphabetical order, else LABEL_0, LABEL_1, ..."""
-    from ..data.documents import sha
     from ..data.examples import examples_fingerprint
-    from ..storage.cache import cached_folder
+    from ..storage.cache import cached_folder, sha
 
     named = train.source.class_names(label_field)
     if named is not None:

@@ -18,7 +18,7 @@ class TextTask(Tokenized, Objective):
     section = "task"
     special_tokens = "cls_sep"
     row_noun = "example"
-    loss_unit = "example"
+    loss_unit = "nats per example"
 
     @abstractmethod
     def columns(self) -> dict[str, str]:

@@ -48,7 +48,7 @@ class ImageClassification(ClassTask, ImageObjective):
     families = ("vit",)
     hub_task = "image-classification"
     row_noun = "example"
-    loss_unit = "example"
+    loss_unit = "nats per example"
     Settings = ImageClassificationSettings
     _train = None  # images of the training rows, with which others are mixed
 

@@ -34,6 +34,7 @@ class Masked(TextObjective):
     families = ("encoder",)
     special_tokens = "cls_sep"
     hub_task = "fill-mask"
+    loss_unit = "nats per masked token"
     Settings = MaskedSettings
 
     def check(self) -> None:
@@ -108,7 +109,7 @@ class MaskedCollator:
     one: where BERT throws a coin per token, each row has equally much to predict, and short ones always something. Each
     labelled token becomes the mask token with probability mask_replace, a random entry of the vocabulary that is
     not special with probability random_replace, and stays as it is otherwise. Which ones depends on the seed, the epoch
-    and the row's number alone (data/row_generators.py).
+    and the row's number alone (data/sample_ids.py).
 
     packed: position_ids restart with each document and with padding, so that padding is a document of its own and no
     attention_mask is needed. Otherwise there is an attention_mask in batches with a padded row, and only there.
@@ -138,20 +139,22 @@ class MaskedCollator:
         import numpy as np
         import torch
 
-        from ..data.row_generators import row_generators, row_ids
-        from ..data.row_layout import IGNORED
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.sample_ids import row_generators, row_ids
 
         input_ids = np.stack([row["input_ids"].numpy() for row in rows])
         tokens = np.stack([row["labels"].numpy() for row in rows])  # -100: padding
-        labels = np.full_like(tokens, IGNORED)
-        choosable = (tokens != IGNORED) & ~self.is_special[input_ids]
+        labels = np.full_like(tokens, IGNORE_INDEX)
+        choosable = (tokens != IGNORE_INDEX) & ~self.is_special[input_ids]
         for place, generator in enumerate(row_generators(rows, self.seed)):
             self._hide(input_ids[place], labels[place], np.flatnonzero(choosable[place]), generator)
         batch = {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
         if self.packed:
             batch["position_ids"] = torch.stack([row["position_ids"] for row in rows])
         else:
-            padding = (tokens == IGNORED) & (tokens != IGNORED).any(axis=1, keepdims=True)  # not in rows that fill up
+            padding = (tokens == IGNORE_INDEX) & (tokens != IGNORE_INDEX).any(
+                axis=1, keepdims=True
+            )  # not in rows that fill up
             if padding.any():
                 batch["attention_mask"] = torch.from_numpy((~padding).astype(np.int64))
         return batch | row_ids(rows)

@@ -25,6 +25,8 @@ class MaskedImage(ImageObjective):
     name = "masked_image"
     auto_class = "AutoModelForMaskedImageModeling"
     families = ("vit",)
+    hub_task = "image-feature-extraction"
+    loss_unit = "mean distance per hidden pixel value"
     Settings = MaskedImageSettings
 
     def check(self) -> None:
@@ -116,7 +118,7 @@ class MaskedImageRows(Rows):
 class MaskedImageCollator:
     """Rows -> one batch: pixel_values float32 (B, C, H, W), normalised, and bool_masked_pos (B, N).
 
-    Which patches are hidden depends on the seed, the epoch and the row's number alone (data/row_generators.py). labels
+    Which patches are hidden depends on the seed, the epoch and the row's number alone (data/sample_ids.py). labels
     (B, N) are 0 at hidden patches and -100 elsewhere, so that Trainer counts them; the model does not see them.
     """
 
@@ -129,15 +131,15 @@ class MaskedImageCollator:
     def __call__(self, rows: list[dict]) -> dict:
         import torch
 
-        from ..data.row_generators import row_generators, row_ids
-        from ..data.row_layout import IGNORED
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.sample_ids import row_generators, row_ids
 
         masked = torch.zeros(len(rows), self.patches, dtype=torch.bool)
         for place, (row, generator) in enumerate(zip(rows, row_generators(rows, self.seed))):
             chosen = generator.permutation(self.patches)[: self.hidden]
-            if int(row["labels"]) != IGNORED:
+            if int(row["labels"]) != IGNORE_INDEX:
                 masked[place, torch.from_numpy(chosen)] = True
         images = torch.stack([row["pixel_values"] for row in rows]).float()
-        labels = torch.where(masked, 0, IGNORED)
+        labels = torch.where(masked, 0, IGNORE_INDEX)
         batch = {"pixel_values": (images - self.mean) / self.std, "bool_masked_pos": masked, "labels": labels}
         return batch | row_ids(rows)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from ..data.rows import Rows
 from ..errors import UserError
@@ -40,7 +39,8 @@ class Pixels(ImageObjective):
     Settings = PixelSettings
     compares = "pixels"
     default_metrics = ("bits_per_pixel",)
-    picture: ClassVar[str | None] = PICTURE
+    picture = PICTURE
+    loss_unit = "nats per pixel"
 
     def check(self) -> None:
         super().check()
@@ -236,7 +236,7 @@ def stack_pixels(rows: list[dict]) -> dict:
     """
     import torch
 
-    from ..data.row_generators import row_ids
+    from ..data.sample_ids import row_ids
 
     batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
     return batch | {"shift_labels": batch["labels"]} | row_ids(rows)

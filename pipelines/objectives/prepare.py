@@ -33,6 +33,11 @@ class PreparedData:
         return self.objective.tokenizer
 
     @property
+    def collator(self):
+        """What makes a batch of rows; a `transformers.Trainer` takes it as `data_collator`."""
+        return self.objective.collator(self.packed)
+
+    @property
     def packed(self) -> bool:
         """Whether any row may hold more than one document."""
         return any(rows.is_packed for rows in self.rows.values())

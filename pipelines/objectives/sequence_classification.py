@@ -61,9 +61,9 @@ class SequenceClassification(ClassTask, TextTask):
         """The examples as input_ids, labels (the class's number) and, for a pair of texts, token_type_ids."""
         import pyarrow
 
-        from ..data.documents import sha
         from ..data.example_store import encode_examples
         from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
 
         pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
         ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())

@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from ..data.row_layout import IGNORED
+from ..data.batch_keys import IGNORE_INDEX
 
 DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
 NOT_PREDICTED = "underline"
@@ -19,7 +19,7 @@ def marked(*parts: str | tuple[str, str]) -> Text:
 
 def is_label(labels):
     """Where `labels` name something that is predicted."""
-    return labels != IGNORED
+    return labels != IGNORE_INDEX
 
 
 def print_lines(console, lines: list[str]) -> None:
@@ -53,7 +53,7 @@ def row_text(row: dict, documents: list, tokenizer) -> Text:
     labels = row["labels"].tolist()
 
     def token(place: int, number: int, color: str) -> tuple[str, str]:
-        return token_text(tokenizer, number), f"{color} {NOT_PREDICTED}" if labels[place] == IGNORED else color
+        return token_text(tokenizer, number), f"{color} {NOT_PREDICTED}" if labels[place] == IGNORE_INDEX else color
 
     return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
 
@@ -78,7 +78,7 @@ def head_table(row: dict, tokenizer) -> list[str]:
     lines = [f"{'position':>8}  {'input':>7}  {'label':>7}  token"]
     for i in range(min(MOST, len(row["input_ids"]))):
         label, number = row["labels"][i].item(), row["input_ids"][i].item()
-        text = "-" if label == IGNORED else str(label)
+        text = "-" if label == IGNORE_INDEX else str(label)
         lines.append(f"{row['position_ids'][i].item():>8}  {number:>7}  {text:>7}  {token_text(tokenizer, number)}")
     return lines
 
@@ -92,7 +92,7 @@ def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> Text:
 
     def token(place: int, number: int, color: str) -> tuple[str, str]:
         word = token_text(tokenizer, number)
-        if labels[place] == IGNORED:
+        if labels[place] == IGNORE_INDEX:
             return word, color
         change = {tokenizer.mask_token_id: "", number: "="}.get(seen[place], f"→{token_text(tokenizer, seen[place])}")
         return f"⟦{word}{change}⟧", f"{color} {PREDICTED}"
@@ -104,7 +104,7 @@ def masked_table(row: dict, batch: dict, tokenizer) -> list[str]:
     """The first predicted positions of a row as numbers."""
     seen, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
     lines = [f"{'place':>8}  {'position':>8}  {'input':>7}  {'label':>7}  seen → predicted"]
-    for i in [i for i, label in enumerate(labels) if label != IGNORED][:MOST]:
+    for i in [i for i, label in enumerate(labels) if label != IGNORE_INDEX][:MOST]:
         position = row["position_ids"][i].item()
         words = f"{token_text(tokenizer, seen[i])} → {token_text(tokenizer, labels[i])}"
         lines.append(f"{i:>8}  {position:>8}  {seen[i]:>7}  {labels[i]:>7}  {words}")
@@ -115,7 +115,7 @@ def sequence_text(ids: list[int], tokenizer) -> Text:
     """Tokens of one sequence, special ones set off; labels' padding is left out."""
     special, text = set(tokenizer.all_special_ids), Text()
     for number in ids:
-        if number != IGNORED:
+        if number != IGNORE_INDEX:
             text.append(token_text(tokenizer, number), style=PREDICTED if number in special else "cyan")
     return text
 

@@ -106,7 +106,7 @@ class SpanCorruptionCollator:
     Inputs are the kept tokens with a sentinel for each span left out, then eos; labels each sentinel with its span,
     then eos. The model makes decoder_input_ids from the labels. A row that came out shorter (the padded last one) is
     padded, its labels by -100, and the batch then has an attention_mask. Which spans are left out depends on the seed,
-    the epoch and the row's number alone (data/row_generators.py).
+    the epoch and the row's number alone (data/sample_ids.py).
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class SpanCorruptionCollator:
         import numpy as np
         import torch
 
-        from ..data.row_generators import row_generators, row_ids
-        from ..data.row_layout import IGNORED
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.sample_ids import row_generators, row_ids
 
         input_ids = np.full((len(rows), self.input_length), self.pad, dtype=np.int64)
-        labels = np.full((len(rows), self.target_length), IGNORED, dtype=np.int64)
+        labels = np.full((len(rows), self.target_length), IGNORE_INDEX, dtype=np.int64)
         attention_mask = np.zeros_like(input_ids)
         for place, (row, generator) in enumerate(zip(rows, row_generators(rows, self.seed))):
-            real = row["labels"].numpy() != IGNORED
+            real = row["labels"].numpy() != IGNORE_INDEX
             tokens = row["input_ids"].numpy()
             source, target = self.corrupt(tokens[real] if real.any() else tokens, generator)
             input_ids[place, : len(source)] = source

@@ -212,7 +212,11 @@ class TextObjective(Tokenized, Objective):
             {
                 "prompt": prompt,
                 "text": generate_text(
-                    finished.path, prompt, max_new_tokens=section.sample_tokens, seed=self.recipe.training.seed
+                    finished.path,
+                    prompt,
+                    max_new_tokens=section.sample_tokens,
+                    top_p=section.sample_top_p,
+                    seed=self.recipe.training.seed,
                 ),
             }
             for prompt in section.sample_prompts

@@ -46,7 +46,8 @@ class Translation(TextTask):
     default_metrics = ("bleu",)
     continues_prompts = True
     hub_task = "translation"
-    loss_unit = "token"
+    loss_unit = "nats per token"
+    samples_are_answers = True
 
     def check(self) -> None:
         for name in ("source_field", "target_field"):
@@ -84,9 +85,9 @@ class Translation(TextTask):
         """The examples as input_ids and labels (unshifted), with the raw texts beside them for measuring."""
         import pyarrow
 
-        from ..data.documents import sha
         from ..data.example_store import encode_examples
         from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
 
         ids = pyarrow.list_(pyarrow.int32())
         columns = [("input_ids", ids), ("labels", ids)]
@@ -97,10 +98,18 @@ class Translation(TextTask):
             [
                 examples_fingerprint(source),
                 self.processor_fingerprint(),
-                [self.settings.max_length, self.max_target_length, schema.names],
+                [self.settings.max_length, self.max_target_length, schema.names, *self.encoding_key()],
             ]
         )
         return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+
+    def source_text(self, text: str) -> str:
+        """What the model reads of a source; a subclass may put a prefix before it."""
+        return text
+
+    def encoding_key(self) -> list:
+        """Further settings that the encoded examples depend on, as JSON."""
+        return []
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
@@ -111,7 +120,8 @@ class Translation(TextTask):
             source, target = (
                 [text_of(row, column, field, place) for place, row in batch] for field, column in self.columns().items()
             )
-            inputs = tokenizer(source, truncation=True, max_length=self.settings.max_length)
+            read = [self.source_text(text) for text in source]
+            inputs = tokenizer(read, truncation=True, max_length=self.settings.max_length)
             labels = tokenizer(text_target=target, truncation=True, max_length=self.max_target_length)
             yield {
                 "input_ids": [self._ended(ids, self.settings.max_length) for ids in inputs["input_ids"]],
@@ -214,9 +224,10 @@ class Translation(TextTask):
         """Translations of texts that stand in no row."""
         import torch
 
-        tokenizer = copy.deepcopy(self.tokenizer)
-        ids = tokenizer(sources, truncation=True, max_length=self.settings.max_length)["input_ids"]
-        return self._answers(model, [torch.tensor(self._ended(row, self.settings.max_length)) for row in ids])
+        tokenizer, longest = copy.deepcopy(self.tokenizer), self.settings.max_length
+        read = [self.source_text(text) for text in sources]
+        ids = tokenizer(read, truncation=True, max_length=longest)["input_ids"]
+        return self._answers(model, [torch.tensor(self._ended(row, longest)) for row in ids])
 
     def _answers(self, model, ids: list) -> list[str]:
         import torch

@@ -119,14 +119,28 @@ def _index(entries: list, part: str, path: list[str], depth: int) -> int:
 # ------------------------------------------------------------------------------------------------ composing
 
 
-def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the composed, checked recipe of a file or of a shipped name, with `section.key=value` overrides.
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = (), **sections: dict[str, Any] | None) -> Recipe:
+    """Return the composed, checked recipe of a file or of a shipped name.
+
+    Args:
+        overrides: texts of the form `section.key=value`, as on the command line.
+        sections: settings that win over the recipe's, such as training={"max_steps": 50}; None leaves a section out.
 
     Raises:
         UserError: no such recipe, an unknown key, a wrong type, or settings that exclude each other.
     """
-    data, stem = read_yaml_file(name_or_path, "recipes", "recipe")
-    return _compose(data if data.get("name") else {**data, "name": stem}, [_parse_override(text) for text in overrides])
+    data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
+    given = [_parse_override(text) for text in overrides] + list(_overrides_of(sections))
+    return _compose(data if data.get("name") else {**data, "name": stem}, given)
+
+
+def _overrides_of(sections: dict[str, Any]) -> Iterator[tuple[list[str], Any]]:
+    """Settings given as mappings -> (path, value), as `_parse_override` gives them."""
+    for section, settings in sections.items():
+        if isinstance(settings, dict):
+            yield from (([section, name], value) for name, value in settings.items())
+        else:
+            yield [section], settings
 
 
 def recipe_from_dict(data: dict[str, Any]) -> Recipe:

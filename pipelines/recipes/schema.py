@@ -62,7 +62,8 @@ class SourceSection:
     """One source of documents: exactly one of `source`, `files`, `dataset`."""
 
     source: str | None = doc(
-        "a corpus that needs no files: stdlib (Python's standard library, sources and documentation), or a plug-in's"
+        "a corpus that needs no files: stdlib (Python's standard library, sources and documentation), stdlib_code (the "
+        "same without its tables of encodings, Unicode and locales), or a plug-in's"
     )
     files: str | list[str] | None = doc("local .txt, .jsonl, .parquet files (also .gz), globs allowed")
     dataset: str | None = doc("a data set on the Hub, or a folder that load_dataset reads")
@@ -157,6 +158,11 @@ class EvaluationSection:
         "texts the trained model continues (a translation model: translates) at the end", []
     )
     sample_tokens: int = doc("new tokens per continued sample", 96, at_least=1)
+    sample_top_p: float | None = doc(
+        "continued samples: only the likeliest tokens whose probabilities sum to this are drawn; null: all tokens",
+        above=0,
+        at_most=1,
+    )
     sample_images: int = doc(
         "pixels: so many images are completed from their upper halves at the end, as a PNG", 8, at_least=0
     )

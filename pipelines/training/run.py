@@ -14,7 +14,7 @@ import anyformer
 from ..errors import UserError
 from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
-from ..publishing.publish import check_destination, prepare_folder, publish
+from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import STAGING
 from .arguments import start_deepspeed, training_arguments, whole_weights
@@ -23,12 +23,12 @@ from .run_folder import RunFolder
 from .summary import print_dry_run, print_result, print_start
 
 
-def train(recipe: Recipe, *, dry_run: bool = False) -> int:
+def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False) -> int:
     """Train (or go on training) the recipe's model and print the result; return the exit code.
 
     0: finished, also if it had been finished before. 128 + n: stopped by signal n after saving a checkpoint.
     With `dry_run` the data is prepared, the model is built and one forward and backward pass is made; nothing is
-    written to output_dir.
+    written to output_dir. With `quiet` nothing is printed but the progress line.
 
     Raises:
         UserError: a mistake in recipe, data or folders, before any training; a full disk or a NaN loss during it.
@@ -43,7 +43,7 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
     if not dry_run and main:
         folder.check_writable()
         if recipe.publish.repo_id is not None:
-            check_destination(recipe.publish.repo_id)
+            resolve_repo_id(recipe.publish.repo_id)
     with arguments.main_process_first(local=False, desc="preparing data"):
         data = prepare_data(recipe, progress=main and sys.stdout.isatty())
     folder.data = data.facts
@@ -59,8 +59,9 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
 
     finished = folder.finished()
     if finished is not None:
-        if main:
+        if main and not quiet:
             print_result(folder.path, finished, data.objective, again=True)
+        if main:
             publish_finished(recipe, folder, finished)
         return 0
     set_seed(arguments.seed)
@@ -70,8 +71,9 @@ def train(recipe: Recipe, *, dry_run: bool = False) -> int:
     checkpoint = agreed_checkpoint(trainer, folder)
     if main:
         folder.write("running", world_size=arguments.world_size)
+    if main and not quiet:
         print_start(recipe, data, trainer, checkpoint)
-    return run(trainer, recipe, folder, data, checkpoint)
+    return run(trainer, recipe, folder, data, checkpoint, quiet)
 
 
 def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedData, model):
@@ -97,7 +99,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         processing_class=data.processor,
         run_identity=json.dumps(folder.identity() | {"world_size": arguments.world_size}),
         muon_learning_rate=recipe.training.muon_learning_rate if recipe.training.optim == "muon" else None,
-        predicts_next=data.objective.shifts_labels,
+        shifts_labels=data.objective.shifts_labels,
         scorer=data.objective.scorer(),
     )
 
@@ -118,7 +120,9 @@ def agreed_checkpoint(trainer, folder: RunFolder) -> Path | None:
     return found[0]
 
 
-def run(trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoint: Path | None) -> int:
+def run(
+    trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoint: Path | None, quiet: bool = False
+) -> int:
     """Train, evaluate, save and report."""
     started = time.time()
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -150,7 +154,8 @@ def run(trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoi
         }
         folder.write("finished", **facts)
         prepare_folder(folder.path)
-        print_result(folder.path, folder.identity() | facts, data.objective)
+        if not quiet:
+            print_result(folder.path, folder.identity() | facts, data.objective)
         publish_finished(recipe, folder, facts)
     return 0
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from ..accounting.flops import FlopCount, active_parameters, count_tokens
 from ..accounting.parameter_count import short_number
+from ..data.batch_keys import EPOCH, ROW_IDS
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
 from ..recipes.schema import Recipe
@@ -58,9 +59,9 @@ def print_dry_run(recipe: Recipe, data: PreparedData, model) -> None:
     """What would be trained, proved by one forward and backward pass."""
     import torch
 
-    row = {"row_ids": 0, "epoch": 0} | next(iter(data.rows["train"]))
+    row = {ROW_IDS: 0, EPOCH: 0} | next(iter(data.rows["train"]))
     batch = data.objective.collator(data.packed)([row])
-    batch = {name: value for name, value in batch.items() if name not in ("row_ids", "epoch")}
+    batch = {name: value for name, value in batch.items() if name not in (ROW_IDS, EPOCH)}
     takes_labels = "labels" in inspect.signature(model.forward).parameters
     loss = model.train()(**{name: x for name, x in batch.items() if takes_labels or name != "labels"}).loss
     loss.backward()

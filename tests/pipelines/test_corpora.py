@@ -17,6 +17,7 @@ from anyformer.pipelines.data.examples import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
 from anyformer.pipelines.data.files import open_file
 from anyformer.pipelines.data.mixture import MixtureCorpus
+from anyformer.pipelines.data.stdlib import table_share
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import SOURCES, register_source
@@ -186,10 +187,35 @@ def test_stdlib_is_the_same_in_another_process():
     program = (
         "import anyformer_main; from anyformer.pipelines.data.corpora import open_corpora;"
         "from anyformer.pipelines.recipes.schema import DataSection;"
-        "print(open_corpora(DataSection(source='stdlib'))['train'].fingerprint())"
+        "print(*[open_corpora(DataSection(source=s))['train'].fingerprint() for s in ('stdlib', 'stdlib_code')])"
     )
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert other == open_corpora(DataSection(source="stdlib"))["train"].fingerprint()
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert other == [open_corpora(DataSection(source=s))["train"].fingerprint() for s in ("stdlib", "stdlib_code")]
+
+
+def test_stdlib_code_is_stdlib_without_tables_and_splits_it_alike():
+    whole, code = open_corpora(DataSection(source="stdlib")), open_corpora(DataSection(source="stdlib_code"))
+    for split in ("train", "validation"):
+        kept = {document.source: document.text for document in code[split].documents()}
+        left_out = {d.source: d.text for d in whole[split].documents() if kept.get(d.source) != d.text}
+        assert not left_out.keys() & kept.keys()
+        assert all(table_share(text) > 0.5 for name, text in left_out.items() if name != "pydoc_data/topics.py")
+        assert all(table_share(text) <= 0.5 for name, text in kept.items() if not name.startswith("topics/"))
+    names = {document.source for split in code.values() for document in split.documents()}
+    assert {"json/decoder.py", "encodings/idna.py", "topics/lambda", "mimetypes.py", "_pydecimal.py"} <= names
+    assert not names & {"encodings/cp437.py", "html/entities.py", "stringprep.py", "pydoc_data/topics.py", "locale.py"}
+
+
+@pytest.mark.parametrize(
+    "row", ["    0x0041: 0x0061,  # A", "'aa_dj': 'aa_DJ.ISO8859-1',", "('a', 1),", "-1,", 'u"x"', "b'\\x00'"]
+)
+def test_a_row_of_a_table_begins_with_a_literal(row):
+    assert table_share(f"{row}\n") == 1
+
+
+@pytest.mark.parametrize("line", ["x = 1", '    """Return 1."""', "# 1", "return 'a'", "f(1)", "[x for x in y]", ""])
+def test_code_and_docstrings_are_no_rows_of_a_table(line):
+    assert table_share(f"{line}\n") == 0
 
 
 # What others register

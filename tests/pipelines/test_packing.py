@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 import torch
 from anyformer.pipelines.data import token_store
+from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Corpus, Document, SkipCounts
 from anyformer.pipelines.data.encoding import Encoder
-from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset, packing_report, tokenize_corpus
-from anyformer.pipelines.data.row_layout import IGNORED, row_starts
+from anyformer.pipelines.data.packing import (
+    PackedDataset,
+    StreamingPackedDataset,
+    packing_report,
+    row_starts,
+    tokenize_corpus,
+)
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import Causal
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
@@ -61,7 +67,7 @@ def counted_predictions(rows):
         (int(row["input_ids"][place - 1]), int(row["labels"][place]))
         for row in rows
         for place in range(1, len(row["labels"]))
-        if row["labels"][place] != IGNORED
+        if row["labels"][place] != IGNORE_INDEX
     ]
 
 
@@ -113,13 +119,13 @@ def test_segments_positions_and_labels_describe_the_same_document_parts(lengths,
             assert size > 0 and tokens == list(range(begin, begin + size))
             assert begin + size <= store.offsets[document + 1]
             assert row["position_ids"][place : place + size].tolist() == list(range(size))
-            assert row["labels"][place : place + size].tolist() == [IGNORED, *tokens[1:]]
+            assert row["labels"][place : place + size].tolist() == [IGNORE_INDEX, *tokens[1:]]
             seen.update(tokens)
             place += size
         padding = length - place
         assert padding == 0 or index == len(dataset) - 1
         assert row["input_ids"][place:].tolist() == [PAD] * padding
-        assert row["labels"][place:].tolist() == [IGNORED] * padding
+        assert row["labels"][place:].tolist() == [IGNORE_INDEX] * padding
         assert row["position_ids"][place:].tolist() == list(range(padding))
         assert all(value.dtype == torch.int64 and value.shape == (length,) for value in row.values())
     assert seen == set(range(store.num_tokens))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset
-from anyformer.pipelines.data.row_layout import IGNORED
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.span_corruption import (
     SpanCorruption,
@@ -76,7 +76,7 @@ def put_back(source, target):
 
 
 def real(ids, mask=None):
-    return ids[ids != IGNORED].tolist() if mask is None else ids[mask.bool()].tolist()
+    return ids[ids != IGNORE_INDEX].tolist() if mask is None else ids[mask.bool()].tolist()
 
 
 @some_settings
@@ -95,7 +95,7 @@ def test_source_and_target_together_are_the_text(tokens, length, density, span, 
     sentinels = sentinel_ids(Vocabulary()).tolist()
     for row, source, target, inside in zip(rows, batch["input_ids"], batch["labels"], mask):
         source, target = real(source, inside), real(target)
-        assert put_back(source, target) == row["labels"][row["labels"] != IGNORED].tolist()
+        assert put_back(source, target) == row["labels"][row["labels"] != IGNORE_INDEX].tolist()
         names = [token for token in source if token >= WORDS]
         assert names == sentinels[: len(names)] == [token for token in target if token >= WORDS]  # in order, from 0
 
@@ -108,7 +108,7 @@ def test_every_full_row_fills_the_encoder_exactly_and_the_targets_too(length, de
     rows = rows_of(3 * raw, length, density, span)
     batch = collator(length, density, span)(rows)
     assert batch["input_ids"].shape == (3, length) and "attention_mask" not in batch
-    assert batch["labels"].shape == (3, noise + spans + 1) and (batch["labels"] != IGNORED).all()
+    assert batch["labels"].shape == (3, noise + spans + 1) and (batch["labels"] != IGNORE_INDEX).all()
     assert ((batch["labels"] >= WORDS).sum(1) == spans).all()
 
 
@@ -171,8 +171,8 @@ def test_epoch_seed_and_row_each_change_the_spans():
 
 def test_a_row_that_fills_up_an_evaluation_predicts_nothing():
     row = rows_of(400, 64)[0]
-    batch = collator()([row, row | {"labels": torch.full_like(row["labels"], IGNORED)}])
-    assert (batch["labels"][1] == IGNORED).all() and "attention_mask" not in batch
+    batch = collator()([row, row | {"labels": torch.full_like(row["labels"], IGNORE_INDEX)}])
+    assert (batch["labels"][1] == IGNORE_INDEX).all() and "attention_mask" not in batch
 
 
 def test_the_padded_last_row_is_hidden_by_a_mask():
