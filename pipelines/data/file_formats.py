@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .documents import Limits
-from .files import bounded_lines, first_line, open_file, readable
+from .files import bounded_lines, open_file, readable
 
 
 class FileFormat(ABC):
@@ -47,7 +47,7 @@ class FileFormat(ABC):
         """
 
     def columns(self, field: str, path: Path) -> list[str] | None:
-        """Names of the columns; None where only the rows say. Raises UserError where the file is of another format."""
+        """Names of the columns; None where each row has its own. Raises UserError for a file of another format."""
         return None
 
     def class_names(self, field: str, path: Path, column: str) -> list[str] | None:
@@ -159,4 +159,4 @@ class Parquet(FileFormat):
         try:
             return pyarrow.parquet.ParquetFile(path)
         except pyarrow.ArrowInvalid as error:
-            raise UserError(f"{field}: {path} is not a Parquet file ({first_line(error)}).") from None
+            raise UserError(f"{field}: {path} is not a Parquet file ({first_line(error).rstrip('.')}).") from None

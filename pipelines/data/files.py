@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -72,9 +72,11 @@ def readable(field: str, path: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{field}: {path} is not a complete gzip file ({first_line(error)}).") from None
+        raise UserError(f"{field}: {path} is not a complete gzip file ({first_line(error).rstrip('.')}).") from None
     except OSError as error:
-        raise UserError(f"{field}: {path} cannot be read ({error.strerror or first_line(error)}).") from None
+        raise UserError(
+            f"{field}: {path} cannot be read ({error.strerror or first_line(error).rstrip('.')})."
+        ) from None
 
 
 def open_file(path: Path) -> IO[bytes]:
@@ -104,8 +106,3 @@ def bounded_lines(stream: IO[bytes], longest: int) -> Iterator[bytes | None]:
 def length_of(line: bytes) -> int:
     """Bytes of a line without its line break."""
     return len(line) - line.endswith(b"\n")
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without its full stop."""
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -28,7 +28,7 @@ class TokenStore(MappedStore):
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
     num_bytes, num_characters: of the text, in UTF-8. num_words: words between white space plus one per line, blank
     lines included: WikiText's convention, which word-level perplexity divides by.
-    skipped: documents that were left out. notes: what the corpus had to say once it was read.
+    skipped: documents that were left out, by reason. notes: sentences of the corpus for users.
     """
 
     kind = "tokens"
@@ -82,7 +82,7 @@ def framing_tokens(
 ) -> tuple[int | None, int | None]:
     """Ids of the beginning-of-text and end-of-text tokens, None where not asked for. Raises UserError where missing.
 
-    A tokenizer that has none of its own but begins a text with CLS and ends it with SEP, as BERT's, gives those.
+    For a tokenizer without the two, such as BERT's, they are its CLS and SEP tokens.
     """
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     begin = tokenizer.cls_token_id if begin is None else begin
