@@ -263,14 +263,35 @@ def test_the_table_of_commands_that_do_not_run_has_no_row_too_many():
     assert len(RUN) > 10
 
 
+def python_blocks(trains: bool) -> list[str]:
+    """The blocks that need anyformer: those that train, or the others."""
+    of_the_package = ("anyformer.train(", "anyformer.prepare_data(")
+    found = [block for block in blocks("python") if "import anyformer" in block]
+    return [block for block in found if any(call in block for call in of_the_package) == trains]
+
+
 def test_python_blocks_run_with_anyformer(on_stage, capsys):
-    with_it = [block for block in blocks("python") if "import anyformer" in block]
     namespace: dict[str, Any] = {}
-    for block in with_it:
+    for block in python_blocks(trains=False):
         exec(compile(block, "README.md", "exec"), namespace)
     label, text, *_ = capsys.readouterr().out.splitlines()
     assert label in ("negative", "positive") and text.startswith("def ")
     assert type(namespace["model"]).__module__ == "anyformer.modeling.decoder"
+    assert 0 < namespace["loss"].item() < 20
+
+
+def test_python_blocks_that_train_run(on_stage, monkeypatch, capsys):
+    def tiny(recipe, overrides=(), **sections):
+        sized = [] if any("name_or_path" in text for text in overrides) else [*TINY, SMALL_VOCABULARY]
+        return load_recipe(recipe, ["data.max_documents=20", *sized, *overrides], **sections)
+
+    monkeypatch.setattr("anyformer.pipelines.api.load_recipe", tiny)
+    monkeypatch.setattr("anyformer.pipelines.evaluation.request.load_recipe", tiny)
+    found = python_blocks(trains=True)
+    assert len(found) == 2
+    for block in found:
+        exec(compile(block.replace('"max_steps": 20', '"max_steps": 4'), "README.md", "exec"), {})
+    assert "'perplexity': " in capsys.readouterr().out
 
 
 def test_python_blocks_run_without_anyformer(stage, tmp_path):

@@ -37,7 +37,7 @@ def vocabulary_fields(tokenizer) -> dict:
     return {"vocab_size": len(tokenizer), **special}
 
 
-def build_model(recipe: Recipe, data, arguments):
+def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     """A model to train: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`, in fp32.
 
     fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
@@ -55,7 +55,9 @@ def build_model(recipe: Recipe, data, arguments):
                 f"model.family={recipe.model.family} has no head for {objective.setting}: {first_line(error)}"
             ) from error
     else:
-        model = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments.process_index == 0)
+        model = load_checkpoint(
+            recipe, data.tokenizer, auto_class, task_fields, arguments.process_index == 0 and not quiet
+        )
     objective.prepare_model(model)
     return model
 

@@ -65,7 +65,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False) -> int:
             publish_finished(recipe, folder, finished)
         return 0
     set_seed(arguments.seed)
-    model = build_model(recipe, data, arguments)
+    model = build_model(recipe, data, arguments, quiet)
     check_length(data.objective, model.config)
     trainer = build_trainer(recipe, folder, arguments, data, model)
     checkpoint = agreed_checkpoint(trainer, folder)
@@ -127,14 +127,14 @@ def run(
     started = time.time()
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.stop_signal.received is not None and trainer.state.global_step < trainer.state.max_steps:
-        if trainer.accelerator.is_main_process:
+        if trainer.accelerator.is_main_process and not quiet:
             print(
                 f"stopped by signal {trainer.stop_signal.received} after step {trainer.state.global_step}; "
                 f"saved {folder.path / f'checkpoint-{trainer.state.global_step}'}; the same command goes on from there"
             )
         return 128 + trainer.stop_signal.received
     trainer.guard.check()
-    average(trainer, recipe)
+    average(trainer, recipe, quiet)
     metrics = evaluate_splits(trainer, recipe, data)
     save_final(trainer, folder)
     found, samples = finish(trainer, recipe, data)
@@ -160,12 +160,12 @@ def run(
     return 0
 
 
-def average(trainer, recipe: Recipe) -> None:
+def average(trainer, recipe: Recipe, quiet: bool = False) -> None:
     """Average the newest checkpoints where the recipe asks for it."""
     wanted = recipe.evaluation.average_checkpoints
     if wanted is not None:
         found = trainer.load_average(wanted)
-        if trainer.accelerator.is_main_process:
+        if trainer.accelerator.is_main_process and not quiet:
             print(f"the final model is the mean of the newest {found} checkpoints")
 
 
