@@ -11,7 +11,7 @@ from ..storage.cache import sha
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text with a beginning and an end. `source` says where it came from: a file and line, a data set and row."""
+    """One text. source: its place, such as a file and line, or a data set and row."""
 
     text: str
     source: str
@@ -104,7 +104,7 @@ class Source(ABC):
 
     @abstractmethod
     def items(self) -> Iterator[Document | Skipped]:
-        """Every document, from the first one, with those to skip in their places. Raises UserError."""
+        """Every document from the first one; a document to skip is a Skipped in its place. Raises UserError."""
 
     @abstractmethod
     def identity(self) -> Any:

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 _BATCH = 2_000_000  # characters encoded at once, enough to keep all cores busy
 _PIECE = 200_000  # characters; a longer text is encoded in pieces, in parallel
-_WINDOW = 1000  # characters on either side of a cut that must not notice it
+_WINDOW = 1000  # characters on either side of a cut whose tokens must not change
 _TRIES = 16
 
 
 class Encoder:
     """Token ids of texts, without special tokens around them.
 
-    A long text is cut at line breaks, and only where the tokens of the thousand characters on either side are the same
-    with the cut and without it: whatever the tokenizer does to the beginning or end of a text, the result is that of
-    one call on the whole. A text without such a place is encoded whole.
+    A long text is cut at line breaks where the tokens of the thousand characters on either side are the same with the
+    cut and without it. So the result equals one call on the whole text, also with tokenizers that treat the beginning
+    or end of a text specially. A text without such a line break is encoded whole.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast"):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -11,31 +12,32 @@ import pyarrow.compute
 import torch
 from torch.utils.data import Dataset
 
-from ..storage.cache import cached_folder
+from .mapped_store import META, MappedStore
 from .rows import Rows
 
 _FORMAT = 1  # raise it when the files change
 BATCH = 1000  # examples encoded at once
-ARROW, META = "examples.arrow", "meta.json"
+ARROW = "examples.arrow"
 
 
-class EncodedExamples(Rows, Dataset):
+class EncodedExamples(MappedStore, Rows, Dataset):
     """Encoded examples, in the order of their source: dicts of int64 tensors, ragged between rows.
 
-    fingerprint: identity of the examples and of the way they were encoded. facts: numbers worth reporting.
+    facts: numbers worth reporting.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = Path(folder)
-        meta = json.loads((self.folder / META).read_text())
-        self.fingerprint, self.name, self.facts = meta["fingerprint"], meta["name"], meta["facts"]
-        self._map()
+    kind = "examples"
 
-    def _map(self) -> None:
+    def _open(self, meta: dict[str, Any]) -> None:
+        self.facts = meta["facts"]
         self._table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(self.folder / ARROW))).read_all()
         numbers = [field.name for field in self._table.schema if not pyarrow.types.is_string(field.type)]
         self._chunks = {name: self._table[name].chunks for name in numbers}
         self._ends = np.cumsum([len(batch) for batch in self._table[0].chunks])
+
+    @staticmethod
+    def sizes(meta: dict[str, Any]) -> dict[str, int]:
+        return {ARROW: meta["size"]}
 
     def __len__(self) -> int:
         return len(self._table)
@@ -47,14 +49,6 @@ class EncodedExamples(Rows, Dataset):
         chunk = int(np.searchsorted(self._ends, index, side="right"))
         place = index - (int(self._ends[chunk - 1]) if chunk else 0)
         return {name: to_tensor(chunks[chunk][place]) for name, chunks in self._chunks.items()}
-
-    def __getstate__(self) -> dict:
-        """Without the map: a worker process opens the file itself instead of receiving its content."""
-        return {name: value for name, value in vars(self).items() if name not in ("_table", "_chunks", "_ends")}
-
-    def __setstate__(self, state: dict) -> None:
-        vars(self).update(state)
-        self._map()
 
     @cached_property
     def row_lengths(self) -> np.ndarray:
@@ -101,13 +95,7 @@ def encode_examples(
         size = (folder / ARROW).stat().st_size
         (folder / META).write_text(json.dumps({"fingerprint": key, "name": name, "size": size, "facts": total}))
 
-    def is_complete(folder: Path) -> bool:
-        try:
-            return json.loads((folder / META).read_text())["size"] == (folder / ARROW).stat().st_size
-        except (OSError, ValueError, KeyError):
-            return False
-
-    return EncodedExamples(cached_folder(cache, "examples", key, build, is_complete))
+    return EncodedExamples.cached(cache, key, build)
 
 
 def add_up(total: dict, more: dict) -> None:

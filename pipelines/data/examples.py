@@ -1,6 +1,6 @@
 """Labelled examples: rows of local files or of a data set on the Hub, one collection per split.
 
-Unlike a corpus, nothing is skipped: an example that cannot be used is an error that names its place.
+Examples are never skipped, unlike documents: one that cannot be used is an error with its place.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from .files import file_identities, find_files, name_of_files, readable
 from .hub_datasets import HubSource
 from .validation_split import ValidationSplit
 
-# place: file and line, or data set and row, as errors name it; the row has every column a task asked for.
+# (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
 Example = tuple[str, dict[str, Any]]
 
 

@@ -47,7 +47,7 @@ class FileFormat(ABC):
         """
 
     def columns(self, field: str, path: Path) -> list[str] | None:
-        """Names of the columns; None where only the rows say. Raises UserError where the file is of another format."""
+        """Names of the columns; None where each row has its own. Raises UserError for a file of another format."""
         return None
 
     def class_names(self, field: str, path: Path, column: str) -> list[str] | None:
@@ -127,16 +127,18 @@ class Parquet(FileFormat):
     is_compressed = True
 
     def rows(self, field, path, columns, limits):
-        number = 0
         with self._open(field, path) as parquet:
-            for batch in parquet.iter_batches(batch_size=512, columns=columns):
-                cells = {name: batch.column(name) for name in columns}
-                for i in range(batch.num_rows):
-                    try:
-                        yield number, {name: column[i].as_py() for name, column in cells.items()}
-                    except UnicodeDecodeError:
-                        yield number, "non_utf8"
-                    number += 1
+            batches = parquet.iter_batches(batch_size=512, columns=columns)
+            yield from enumerate(row for batch in batches for row in self._python_rows(batch))
+
+    def _python_rows(self, batch, at_once: int = 32) -> Iterator[dict[str, Any] | str]:
+        for start in range(0, batch.num_rows, at_once):
+            part = batch.slice(start, at_once)
+            try:
+                rows = part.to_pylist()
+            except UnicodeDecodeError:  # Parquet does not check its texts
+                rows = ["non_utf8"] if at_once == 1 else self._python_rows(part, 1)
+            yield from rows
 
     def columns(self, field, path):
         with self._open(field, path) as parquet:

@@ -72,10 +72,11 @@ def readable(field: str, path: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{field}: {path} is not a complete gzip file ({first_line(error).rstrip('.')}).") from None
+        reason = first_line(error).rstrip(".")
+        raise UserError(f"{field}: {path} is not a complete gzip file ({reason}).") from None
     except OSError as error:
         raise UserError(
-            f"{field}: {path} cannot be read ({error.strerror or first_line(error)})."
+            f"{field}: {path} cannot be read ({error.strerror or first_line(error).rstrip('.')})."
         ) from None
 
 

@@ -60,7 +60,7 @@ class HubSource(Source):
                 yield from batch[self.text_field]
             return
         for row in self.rows:
-            if self.text_field not in row:  # a stream may not know its columns before its rows
+            if self.text_field not in row:  # the columns of a stream may be unknown before its first row
                 self._check_column(list(row))
             yield row[self.text_field]
 

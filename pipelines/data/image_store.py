@@ -12,41 +12,33 @@ import torch
 from torch.utils.data import Dataset
 
 from ..errors import UserError
-from ..storage.cache import cached_folder
+from .mapped_store import META, MappedStore
 
-PIXELS, LABELS, META = "pixels.bin", "labels.npy", "meta.json"
+PIXELS, LABELS = "pixels.bin", "labels.npy"
 # Pillow's modes of 8 bits or fewer per channel.
 COLOR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 GREY = ("1", "L", "LA")
 
 
-class ImageStore(Dataset):
+class ImageStore(MappedStore, Dataset):
     """The images of one split as uint8, in the order of their source: rows {"pixel_values" (C, H, W), "labels" ()}.
 
-    fingerprint: identity of the images and of the way they were decoded. facts: examples, mean and std per channel of
-    the values divided by 255. labels: (N,) class numbers, or None where none were read.
+    facts: examples, mean and std per channel of the values divided by 255. labels: (N,) class numbers, or None where
+    none were read. pixels: memory map (N, C, H, W).
     """
 
     is_packed = False
 
-    def __init__(self, folder: Path):
-        self.folder = Path(folder)
-        meta = json.loads((self.folder / META).read_text())
-        self.fingerprint, self.name, self.facts = meta["fingerprint"], meta["name"], meta["facts"]
-        self._shape = tuple(meta["shape"])
+    kind = "images"
+
+    def _open(self, meta: dict[str, Any]) -> None:
+        self.facts = meta["facts"]
         self.labels = np.load(self.folder / LABELS) if meta["labels"] else None
-        self._map()
+        self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=tuple(meta["shape"]))
 
-    def _map(self) -> None:
-        self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=self._shape)
-
-    def __getstate__(self) -> dict:
-        """Without the map: a worker process opens the file itself instead of receiving its content."""
-        return {name: value for name, value in vars(self).items() if name != "pixels"}
-
-    def __setstate__(self, state: dict) -> None:
-        vars(self).update(state)
-        self._map()
+    @staticmethod
+    def sizes(meta: dict[str, Any]) -> dict[str, int]:
+        return {PIXELS: int(np.prod(meta["shape"]))}
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -92,14 +84,7 @@ def store_images(
         meta = {"fingerprint": key, "name": name, "shape": [count, *shape], "labels": bool(labels), "facts": facts}
         (folder / META).write_text(json.dumps(meta))
 
-    def is_complete(folder: Path) -> bool:
-        try:
-            shape = json.loads((folder / META).read_text())["shape"]
-            return (folder / PIXELS).stat().st_size == int(np.prod(shape))
-        except (OSError, ValueError, KeyError):
-            return False
-
-    return ImageStore(cached_folder(cache, "images", key, build, is_complete))
+    return ImageStore.cached(cache, key, build)
 
 
 def decode(value: Any, channels: int, field: str, place: str):

@@ -12,9 +12,9 @@ class MixtureCorpus(Corpus):
     The next document comes from the corpus furthest behind its share, so the shares hold at every point to within one
     document, and the order is the same every time.
 
-    keep_shares: True (training) ends where the first corpus runs out. Going on with the others would read every
-    document of every source once, whatever the weights say, and as rows are shuffled the weights would mean nothing.
-    False (validation) goes on with the others until all have run out.
+    keep_shares: True (training): the mixture ends with the first corpus that runs out. Otherwise every document would
+    be read once whatever the weights, and since rows are shuffled the weights would have no effect. False (validation):
+    it ends when all have run out.
     """
 
     def __init__(self, split: str, parts: Sequence[tuple[Corpus, float]], *, keep_shares: bool):

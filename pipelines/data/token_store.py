@@ -4,63 +4,55 @@ import json
 from array import array
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UserError
-from ..storage.cache import cached_folder, sha
+from ..storage.cache import sha
 from .documents import Corpus, SkipCounts
 from .encoding import Encoder
+from .mapped_store import META, MappedStore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _FORMAT = 1  # raise it when the files or the way to make them change
+TOKENS, OFFSETS = "tokens.bin", "offsets.bin"
 
 
-class TokenStore:
+class TokenStore(MappedStore):
     """The framed tokens of a corpus, document after document.
 
     tokens: memory map of uint16 (vocabularies below 65,536) or uint32, all documents in corpus order.
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
     num_bytes, num_characters: of the text, in UTF-8. num_words: words between white space plus one per line, blank
     lines included: WikiText's convention, which word-level perplexity divides by.
-    skipped: documents that were left out. notes: what the corpus had to say once it was read.
+    skipped: documents that were left out, by reason. notes: sentences of the corpus for users.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = Path(folder)
-        meta = json.loads((self.folder / "meta.json").read_text())
-        self.fingerprint: str = meta["fingerprint"]
+    kind = "tokens"
+
+    def _open(self, meta: dict[str, Any]) -> None:
         self.num_tokens: int = meta["num_tokens"]
         self.num_documents: int = meta["num_documents"]
         self.num_bytes: int = meta["num_bytes"]
         self.num_characters: int = meta["num_characters"]
         self.num_words: int = meta["num_words"]
-        self.name: str = meta["name"]
         self.notes: list[str] = meta["notes"]
         self.skipped = SkipCounts(**meta["skipped"])
-        self._dtype = meta["dtype"]
-        self._map()
-
-    def _map(self) -> None:
         # A file without bytes cannot be mapped.
-        path = self.folder / "tokens.bin"
-        empty = np.empty(0, dtype=self._dtype)
-        self.tokens = np.memmap(path, dtype=self._dtype, mode="r") if self.num_tokens else empty
-        self.offsets = np.memmap(self.folder / "offsets.bin", dtype=np.int64, mode="r")
+        empty = np.empty(0, dtype=meta["dtype"])
+        self.tokens = np.memmap(self.folder / TOKENS, dtype=meta["dtype"], mode="r") if self.num_tokens else empty
+        self.offsets = np.memmap(self.folder / OFFSETS, dtype=np.int64, mode="r")
+
+    @staticmethod
+    def sizes(meta: dict[str, Any]) -> dict[str, int]:
+        tokens = meta["num_tokens"] * np.dtype(meta["dtype"]).itemsize
+        return {TOKENS: tokens, OFFSETS: (meta["num_documents"] + 1) * 8}
 
     def document(self, index: int) -> np.ndarray:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
-
-    def __getstate__(self) -> dict:
-        """Without the maps: a worker process opens the files itself instead of receiving their content."""
-        return {name: value for name, value in vars(self).items() if name not in ("tokens", "offsets")}
-
-    def __setstate__(self, state: dict) -> None:
-        vars(self).update(state)
-        self._map()
 
 
 def tokenize_corpus(
@@ -80,14 +72,9 @@ def tokenize_corpus(
     bos, eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
     encoder = Encoder(tokenizer)
     key = sha([_FORMAT, corpus.fingerprint(), encoder.fingerprint, bos, eos])
-    folder = cached_folder(
-        Path(cache_dir),
-        "tokens",
-        key,
-        lambda work: _write(work, corpus, tokenizer, encoder, bos, eos, key, progress),
-        _is_complete,
+    return TokenStore.cached(
+        cache_dir, key, lambda work: _write(work, corpus, tokenizer, encoder, bos, eos, key, progress)
     )
-    return TokenStore(folder)
 
 
 def framing_tokens(
@@ -95,7 +82,7 @@ def framing_tokens(
 ) -> tuple[int | None, int | None]:
     """Ids of the beginning-of-text and end-of-text tokens, None where not asked for. Raises UserError where missing.
 
-    A tokenizer that has none of its own but begins a text with CLS and ends it with SEP, as BERT's, gives those.
+    For a tokenizer without the two, such as BERT's, they are its CLS and SEP tokens.
     """
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     begin = tokenizer.cls_token_id if begin is None else begin
@@ -137,7 +124,7 @@ def _write(
     dtype = token_dtype(max(tokenizer.get_vocab().values()) + 1)
     offsets = array("q", [0])
     num_bytes = num_characters = num_words = 0
-    with (folder / "tokens.bin").open("wb") as stream, _Progress(corpus, progress) as bar:
+    with (folder / TOKENS).open("wb") as stream, _Progress(corpus, progress) as bar:
         for document, ids in encoder.encode_documents(corpus.documents()):
             tokens = framed(ids, bos, eos, dtype)
             stream.write(tokens.data)
@@ -147,7 +134,7 @@ def _write(
             num_characters += len(document.text)
             num_words += count_words(document.text)
             bar.advance(size)
-    (folder / "offsets.bin").write_bytes(offsets.tobytes())
+    (folder / OFFSETS).write_bytes(offsets.tobytes())
     meta = {
         "fingerprint": fingerprint,
         "dtype": dtype,
@@ -160,19 +147,7 @@ def _write(
         "notes": corpus.notes(),
         "skipped": asdict(corpus.skipped),
     }
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
-
-
-def _is_complete(folder: Path) -> bool:
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-        tokens, offsets = (folder / "tokens.bin").stat().st_size, (folder / "offsets.bin").stat().st_size
-        return (tokens, offsets) == (
-            meta["num_tokens"] * np.dtype(meta["dtype"]).itemsize,
-            (meta["num_documents"] + 1) * 8,
-        )
-    except (OSError, ValueError, KeyError):
-        return False
+    (folder / META).write_text(json.dumps(meta, indent=1))
 
 
 class _Progress:

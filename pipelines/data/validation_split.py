@@ -69,7 +69,7 @@ def plan_validation_split(source: Source, rule: ValidationSplit, max_documents: 
 
 
 class SourceCorpus(Corpus):
-    """The documents of one source; with a rule, those for validation alone, or only the others.
+    """The documents of one source; with a rule, only its validation documents, or only the others.
 
     max_documents counts documents of the source, before they are split.
     """

@@ -18,7 +18,7 @@ from ..data.sample_ids import row_generators, row_ids
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What may happen to an image; the defaults are: nothing.
+    """Settings of the random changes; by default there are none.
 
     crop_padding: black pixels added on each side before a piece of the old size is cut out at random.
     horizontal_flip: probability of a mirror image. mixup_alpha, cutmix_alpha: parameter of the Beta distribution of the
@@ -59,7 +59,7 @@ def shift_and_flip(images: torch.Tensor, shifts: np.ndarray, flips: np.ndarray, 
 
 
 def cutmix_boxes(shares: np.ndarray, centres: np.ndarray, height: int, width: int) -> torch.Tensor:
-    """Masks (B, H, W) of what the second image covers: a box of 1 - share of the area, cut off at the border.
+    """Masks (B, H, W) of the box that the second image covers: 1 - share of the area, cut off at the border.
 
     centres: (B, 2) in [0, 1).
     """
@@ -76,8 +76,8 @@ def cutmix_boxes(shares: np.ndarray, centres: np.ndarray, height: int, width: in
 class ImageCollator:
     """Rows of images -> one batch: pixel_values float32 (B, C, H, W), normalised, and labels.
 
-    Rows of the training set say so (`augment`) and are augmented; the others never. labels are (B,) class numbers, or
-    (B, K) shares of the classes where rows are mixed.
+    Rows with the key `augment`, those of the training set, are augmented; others are not. labels are (B,) class
+    numbers, or (B, K) shares of the classes where rows are mixed.
 
     Args:
         store: the training images, where partners for mixing come from.
@@ -122,7 +122,7 @@ class ImageCollator:
         cuts = torch.tensor(cuts)
         boxes = cutmix_boxes(shares, centres, height, width)
         shares = torch.from_numpy(shares).float()
-        shares = torch.where(cuts, 1 - boxes.float().mean(dim=(1, 2)), shares)  # what the border left of the box
+        shares = torch.where(cuts, 1 - boxes.float().mean(dim=(1, 2)), shares)  # the area within the border
         weights = torch.where(cuts[:, None, None], 1 - boxes.float(), shares[:, None, None])[:, None]
         pixels = torch.lerp(others, pixels, weights)
         pairs = torch.stack([labels, torch.from_numpy(self.store.labels[partners])])

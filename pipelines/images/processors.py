@@ -1,6 +1,6 @@
 """The image processor of a run: made from the recipe, or the checkpoint's own; and images prepared by it, once.
 
-It is saved with the model, so what a user's image goes through later is what the training images went through.
+It is saved with the model: users' images are prepared as the training images were.
 """
 
 from collections.abc import Callable, Iterator

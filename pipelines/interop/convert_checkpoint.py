@@ -83,7 +83,7 @@ def destination_folder(destination: str | os.PathLike) -> Path:
 
 
 def _save(parts: list, destination: Path) -> None:
-    """Write what has a `save_pretrained` aside, then rename."""
+    """Save each part (a model, a tokenizer, a processor) into a folder aside, then rename it."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     aside = make_sibling_folder(destination)
     try:
@@ -112,7 +112,7 @@ def _tokenizer(source: str):
 
 
 def _image_processor(source: str, to: str):
-    """The source's image processor, or None; for a native model as transformers' own where that one does the same."""
+    """The source's image processor, or None; for a native model transformers' own, where it computes the same."""
     from transformers import ViTImageProcessorPil
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
     from transformers.utils import IMAGE_PROCESSOR_NAME, cached_file

@@ -129,7 +129,7 @@ def effective_fields(config) -> dict[str, Any]:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two fields say the same, up to the rounding of a square root computed in two ways."""
+    """Whether two fields are equal, up to the rounding of a square root computed in two ways."""
     if isinstance(one, float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=1e-9)
     return one == other

@@ -187,7 +187,7 @@ def load_metric(name: str, **kwargs) -> Any:
 
 
 def compute_metrics(names: Iterable[str], predictions, references) -> tuple[dict[str, float], dict[str, str]]:
-    """({name: number}, {name: settings and versions it depends on, where it says so}) of several metrics.
+    """({name: number}, {name: settings and versions it depends on, if any}) of several metrics.
 
     Raises:
         UserError: no such metric, or one of two classes where others occur.

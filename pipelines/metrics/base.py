@@ -1,4 +1,4 @@
-"""What all metrics share: evaluate's interface, without files or downloads."""
+"""Base class of the metrics: evaluate's interface, without files or downloads."""
 
 import abc
 
@@ -17,7 +17,7 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
     """
 
     features: list[datasets.Features]
-    signature: str | None = None  # settings and versions that the number depends on, where there are such
+    signature: str | None = None  # settings and versions that the number depends on, if any
 
     def __init__(self, name: str, description: str, variant: str | None = None, **kwargs):
         self._name, self._description, self.variant = name, description, variant

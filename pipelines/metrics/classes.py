@@ -23,7 +23,7 @@ class MatthewsCorrelation(ClassMetric):
 
 
 class AveragedMetric(ClassMetric):
-    """One number per class, of which `variant`, or the `average` given to `compute`, says the mean.
+    """One number per class, averaged as `variant`, or the `average` given to `compute`, names.
 
     Without either it is the number of class 1 of two. It is 0 where it is a quotient by zero, such as the precision of
     a class that is never predicted.

@@ -15,7 +15,7 @@ class Correlation(OfflineMetric):
         import scipy.stats
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", scipy.stats.ConstantInputWarning)  # the NaN says it
+            warnings.simplefilter("ignore", scipy.stats.ConstantInputWarning)  # the result, NaN, shows it
             return getattr(scipy.stats, self.function)(predictions, references).statistic
 
 

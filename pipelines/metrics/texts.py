@@ -19,7 +19,7 @@ class TextMetric(OfflineMetric):
 
 
 class SacrebleuMetric(TextMetric):
-    """The corpus score of one of sacrebleu's classes; `signature` then says how it was computed (Post 2018)."""
+    """The corpus score of one of sacrebleu's classes; `signature` then names its settings (Post 2018)."""
 
     @abc.abstractmethod
     def scorer(self):
@@ -28,7 +28,7 @@ class SacrebleuMetric(TextMetric):
     def score(self, predictions, references):
         lists = [[text] if isinstance(text, str) else text for text in references]
         most = max(map(len, lists))
-        # sacrebleu wants the first references of all texts, then the second ones, ...; None where a text has fewer.
+        # sacrebleu takes the first references of all texts, then the second ones, ...; None where a text has fewer.
         streams = [[texts[i] if i < len(texts) else None for texts in lists] for i in range(most)]
         scorer = self.scorer()
         result = scorer.corpus_score(predictions, streams)

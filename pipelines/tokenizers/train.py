@@ -21,7 +21,10 @@ Texts = Callable[[], Iterator[str]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained. vocab_size counts the special tokens; only a size that nobody asked for may come out smaller."""
+    """Settings of a tokenizer to train; part of its cache key.
+
+    vocab_size: special tokens included. size_was_asked: whether the user set it; a default may come out smaller.
+    """
 
     special: list[str]
     vocab_size: int

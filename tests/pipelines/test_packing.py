@@ -49,7 +49,7 @@ class TextList(Corpus):
 class ArrayStore:
     """What PackedDataset needs of a TokenStore. Each token is its own place in the stream."""
 
-    name, fingerprint, num_bytes = "arrays", "f", 1
+    name, fingerprint, num_bytes, notes = "arrays", "f", 1, ()
 
     def __init__(self, lengths):
         self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -87,7 +87,7 @@ BERT = ArchitectureMap(
 
 
 def _read_positions(native) -> dict:
-    """The first token's row is the one after the padding token's number; those up to it are not for positions."""
+    """Positions are counted from pad_token_id + 1; the rows of the table before that belong to no position."""
     if native.pad_token_id is None or native.pad_token_id < 0:
         raise UserError(
             f"{native.model_type} with pad_token_id={native.pad_token_id} has no anyformer twin: its positions are "

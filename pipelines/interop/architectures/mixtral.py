@@ -17,7 +17,7 @@ MIXTURE = {
 MIXTURE_FIELDS = {
     "num_experts_per_tok": "num_experts_per_tok",
     "router_aux_loss_coef": "router_aux_loss_coef",
-    "output_router_logits": IRRELEVANT,  # theirs decides whether training has a balance loss, ours what is returned
+    "output_router_logits": IRRELEVANT,  # transformers: the balance loss, too; ours: outputs alone
 }
 
 MIXTRAL = ArchitectureMap(

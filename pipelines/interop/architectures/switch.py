@@ -104,7 +104,7 @@ SWITCH = ArchitectureMap(
         "router_dtype": MustEqual("float32"),
         "router_ignore_padding_tokens": IRRELEVANT,  # read by nothing
         "add_router_probs": IRRELEVANT,
-        "add_cross_attention": IRRELEVANT,  # decoders have it, encoders do not, whatever it says
+        "add_cross_attention": IRRELEVANT,  # not read: decoders always have it, encoders never
     },
     weights=STACKS | SHARED_TABLE | _experts("encoder") | _experts("decoder"),
     heads=HEADS,

@@ -29,7 +29,7 @@ def _write_dropout(ours) -> dict:
 
 
 def _read_scale(native) -> dict:
-    """v1.0 scales what it ties. Published configs say both with one field, which the class now takes for the scale."""
+    """v1.0 ties head and embeddings and scales the logits; published configs have one field for both."""
     scaled = native.scale_decoder_outputs
     return {"logit_multiplier": native.d_model**-0.5 if scaled else 1.0, "tie_word_embeddings": scaled}
 
@@ -39,7 +39,7 @@ def _write_scale(ours) -> dict:
 
 
 def _read_constant_scale(native) -> dict:
-    # transformers' UMT5 scales always. Published heads are untied, which only the weights can say.
+    # transformers' UMT5 always scales. Published heads are untied, which no field records.
     return {"logit_multiplier": native.d_model**-0.5, "tie_word_embeddings": False}
 
 
@@ -132,7 +132,7 @@ MT5 = ArchitectureMap(
     native="mt5",
     family="seq2seq",
     preset="mt5_small",
-    # Published heads are untied, which only the weights can say.
+    # Published heads are untied, which no field records.
     fixed={**FIXED, "logit_multiplier": 1.0, "tie_word_embeddings": False},
     fields=FIELDS,
     weights=STACKS | SHARED_TABLE,

@@ -1,0 +1,52 @@
+"""Prepared data in the cache: files that are written once and memory-mapped, and a meta.json that describes them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from ..storage.cache import cached_folder
+
+META = "meta.json"
+
+
+class MappedStore:
+    """One folder of mapped files. A subclass opens them in `_open`, and states their sizes.
+
+    kind: folder of the cache that holds all stores of the class. fingerprint: identity of the content and of the way it
+    was made. name: of the data, for people.
+    """
+
+    kind: str
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+        meta = json.loads((self.folder / META).read_text())
+        self.fingerprint, self.name = meta["fingerprint"], meta["name"]
+        self._open(meta)
+
+    def _open(self, meta: dict[str, Any]) -> None:
+        """Set the attributes that meta.json holds, and map the files."""
+        raise NotImplementedError
+
+    @staticmethod
+    def sizes(meta: dict[str, Any]) -> dict[str, int]:
+        """{file: bytes} of a complete store."""
+        raise NotImplementedError
+
+    @classmethod
+    def cached(cls, cache: Path, key: str, build: Callable[[Path], None]) -> Self:
+        """The store in cache/kind/key; `build` writes its files and meta.json where it is missing or damaged."""
+        return cls(cached_folder(Path(cache), cls.kind, key, build, cls._is_complete))
+
+    @classmethod
+    def _is_complete(cls, folder: Path) -> bool:
+        try:
+            sizes = cls.sizes(json.loads((folder / META).read_text()))
+            return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def __reduce__(self) -> tuple:
+        """Pickled as its folder: a worker process maps the files itself instead of receiving their content."""
+        return type(self), (self.folder,)
