@@ -26,10 +26,10 @@ __all__ = ["PackedDataset", "StreamingPackedDataset", "TokenStore", "packing_rep
 Tail = Literal["drop", "pad"]
 
 
-def row_starts(offsets: np.ndarray, length: int, predicts_next: bool = True) -> np.ndarray:
+def row_starts(offsets: np.ndarray, length: int, shifts_labels: bool = True) -> np.ndarray:
     """First token of each row, int64; the last row may be short. offsets: (documents + 1,) as in TokenStore."""
     check_length(length)
-    if not predicts_next:
+    if not shifts_labels:
         return np.arange(0, int(offsets[-1]), length, dtype=np.int64)
     borders = memoryview(np.ascontiguousarray(offsets))  # bisect on plain integers: a tenth of numpy's time per look-up
     total, start, document = int(offsets[-1]), 0, 0
@@ -45,12 +45,12 @@ def row_starts(offsets: np.ndarray, length: int, predicts_next: bool = True) -> 
 
 
 def row(
-    tokens: np.ndarray, borders: np.ndarray, length: int, pad: int, predicts_next: bool = True
+    tokens: np.ndarray, borders: np.ndarray, length: int, pad: int, shifts_labels: bool = True
 ) -> dict[str, np.ndarray]:
     """One row as int64 arrays of shape (length,): input_ids, labels, position_ids.
 
     tokens: of the row, without padding. borders: places in the row where documents begin, its first token excepted.
-    labels are aligned with the tokens; padding is ignored. With predicts_next the first token of each document part has
+    labels are aligned with the tokens; padding is ignored. With shifts_labels the first token of each document part has
     no context and is ignored, too (transformers' causal models shift these labels). Otherwise labels are all the row's
     tokens, from which a collator chooses. Positions restart with each document part and with the padding.
     """
@@ -63,7 +63,7 @@ def row(
     starts[borders] = borders
     if filled < length:
         starts[filled] = filled
-    if predicts_next:
+    if shifts_labels:
         labels[0] = IGNORE_INDEX
         labels[borders] = IGNORE_INDEX
     positions = np.arange(length) - np.maximum.accumulate(starts)
@@ -86,7 +86,7 @@ class PackedDataset(Rows, Dataset):
     for padding. position_ids restart at 0 with each document part, from which the models know the documents apart.
 
     tail: a last row that is not full is left out (`drop`) or filled up with pad_token_id (`pad`).
-    predicts_next: False for objectives with context on both sides: rows follow each other without the repeated token,
+    shifts_labels: False for objectives with context on both sides: rows follow each other without the repeated token,
     and labels are all tokens of the row (-100 for padding alone), from which the objective's collator chooses.
     Raises UserError for a sequence_length below 2, and where no row is left.
     """
@@ -98,18 +98,18 @@ class PackedDataset(Rows, Dataset):
         tail: Tail = "drop",
         pad_token_id: int | None = None,
         *,
-        predicts_next: bool = True,
+        shifts_labels: bool = True,
     ):
         check_tail(tail, pad_token_id)
         self.store, self.sequence_length, self.tail = store, sequence_length, tail
-        self.predicts_next = predicts_next
+        self.shifts_labels = shifts_labels
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id  # with tail=drop no row needs it
-        self._starts = row_starts(store.offsets, sequence_length, predicts_next)
+        self._starts = row_starts(store.offsets, sequence_length, shifts_labels)
         if tail == "drop" and len(self._starts) and self._starts[-1] + sequence_length > store.num_tokens:
             self._starts = self._starts[:-1]
         if not len(self._starts):
             raise too_short(store.name, sequence_length, store.num_tokens)
-        layout = [] if predicts_next else ["slices"]
+        layout = [] if shifts_labels else ["slices"]
         self.fingerprint = sha([store.fingerprint, sequence_length, tail, *layout])
         self.name, self.notes = store.name, store.notes
 
@@ -122,7 +122,7 @@ class PackedDataset(Rows, Dataset):
         first, last = np.searchsorted(offsets, (start + 1, end))
         borders = offsets[first:last] - start
         tokens = self.store.tokens[start:end]
-        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.predicts_next)
+        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def segments(self, index: int) -> list[tuple[int, int, int]]:
@@ -172,8 +172,8 @@ class PackedDataset(Rows, Dataset):
 
     @property
     def num_predictions(self) -> int:
-        """Labels over all rows: those the loss counts, or (without predicts_next) those a collator chooses from."""
-        unpredicted = 1 + self._borders() if self.predicts_next else 0
+        """Labels over all rows: those the loss counts, or (without shifts_labels) those a collator chooses from."""
+        unpredicted = 1 + self._borders() if self.shifts_labels else 0
         return int((self._lengths() - unpredicted).sum())
 
     @property
@@ -186,7 +186,7 @@ class PackedDataset(Rows, Dataset):
         """Share of the positions that would be padding if each document had rows of its own, cut where it is longer."""
         lengths = np.diff(self.store.offsets)
         lengths = lengths[lengths > 0]
-        overlap = int(self.predicts_next)  # each further row begins with the token before it
+        overlap = int(self.shifts_labels)  # each further row begins with the token before it
         rows = np.maximum(1, -(-(lengths - overlap) // (self.sequence_length - overlap)))
         held = lengths + overlap * (rows - 1)
         return 1 - float(held.sum()) / float(rows.sum() * self.sequence_length)
@@ -219,14 +219,14 @@ class StreamingPackedDataset(Rows, IterableDataset):
         *,
         add_bos: bool,
         add_eos: bool,
-        predicts_next: bool = True,
+        shifts_labels: bool = True,
     ):
         pad_token_id = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
         check_tail(tail, pad_token_id)
         check_length(sequence_length)
         self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
         self.name = corpus.name
-        self.predicts_next = predicts_next
+        self.shifts_labels = shifts_labels
         # Shared memory: workers that outlive an epoch (persistent_workers) have a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id
@@ -262,7 +262,7 @@ class StreamingPackedDataset(Rows, IterableDataset):
             yield arrays | {ROW_IDS: torch.tensor(number), EPOCH: epoch}
 
     def _rows(self):
-        length, overlap = self.sequence_length, int(self.predicts_next)
+        length, overlap = self.sequence_length, int(self.shifts_labels)
         held, borders = (
             np.empty(0, dtype=np.int64),
             [],
@@ -291,7 +291,7 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:
         borders = np.array(borders, dtype=np.int64)
-        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.predicts_next)
+        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

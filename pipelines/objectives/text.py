@@ -167,7 +167,7 @@ class TextObjective(Tokenized, Objective):
         marks = {"add_bos": section.add_bos, "add_eos": section.add_eos}
         if split == "train" and self.recipe.data.streaming:
             return StreamingPackedDataset(
-                source, tokenizer, self.row_length, tail=section.tail, predicts_next=self.shifts_labels, **marks
+                source, tokenizer, self.row_length, tail=section.tail, shifts_labels=self.shifts_labels, **marks
             )
         store = tokenize_corpus(source, tokenizer, cache, progress=progress, **marks)
         # Every token of a validation text counts, so its last row is padded, never dropped.
@@ -178,7 +178,7 @@ class TextObjective(Tokenized, Objective):
         from ..data.packing import PackedDataset
 
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
-        return PackedDataset(store, self.row_length, tail=tail, pad_token_id=pad, predicts_next=self.shifts_labels)
+        return PackedDataset(store, self.row_length, tail=tail, pad_token_id=pad, shifts_labels=self.shifts_labels)
 
     def describe(self, rows: "Rows") -> str:
         from ..data.packing import packing_report

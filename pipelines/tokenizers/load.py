@@ -35,7 +35,7 @@ def train_or_load_tokenizer(
     """The pretrained tokenizer of `name_or_path`, or one trained on the first `max_training_bytes` of the corpus.
 
     A trained tokenizer has `<|pad|>` and, where its algorithm can meet text it cannot write, `<|unk|>`. The rest is its
-    framing's (None: as `none`; framing.tokenizer_section fills in what a recipe needs):
+    framing's (None: as `none`; an Objective fills in what it needs):
     none: `<|endoftext|>` is beginning and end of text, and nothing is put around a text.
     cls_sep: `<|cls|>` text `<|sep|>`, and for a pair `<|cls|>` a `<|sep|>` b `<|sep|>` with token_type_ids 0 and 1; the
     two are beginning and end of text as well, and there is a `<|mask|>`.

@@ -43,7 +43,7 @@ def collator(packed=True, seed=0, **changes):
 
 
 def rows_of(lengths, length, epoch=0):
-    dataset = PackedDataset(ArrayStore(lengths), length, "pad", PAD, predicts_next=False)
+    dataset = PackedDataset(ArrayStore(lengths), length, "pad", PAD, shifts_labels=False)
     return [dataset[number] | {"row_ids": number, "epoch": epoch} for number in range(len(dataset))]
 
 
@@ -75,10 +75,10 @@ def test_rows_are_plain_slices_of_the_documents_and_every_token_is_in_one(length
 @some_settings
 @given(lengths=lengths_of_documents, length=st.integers(2, 40))
 def test_the_report_counts_plain_slices(lengths, length):
-    dataset = PackedDataset(ArrayStore(lengths), length, "pad", PAD, predicts_next=False)
+    dataset = PackedDataset(ArrayStore(lengths), length, "pad", PAD, shifts_labels=False)
     rows = [dataset[number] for number in range(len(dataset))]
     assert dataset.num_predictions == sum(int((row["labels"] != IGNORE_INDEX).sum()) for row in rows)
-    alone = [PackedDataset(ArrayStore([size]), length, "pad", PAD, predicts_next=False) for size in lengths]
+    alone = [PackedDataset(ArrayStore([size]), length, "pad", PAD, shifts_labels=False) for size in lengths]
     held, places = sum(one.fill_rate * len(one) for one in alone), sum(map(len, alone))
     assert dataset.padding_waste == pytest.approx(1 - held / places)
 

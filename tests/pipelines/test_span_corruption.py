@@ -53,7 +53,7 @@ def collator(length=64, density=0.15, span=3.0, seed=0):
 
 def rows_of(tokens, length, density=0.15, span=3.0, epoch=0):
     raw = raw_length(length, density, span)
-    dataset = PackedDataset(ArrayStore(tokens), raw, "pad", PAD, predicts_next=False)
+    dataset = PackedDataset(ArrayStore(tokens), raw, "pad", PAD, shifts_labels=False)
     return [dataset[number] | {"row_ids": number, "epoch": epoch} for number in range(len(dataset))]
 
 
