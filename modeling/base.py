@@ -92,7 +92,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         """The file, without .py, that a saved folder's `auto_map` names and whose imports the folder holds."""
         return type(self).__module__.rpartition(".")[2]
 
-    def save_pretrained(self, save_directory, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
+    def save_pretrained(self, save_directory, *, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
         """Save weights, config and the code files, so that the folder loads with or without anyformer installed.
 
         transformers enters only the saved class into `auto_map`, and copies the imports of its file; pipelines and
@@ -110,6 +110,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
             return
         hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
         super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        if hasattr(self, "should_save_on_this_rank"):  # transformers < 5.23
+            is_main_process = self.should_save_on_this_rank(is_main_process)
         if is_main_process:
             self.config.auto_map = auto_map
             self.config.save_pretrained(save_directory)

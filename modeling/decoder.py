@@ -129,7 +129,8 @@ class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
 
     def code_file(self):
         keeps_states = any(ATTENTION_KINDS[kind].keeps_states for kind in self.config.attention_kinds)
-        return "decoder_memory" if keeps_states else "decoder"
+        own = super().code_file()
+        return "decoder_memory" if keeps_states and own == "decoder" else own
 
 
 class AnyformerDecoderModel(CausalModel, AnyformerDecoderPreTrainedModel):
