@@ -44,6 +44,11 @@ def test_the_documentation_has_an_example_of_each_kind_as_short_as_it_promises()
         assert len([line for line in source.splitlines() if line.strip()]) <= LIMITS[kind], kind
 
 
+def test_contributing_shows_the_same_metric():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S) == [examples()["metric"]]
+
+
 def recipe_file(folder: Path, **sections) -> Path:
     path = folder / "mine.yaml"
     recipe = {
