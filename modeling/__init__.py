@@ -37,6 +37,10 @@ _EXPORTS = {
     "AnyformerViTForImageClassification": "vit",
     "AnyformerViTForMaskedImageModeling": "vit",
     "AnyformerImageProcessor": "image_processing",
+    "Kind": "traits",
+    "Scheme": "traits",
+    "register_attention_kind": "traits",
+    "register_position_scheme": "traits",
 }
 __all__ = list(_EXPORTS)
 

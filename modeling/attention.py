@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_varlen import varlen_sdpa
 from .normalization import build_norm
 from .positions_rotary import rotate
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation
 
 
 def eager_attention(
@@ -28,7 +29,7 @@ def eager_attention(
         scores = softcap * torch.tanh(scores / softcap)
     for extra in (position_bias, attention_mask):
         scores = scores if extra is None else scores + extra
-    # In fp32 at least; fp64 stays, whose least number, which masks are filled with, would become -inf and rows nan.
+    # At least fp32. fp64 is kept: masks are filled with its least number, which is -inf in fp32 and would give nan.
     at_least_fp32 = torch.promote_types(scores.dtype, torch.float32)
     weights = nn.functional.softmax(scores, dim=-1, dtype=at_least_fp32).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
@@ -38,7 +39,7 @@ def eager_attention(
 def attention_by_products(
     module, query, key, value, attention_mask, scaling, dropout=0.0, position_bias=None, **kwargs
 ) -> tuple:
-    """As `eager_attention`, with what sdpa takes: masks of bool, too, and no weights returned.
+    """As `eager_attention`, but masks may be bool, as for sdpa, and no weights are returned.
 
     sdpa computes the gradient of a bias by its slowest kernel on CPUs; plain products take 0.8 x the time (T5's shape).
     """
@@ -61,8 +62,8 @@ def attention_by_products(
 class Attention(nn.Module):
     """Attention with `num_key_value_heads` key/value heads: as many as heads (MHA), fewer (GQA), one (MQA).
 
-    Keys and values come from the same tokens as the queries, or, given `key_value_states`, from others: those of an
-    encoder in a `cross_attention` (Vaswani et al. 2017, section 3.2.3), or what queries of an own making attend to.
+    Keys and values come from the same tokens as the queries, or from `key_value_states`: an encoder's tokens in a
+    `cross_attention` (Vaswani et al. 2017, section 3.2.3), hidden states for queries made otherwise (DeBERTa).
     `qk_norm` normalises each query and key head before the rotation (Henry et al. 2020; per head as in Qwen3).
     """
 
@@ -73,10 +74,11 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
-        # What backends need beside the mask, passed only where set: flash kernels window by themselves, sdpa refuses
-        # a softcap.
+        # Backend arguments beside the mask, passed only where set: flash kernels window by themselves, sdpa refuses a
+        # softcap.
         self.backend_kwargs = {}
-        if config.attention_kinds[layer_idx] == "sliding_attention":
+        kind = ATTENTION_KINDS[config.attention_kinds[layer_idx]]
+        if kind.windowed and not kind.own_scores:
             # Kernels count the query itself, as causal windows do; an encoder's counts the tokens on each side.
             self.backend_kwargs["sliding_window"] = config.sliding_window + (not config.is_causal)
         if config.attn_logit_softcapping is not None:
@@ -86,11 +88,12 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_key_bias)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_out_bias)
+        self.o_proj.writes_residual = True  # read by `_init_weights`
         self.q_norm = build_norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = build_norm(config, self.head_dim) if config.qk_norm else None
 
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
-        """Return (what is added to the scores beside `position_bias`, or None; kwargs left for the backend)."""
+        """Return (a bias of the scores beside `position_bias`, or None; kwargs left for the backend)."""
         return None, kwargs
 
     def implementation(self) -> str:
@@ -120,7 +123,7 @@ class Attention(nn.Module):
         """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none."""
         q_BHTK = self.queries(hidden_states)
         if self.cross_attention and past_key_values is not None:
-            k_BGSK, v_BGSK = self.remembered(key_value_states, past_key_values)
+            k_BGSK, v_BGSK = self.cached_cross_kv(key_value_states, past_key_values)
         else:
             k_BGSK, v_BGSK = self.keys_and_values(hidden_states if key_value_states is None else key_value_states)
             if position_embeddings is not None:
@@ -163,7 +166,7 @@ class Attention(nn.Module):
             **kwargs,
         )
 
-    def remembered(self, key_value_states, past_key_values) -> tuple:
+    def cached_cross_kv(self, key_value_states, past_key_values) -> tuple:
         """Keys and values of the encoder's tokens: projected at the first step, read from the cache at all others."""
         cache = past_key_values.cross_attention_cache
         if past_key_values.is_updated.get(self.layer_idx):
@@ -171,3 +174,14 @@ class Attention(nn.Module):
         keys_and_values = cache.update(*self.keys_and_values(key_value_states), self.layer_idx)
         past_key_values.is_updated[self.layer_idx] = True
         return keys_and_values
+
+
+def build_attention(config, layer_idx: int) -> Attention:
+    """The self-attention of a layer: plain, or the class of its kind or position scheme."""
+    name, scheme_name = config.attention_kinds[layer_idx], config.position_encoding
+    kind, scheme = ATTENTION_KINDS[name], POSITION_SCHEMES[scheme_name]
+    if kind.own_scores:
+        return implementation("attention", name, kind.module)(config, layer_idx)
+    if scheme.acts_on == "attention":
+        return implementation("scheme attention", scheme_name, scheme.module)(config, layer_idx)
+    return Attention(config, layer_idx)

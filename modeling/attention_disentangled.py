@@ -1,4 +1,4 @@
-"""Disentangled attention: what a token is and how far it is away are compared by terms of their own.
+"""Disentangled attention: separate terms of the scores compare contents and relative positions.
 
 He et al. 2021a (DeBERTa), section 3.1; buckets, shared projections and the norm of the table are DeBERTa-v2's and v3's.
 Shapes as in attention.py, and P the distances or buckets that the table holds.
@@ -9,8 +9,10 @@ from torch import nn
 
 from .attention import Attention
 from .normalization import build_norm
+from .traits import implements
 
 
+@implements("position", "disentangled")
 class DisentangledPositions(nn.Module):
     """A trained vector for each relative position (He et al. 2021a, eq. 3), the same table for all layers.
 
@@ -19,7 +21,7 @@ class DisentangledPositions(nn.Module):
     `max_position_embeddings`).
     """
 
-    place = "disentangled"
+    arguments = ("relative_table", "relative_index")
 
     def __init__(self, config):
         super().__init__()
@@ -39,8 +41,8 @@ class DisentangledPositions(nn.Module):
         if self.num_buckets is None:
             return distances
         exact = self.num_buckets // 2
-        # In the order of operations of the original, whose fp32 rounding decides at the buckets' borders. Near ones
-        # take no part in the logarithm: it would be of 0.
+        # The original's order of operations: its fp32 rounding decides at the buckets' borders. Near distances stay
+        # out of the logarithm, which would be of 0.
         near = (distances < exact) & (distances > -exact)
         far = torch.where(near, exact - 1, distances.abs())
         growth = torch.log(torch.full((), (self.max_distance - 1) / exact, dtype=torch.float, device=distances.device))
@@ -67,6 +69,7 @@ class DisentangledPositions(nn.Module):
         return table_PD.to(x_BTD.dtype), rows_TT
 
 
+@implements("scheme attention", "disentangled")
 class DisentangledAttention(Attention):
     """Attention whose scores add content-to-position and position-to-content (He et al. 2021a, eq. 4).
 
@@ -92,9 +95,9 @@ class DisentangledAttention(Attention):
         """The positions' terms (B, H, T, S), scaled as the scores are; see `Attention.score_bias`.
 
         Args:
-            relative_table, relative_index: (P, D) and (T, S), what `DisentangledPositions` returned.
+            relative_table, relative_index: (P, D) and (T, S), from `DisentangledPositions`.
         """
-        # As in the original, each layer drops entries of its own.
+        # As in the original, each layer draws its own dropout.
         table_PD = nn.functional.dropout(relative_table, self.config.hidden_dropout, self.training)
         rows_BHTS = relative_index.expand(*q_BHTK.shape[:2], -1, -1)
         groups, bias_BHTS = self.num_key_value_groups, None

@@ -7,9 +7,10 @@ import torch
 from torch.nn.functional import pad
 
 from .attention import Attention
-from .attention_segments import with_zeros
+from .attention_segments import token_positions, with_zeros
 from .attention_states import state_layer
 from .positions_rotary import rotate
+from .traits import implements
 
 CHUNK = 64  # tokens whose scores are computed as a square; all before them are one state
 # Features of elu(x) + 1 vanish for x << 0; so much more keeps every sum of a token's own scores above LEAST.
@@ -37,6 +38,7 @@ def with_ones(v: torch.Tensor) -> torch.Tensor:
     return torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)
 
 
+@implements("attention", "linear_attention")
 class LinearAttention(Attention):
     """o_i = sum_j<=i phi(q_i) . phi(k_j) v_j / sum_j<=i phi(q_i) . phi(k_j): eq. 8 and 9 of Katharopoulos et al. 2020.
 
@@ -44,13 +46,15 @@ class LinearAttention(Attention):
     positive. All of it runs in fp32: sums over a long row lose their last tokens in less.
     """
 
+    token_positions = staticmethod(token_positions)
+
     def forward(
         self, hidden_states, attention_mask=None, position_embeddings=None, past_key_values=None, **kwargs
     ) -> tuple:
         """As `Attention.forward`; there are no weights to return.
 
         Args:
-            attention_mask: None, or what `token_places` returns.
+            attention_mask: None, or the result of `token_positions`.
         """
         q_BHTK, (k_BGTK, v_BGTK) = self.queries(hidden_states), self.keys_and_values(hidden_states)
         cached = state_layer(past_key_values, self.layer_idx)
@@ -80,7 +84,7 @@ def kernel_sums(q_BHTK, k_BGTK, v_BGTV, documents_BT=None, state_BGKV=None) -> t
 
     Args:
         documents_BT: None (one document), or numbers that tell documents apart; -1: padding, which nothing sees.
-        state_BGKV: what tokens before these, of document 0, have left.
+        state_BGKV: the state after earlier tokens, which are of document 0.
     """
     batch, groups, length, _ = k_BGTK.shape
     size = min(CHUNK, length)
@@ -103,8 +107,8 @@ def kernel_sums(q_BHTK, k_BGTK, v_BGTV, documents_BT=None, state_BGKV=None) -> t
         ends = documents[..., -1:]
         left = (k * (documents == ends)[:, None, ..., None]).transpose(-1, -2) @ v
         left = torch.cat((state_BGKV[:, :, None], left), dim=2)
-        # A state goes on as long as its document does. By products with 0 and 1, not by differences of running sums:
-        # what another document has left must be gone, not almost gone.
+        # States are summed within a document only. By products with 0 and 1, not by differences of running sums, which
+        # would leave rounding errors of other documents.
         owners = pad(ends[..., 0], (1, 0))
         goes_on = (owners[:, :, None] == owners[:, None, :]).tril()
         states = (goes_on[:, None].to(left.dtype) @ left.flatten(-2)).view_as(left)

@@ -9,15 +9,17 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from .attention import Attention
 from .positions_rotary import rotate
+from .traits import implements
 
 
+@implements("attention", "local_global_attention")
 class LocalGlobalAttention(Attention):
     """A window for most tokens; global tokens see all and are seen by all (Beltagy et al. 2020, sections 3.1 and 3.2).
 
     Windows are the mask's: it shows a query the keys `sliding_window` tokens to each side and all global ones, which
     it reads through the same projections as its neighbours. A global token's own output is made a second time, from all
     tokens, by `global_q_proj`, `global_k_proj` and `global_v_proj`. Positions are in the embeddings or rotations: score
-    biases, which a stack may fold into the mask, would not reach global tokens' queries.
+    biases, which a stack may fold into the mask, would be missing for global tokens' queries.
     """
 
     def __init__(self, config, layer_idx: int):
@@ -33,7 +35,7 @@ class LocalGlobalAttention(Attention):
         """As `Attention.forward`.
 
         Args:
-            attention_mask: of the local part. global_context: None, or what `global_attention_context` returned.
+            attention_mask: of the local part. global_context: None, or the result of `global_attention_context`.
         """
         out_BTD, weights = super().forward(hidden_states, attention_mask, position_embeddings, **kwargs)
         if global_context is None:
@@ -59,7 +61,7 @@ class LocalGlobalAttention(Attention):
 
 
 def global_attention_context(config, x_BTD, global_attention_mask, attention_mask=None, document_ids=None):
-    """What the layers need of a batch's global tokens, made once per forward pass; None where there are none.
+    """Index, mask and validity of a batch's global tokens, made once per forward pass; None where there are none.
 
     Args:
         x_BTD: the layers' input; only its shape, dtype and device are read.

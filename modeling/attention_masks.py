@@ -14,8 +14,7 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from .attention_segments import reach, token_places
-from .legality_memory import STATE_KINDS
+from .traits import ATTENTION_KINDS, implementation, implements
 
 
 def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
@@ -24,8 +23,10 @@ def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
     return starts.cumsum(-1)
 
 
-def strided_mask_function(stride: int):
+@implements("mask", "strided_attention")
+def strided_mask_function(config):
     """Keys of a local band and every `stride`-th before it (Child et al. 2019, section 4.2, both parts in one head)."""
+    stride = config.attention_stride
 
     def strided(batch_idx, head_idx, q_idx, kv_idx):
         distance = q_idx - kv_idx
@@ -35,7 +36,7 @@ def strided_mask_function(stride: int):
 
 
 def causal_masks(config, inputs_embeds, attention_mask, past_key_values, document_ids=None, kinds=None) -> dict:
-    """Return {kind of attention: mask} for the kinds the config names, or, for those with states, their tokens' places.
+    """Return {kind of attention: mask} for the kinds the config names; for those with states, their token positions.
 
     Args:
         kinds: the config's kinds of attention, for callers that have them at hand.
@@ -51,31 +52,35 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
     packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
     masks = {}
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
-    # but 5.17 not under torch.compile.
+    # older ones not under torch.compile.  # transformers < 5.23
     plain = attention_mask is None and past_key_values is None and not packed and config._attn_implementation == "sdpa"
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
-        if kind in STATE_KINDS:
+        traits = ATTENTION_KINDS[kind]
+        if traits.keeps_states:
             if ready:
                 raise ValueError(f"attention_mask has four axes, but {kind} layers have no such scores; give (B, S)")
-            masks[kind] = token_places(
-                reach(config, kind), inputs_embeds, attention_mask, past_key_values, document_ids
+            attention = implementation("attention", kind, traits.module)
+            masks[kind] = attention.token_positions(
+                traits.lookback(config), inputs_embeds, attention_mask, past_key_values, document_ids
             )
             continue
-        # An exported program has no branches: asked here, it would serve lengths on one side of the window only.
-        fits_window = kind == "sliding_attention" and not torch.compiler.is_exporting()
-        fits_window = fits_window and inputs_embeds.shape[1] <= config.sliding_window
-        if plain and (kind == "full_attention" or fits_window):
+        own = implementation("mask", kind)
+        # Not while exporting: a program without branches would serve lengths on one side of the window only.
+        fits_window = not traits.windowed or (
+            not torch.compiler.is_exporting() and inputs_embeds.shape[1] <= config.sliding_window
+        )
+        if plain and own is None and fits_window:
             masks[kind] = None
             continue
-        overlays = [*packed, strided_mask_function(config.attention_stride)] if kind == "strided_attention" else packed
-        create = create_sliding_window_causal_mask if kind == "sliding_attention" else create_causal_mask
+        overlays = packed if own is None else [*packed, own(config)]
+        create = create_sliding_window_causal_mask if traits.windowed else create_causal_mask
         masks[kind] = create(
             config=config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             and_mask_function=and_masks(*overlays) if overlays else None,
-            # Whose keys the mask is for; 5.17 would take a layer that keeps a state for the first one.
+            # Index of a layer with such keys; otherwise a layer with states might be taken.  # transformers < 5.23
             layer_idx=config.attention_kinds.index(kind),
         )
     return masks
@@ -91,25 +96,27 @@ def bidirectional_masks(
     """
     if isinstance(attention_mask, dict):
         return attention_mask
-    packed = None if document_ids is None else packed_sequence_mask_function(document_ids)
-    plain = attention_mask is None and packed is None and config._attn_implementation == "sdpa"
+    packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
+    plain = attention_mask is None and not packed and config._attn_implementation == "sdpa"
     masks = {}
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
-        local = kind != "full_attention"
-        # As above: an exported program could not choose by the length.
-        fits_window = local and not torch.compiler.is_exporting()
-        fits_window = fits_window and inputs_embeds.shape[1] <= config.sliding_window + 1
-        if plain and (not local or fits_window):
+        traits, own = ATTENTION_KINDS[kind], implementation("mask", kind)
+        # Not while exporting, as above.
+        fits_window = not traits.windowed or (
+            not torch.compiler.is_exporting() and inputs_embeds.shape[1] <= config.sliding_window + 1
+        )
+        if plain and own is None and fits_window:
             masks[kind] = None
             continue
-        create, kwargs = (create_bidirectional_sliding_window_mask if local else create_bidirectional_mask), {}
-        if kind == "local_global_attention" and global_attention_mask is not None:
+        create = create_bidirectional_sliding_window_mask if traits.windowed else create_bidirectional_mask
+        overlays, kwargs = packed if own is None else [*packed, own(config)], {}
+        if traits.global_tokens and global_attention_mask is not None:
             kwargs["or_mask_function"] = global_keys_mask_function(global_attention_mask != 0)
         masks[kind] = create(
             config=config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            and_mask_function=packed,
+            and_mask_function=and_masks(*overlays) if overlays else None,
             **kwargs,
         )
     return masks
@@ -148,7 +155,7 @@ def cross_mask(config, inputs_embeds, encoder_hidden_states, encoder_attention_m
 
 
 def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tensor:
-    """A score bias and what may be seen as one additive mask (B, H, T, S); sdpa would fold them in every layer.
+    """A score bias and a mask as one additive mask (B, H, T, S); sdpa would fold them in every layer.
 
     mask: None (all keys, or with `is_causal` those up to the query's own), bool, or additive.
     """
@@ -161,7 +168,7 @@ def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tens
 
 
 def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:
-    """Packed rows as flash kernels want them: each document of each row a sequence of one long batch.
+    """Packed rows in the layout of flash kernels: each document of each row a sequence of one long batch.
 
     Args:
         document_ids: (B, T). attention_mask: None or (B, T); runs of padding become sequences of their own.

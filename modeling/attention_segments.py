@@ -1,4 +1,4 @@
-"""Rows in segments: where a token stands in its document, and blocks of queries with the keys they may reach.
+"""Rows in segments: the index of each token in its document, and blocks of queries with the keys in their window.
 
 Shapes as in attention.py, and W tokens before a block, n blocks of C queries, L the segment length. A block may lie
 across the segments of its documents, which begin where the documents do; each query sees its own segment.
@@ -8,14 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 
-def reach(config, kind: str) -> int:
-    """How many tokens before a query its layer may have to look at, W."""
-    if kind == "linear_attention":
-        return 0
-    return config.segment_length + (config.memory_length if kind == "recurrent_attention" else 0)
-
-
-def token_places(window: int, inputs_embeds, attention_mask=None, past_key_values=None, document_ids=None):
+def token_positions(window: int, inputs_embeds, attention_mask=None, past_key_values=None, document_ids=None):
     """Document (-1: padding, or before the row) and index in it, of each token and of the `window` tokens before.
 
     Args:
@@ -24,7 +17,7 @@ def token_places(window: int, inputs_embeds, attention_mask=None, past_key_value
         document_ids: None or (B, T), from 0; negative ones are padding.
 
     Returns:
-        (B or 1, 2, window + T) int64, or None where all that there is is one document from its start on.
+        (B or 1, 2, window + T) int64, or None where the input is one document from its start on.
     """
     length, device = inputs_embeds.shape[1], inputs_embeds.device
     if attention_mask is None and document_ids is None:
@@ -55,7 +48,7 @@ def block_size(length: int, segment_length: int) -> int:
 
 
 def block_distances(window: int, length: int, segment_length: int, device) -> torch.Tensor:
-    """(C, W + C): how far each query of a block is from each key within its reach; negative for those after it."""
+    """(C, W + C): the distance of each query of a block from each key in its window; negative for keys after it."""
     size = block_size(length, segment_length)
     return torch.arange(size, device=device)[:, None] + window - torch.arange(window + size, device=device)
 
@@ -74,19 +67,19 @@ def in_blocks(x: torch.Tensor, size: int, window: int = 0):
     return x.unfold(2, window + size, size).movedim((2, -1), (1, 3))
 
 
-def seen_in_blocks(places, size: int, window: int, segment_length: int, memory_length: int, part: str):
+def seen_in_blocks(positions, size: int, window: int, segment_length: int, memory_length: int, part: str):
     """(B or 1, n, C, W + C), whether a block's queries see the keys before and in it.
 
     Args:
-        places: (B or 1, 2, W + T) as `token_places` gives.
+        positions: (B or 1, 2, W + T) as `token_positions` gives.
         part: "own" segment, "memory" (the `memory_length` tokens before it), or "both". Every query sees itself, even
             padding: a softmax over nothing has no value.
     """
-    tail = -(places.shape[2] - window) % size
-    places = pad(places, (0, tail), value=-1)
-    keys = in_blocks(places[..., None], size, window)[..., 0].movedim(2, 0)  # (2, B, n, W + C)
+    tail = -(positions.shape[2] - window) % size
+    positions = pad(positions, (0, tail), value=-1)
+    keys = in_blocks(positions[..., None], size, window)[..., 0].movedim(2, 0)  # (2, B, n, W + C)
     (key_documents, key_index), (documents, index) = keys[..., None, :], keys[..., window:, None]
-    distances = block_distances(window, size, size, places.device)
+    distances = block_distances(window, size, size, positions.device)
     start = index // segment_length * segment_length
     seen = (documents == key_documents) & (key_documents >= 0) & (distances >= 0)
     own = key_index >= start

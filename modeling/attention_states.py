@@ -8,14 +8,14 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from .legality_memory import STATE_LAYER_TYPE
+from .traits import STATE_LAYER_TYPE
 
 
 class StateLayer(CacheLayerMixin):
     """Named states of one layer, each (B, ...), replaced at every step, and the number of tokens seen.
 
-    transformers has a cache layer for linear attention, too. Ours knows its length, which `generate` asks for and which
-    a model of linear layers alone could not say otherwise, and holds states of any number and shape.
+    Unlike transformers' cache layer for linear attention it counts its tokens, which `generate` needs and a model of
+    linear layers alone has nowhere else, and holds states of any number and shape.
     """
 
     is_sliding = False
@@ -50,7 +50,7 @@ class StateLayer(CacheLayerMixin):
         self._each(lambda x: x.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
-        """States are small: they are never sent away by a cache that offloads, so there is nothing to bring back."""
+        """Nothing to do: states are small, and a cache that offloads keeps them on their device."""
 
     def reset(self) -> None:
         self.states, self.cumulative_length = {}, 0

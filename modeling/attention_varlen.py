@@ -1,4 +1,6 @@
-"""Packed rows without a mask: each document attended by itself, so what documents do not share costs nothing.
+"""Rows of documents of different lengths without a mask: each document attended by itself.
+
+Packed rows hold several documents; `Unpadded` makes one such row of padded ones.
 
 With a block-diagonal mask sdpa computes all T x T scores of a row and drops most of them, and on CUDA a mask rules the
 flash kernels out. N = B x T tokens of all rows; C documents of one length L; B, T, H, G, K as in `attention`.
@@ -7,6 +9,7 @@ flash kernels out. N = B x T tokens of all rows; C documents of one length L; B,
 import functools
 import inspect
 from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -111,14 +114,14 @@ def _one_by_one(query, key, value, lengths, is_causal, scaling, dropout, window)
 
 
 def _windowed(query, key, value, is_causal, scaling, dropout, window) -> torch.Tensor:
-    """(C, H, L, K), (C, G, L, K) twice -> (C, H, L, K), in blocks of queries with the keys that their windows reach."""
-    size, reach = max(QUERIES_PER_BLOCK, window), window - 1
+    """(C, H, L, K), (C, G, L, K) twice -> (C, H, L, K), in blocks of queries with the keys in their windows."""
+    size, lookback = max(QUERIES_PER_BLOCK, window), window - 1
     queries, keys, values = (x.split(size, dim=2) for x in (query, key, value))
     outputs = []
     for i, block in enumerate(queries):
-        # A block is at least as long as a window, so no window reaches past the blocks beside it.
-        before = reach if i > 0 else 0
-        after = min(reach, queries[i + 1].shape[2]) if not is_causal and i + 1 < len(queries) else 0
+        # A block is at least as long as a window, so that windows end within the neighbouring blocks.
+        before = lookback if i > 0 else 0
+        after = min(lookback, queries[i + 1].shape[2]) if not is_causal and i + 1 < len(queries) else 0
         near = []
         for blocks in (keys, values):
             parts = [blocks[i - 1].narrow(2, size - before, before)] if before else []
@@ -161,8 +164,8 @@ def _flash(query, key, value, lengths, is_causal, scaling, dropout, window) -> t
     elif groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     bounds, longest = _bounds(tuple(lengths), query.device), max(lengths)
-    reach = -1 if window is None else window - 1
-    options["window_size"] = (reach, 0 if is_causal else reach)
+    lookback = -1 if window is None else window - 1
+    options["window_size"] = (lookback, 0 if is_causal else lookback)
     return varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scaling, **options)
 
 
@@ -171,3 +174,43 @@ def _bounds(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Where each document starts, and the end, (documents + 1,): copied to the device once for all layers of a pass."""
     with torch.inference_mode(False):  # kept for later passes, in which gradients may be wanted
         return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+
+
+# Below this share of padding the copies cost more than the padding.
+LEAST_PADDING = 0.05
+
+
+class Unpadded(NamedTuple):
+    """Indices of the real tokens of padded rows.
+
+    index (N,): among all B * T. position_ids (1, N). lengths: of the rows, as `varlen_sdpa` takes them.
+    """
+
+    index: torch.Tensor
+    position_ids: torch.Tensor
+    lengths: list[int]
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, attention_mask: torch.Tensor) -> "Unpadded | None":
+        """Read a (B, T) padding mask, on the host; None where there is too little padding, or some amid a text."""
+        real_BT = attention_mask != 0
+        index = real_BT.flatten().nonzero()[:, 0]
+        if index.numel() > (1 - LEAST_PADDING) * real_BT.numel() or not index.numel():
+            return None
+        starts = real_BT[:, 0].long() + (real_BT[:, 1:] & ~real_BT[:, :-1]).sum(-1)
+        lengths = real_BT.sum(-1)
+        most_starts, lengths = int(starts.max()), [length for length in lengths.tolist() if length]
+        if most_starts > 1:
+            return None
+        columns = torch.arange(attention_mask.shape[1], device=attention_mask.device).expand(real_BT.shape)
+        return cls(index, columns.flatten()[index][None], lengths, tuple(real_BT.shape))
+
+    def take(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) -> (1, N, D)."""
+        return x_BTD.expand(*self.shape, -1).flatten(0, 1).index_select(0, self.index)[None]
+
+    def put_back(self, x_1ND: torch.Tensor) -> torch.Tensor:
+        """(1, N, D) -> (B, T, D), zeros at padding."""
+        padded = x_1ND.new_zeros(self.shape[0] * self.shape[1], x_1ND.shape[-1])
+        return padded.index_copy(0, self.index, x_1ND[0]).unflatten(0, self.shape)

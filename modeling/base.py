@@ -1,20 +1,22 @@
-"""What every anyformer model is to transformers: flags, initialisation, self-contained saving."""
+"""Base class of all models: transformers' flags, initialisation, saving with code."""
 
+import importlib
 import math
+import shutil
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.dynamic_module_utils import get_relative_import_files
 
 from .attention import Attention
 from .attention_masks import causal_masks
-from .attention_recurrent import CompressiveAttention
 from .block import TransformerBlock
-from .experts import Experts, TopKRouter
-from .experts_grouped import best_implementation, up_weight
-from .experts_losses import head_losses
-from .legality_memory import SEGMENT_KINDS, STATE_KINDS
-from .positions import AlibiBias
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES
+
+# Of `save_pretrained(push_to_hub=True)`, which passes them on.
+HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
 
 class AnyformerPreTrainedModel(PreTrainedModel):
@@ -30,19 +32,24 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_set_experts_implementation_cached_value = True  # transformers looks for experts in the model's own file only
-    _keep_in_fp32_modules_strict = {"e_score_correction_bias"}  # steps of 0.001 would vanish in bf16
     _can_record_outputs = {"hidden_states": TransformerBlock, "attentions": Attention}
 
     auto_classes: dict[str, str] = {}
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        for auto_class, name in cls.auto_classes.items():
+            if name == cls.__name__:
+                cls.register_for_auto_class(auto_class)
+
     def __init__(self, config, *args, **kwargs):
-        # What a backend would drop silently it must refuse; transformers reads these flags when the model is built.
-        if config.position_encoding in ("alibi", "relative", "disentangled"):
+        # A backend that would drop something silently is refused; transformers reads these flags when a model is built.
+        kinds = [ATTENTION_KINDS[kind] for kind in config.attention_kinds]
+        if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
             self._supports_flash_attn = self._supports_attention_backend = self._supports_context_parallel = False
-        kinds = set(config.attention_kinds)
-        if kinds & {"strided_attention", "local_global_attention", *SEGMENT_KINDS}:
+        if not all(kind.flash for kind in kinds):
             self._supports_flash_attn = self._supports_attention_backend = False
-        if kinds & set(STATE_KINDS):  # serving engines and context parallelism have their own idea of a cache and a row
+        if any(kind.keeps_states for kind in kinds):  # serving engines and context parallelism expect keys and values
             self._supports_attention_backend = self._supports_context_parallel = False
         if config.attn_logit_softcapping is not None:
             self._supports_sdpa = False
@@ -51,56 +58,64 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, AlibiBias):
-            init.copy_(module.slopes, module.compute_slopes())
-        if isinstance(module, CompressiveAttention):
-            init.zeros_(module.gate)
         std, residual_std = self.config.initializer_range, self.config.initializer_range
         if self.config.scale_residual_init:
-            # A block marks the projections that write to the residual stream. Scaled down, the stream's variance does
-            # not grow with depth (Radford et al. 2019, section 2.3).
+            # Projections that write to the residual stream are marked. Scaled down, the stream's variance does not grow
+            # with depth (Radford et al. 2019, section 2.3).
             residual_std /= math.sqrt(2 * self.config.num_hidden_layers)
         if getattr(module, "writes_residual", False):
             init.normal_(module.weight, mean=0.0, std=residual_std)
-        if isinstance(module, TopKRouter):
-            init.normal_(module.weight, mean=0.0, std=std)
-            if module.bias_update_rate > 0:
-                init.zeros_(module.e_score_correction_bias)
-        if isinstance(module, Experts):
-            init.normal_(up_weight(module), mean=0.0, std=std)
-            init.normal_(module.down_proj, mean=0.0, std=residual_std)
+        if hasattr(module, "init_own_weights"):
+            module.init_own_weights(std, residual_std)
 
-    def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
-        return super().get_correct_experts_implementation(best_implementation(self.config, requested_experts))
+    def returns_logits(self, return_logits: bool | None, labels) -> bool:
+        """Whether a head fills `logits`. None: not in a training step with labels, which needs the loss only.
+
+        In such a step the logits would be the largest tensor of all.
+        """
+        return return_logits if return_logits is not None else labels is None or not self.training
 
     def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
-        """The output of a head: loss, fields of its own, and what `output_class` takes of the base model's `outputs`.
+        """The output of a head: loss, fields of its own, and those of the base model's `outputs` that the class has.
 
-        In training the routers' losses are part of the loss. An evaluation's loss is the task's alone, so that it
-        compares with models of other routers, or none.
+        labels, num_items_in_batch: as for the loss; families with experts weigh the routers' losses by them.
         """
         passed_on = {name: x for name, x in outputs.items() if name in output_class.__dataclass_fields__}
-        router_losses = passed_on.pop("router_losses", None)
-        if router_losses is not None and loss is not None:
-            added, aux_loss, z_loss = head_losses(self.config, router_losses, labels, num_items_in_batch)
-            passed_on |= {"aux_loss": aux_loss, "z_loss": z_loss}
-            loss = loss + added if self.training else loss
         return output_class(loss=loss, **own, **passed_on)
 
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, position_ids=None, **kwargs):
-        """What `generate` calls ahead of a compiled step; transformers' own does not know all our kinds."""
+        """Called by `generate` ahead of a compiled step; transformers' own does not know all our kinds of attention."""
         return causal_masks(config, inputs_embeds, attention_mask, past_key_values)
 
-    def save_pretrained(self, save_directory, **kwargs):
+    def code_file(self) -> str:
+        """The file, without .py, that a saved folder's `auto_map` names and whose imports the folder holds."""
+        return type(self).__module__.rpartition(".")[2]
+
+    def save_pretrained(self, save_directory, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
         """Save weights, config and the code files, so that the folder loads with or without anyformer installed.
 
-        transformers enters only the saved class into `auto_map`; pipelines and serving tools need the whole family.
+        transformers enters only the saved class into `auto_map`, and copies the imports of its file; pipelines and
+        serving tools need the whole family, and some configs more files.
         """
-        module = type(self).__module__.rsplit(".", 1)[-1]
-        config_class = type(self.config)
-        self.config.auto_map = {
-            "AutoConfig": f"{config_class.__module__.rsplit('.', 1)[-1]}.{config_class.__name__}",
-            **{auto_class: f"{module}.{name}" for auto_class, name in self.auto_classes.items()},
+        package, _, own_file = type(self).__module__.rpartition(".")
+        config_class, code_file = type(self.config), self.code_file()
+        auto_map = {
+            "AutoConfig": f"{config_class.__module__.rpartition('.')[2]}.{config_class.__name__}",
+            **{auto_class: f"{code_file}.{name}" for auto_class, name in self.auto_classes.items()},
         }
-        super().save_pretrained(save_directory, **kwargs)
+        self.config.auto_map = dict(auto_map)
+        if code_file == own_file:
+            super().save_pretrained(save_directory, push_to_hub=push_to_hub, is_main_process=is_main_process, **kwargs)
+            return
+        hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        if is_main_process:
+            self.config.auto_map = auto_map
+            self.config.save_pretrained(save_directory)
+            file = importlib.import_module(f"{package}.{code_file}").__file__
+            for path in (file, *get_relative_import_files(file)):
+                shutil.copyfile(path, Path(save_directory) / Path(path).name)
+            if push_to_hub:  # after a second save: transformers uploads no file that was added after its own
+                hub.setdefault("repo_id", Path(save_directory).name)
+                self.push_to_hub(**hub, **{"token": kwargs["token"]} if "token" in kwargs else {})

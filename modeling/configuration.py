@@ -1,76 +1,17 @@
-"""Configs: the fields every family shares, and the families' own."""
+"""Configs: the fields every family shares, and the families' own.
+
+A config is checked once, before anything is derived; then each class fills in its None fields in `derive`.
+"""
 
 import copy
-import importlib.util
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .legality import ATTENTION_KINDS, attention_kinds, check_legal, image_sides
+from .legality import attention_kinds, cache_type, check_legal, image_sides
 from .legality_experts import mlp_kinds
-
-
-def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
-    """transformers' style for each module of a stack that is split over ranks: attention by heads, MLPs by channels.
-
-    attentions: names of the attention modules in a layer.
-    """
-    plan = feed_forward_plan(config)
-    # One score bias or row of gates holds all heads, and global tokens gather whole rows: there ranks keep all heads.
-    whole = {"local_global_attention", "compressive_attention"} & set(config.attention_kinds)
-    if whole or config.position_encoding in ("alibi", "relative", "disentangled"):
-        return plan
-    heads = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
-    if config.qk_norm:  # a rank's gradient covers its own heads only
-        heads |= {f"{name}_norm": "replicated_with_grad_allreduce" for name in "qk"}
-    return plan | {f"layers.*.{attention}.{name}": style for attention in attentions for name, style in heads.items()}
-
-
-def feed_forward_plan(config) -> dict[str, str]:
-    """The feed-forward part of tensor_parallel_plan: dense layers, experts (each of them split), a shared expert."""
-    mlp = {"up_proj": "colwise", "down_proj": "rowwise"} | (
-        {"gate_proj": "colwise"} if config.mlp_type == "glu" else {}
-    )
-    plan, kinds = {}, config.mlp_kinds
-    if "dense" in kinds:
-        plan |= {f"layers.*.mlp.{name}": style for name, style in mlp.items()}
-    if "sparse" in kinds:
-        up = {"gate_up_proj": "packed_colwise"} if config.mlp_type == "glu" else {"up_proj": "colwise"}
-        experts = up | {"down_proj": "rowwise"}
-        plan |= {f"layers.*.mlp.experts.{name}": style for name, style in experts.items()}
-        plan["layers.*.mlp.experts"] = "moe_tp_experts"
-        if config.shared_expert_intermediate_size:
-            plan |= {f"layers.*.mlp.shared_expert.{name}": style for name, style in mlp.items()}
-    return plan
-
-
-def expert_parallel_plan(config) -> dict[str, str] | None:
-    """Whole experts on each rank, or None: without experts, or with a transformers whose styles are other ones."""
-    if "sparse" not in config.mlp_kinds or not importlib.util.find_spec("transformers.distributed.expert_parallel"):
-        return None
-    up = "gate_up_proj" if config.mlp_type == "glu" else "up_proj"
-    experts = dict.fromkeys((f"layers.*.mlp.experts.{up}", "layers.*.mlp.experts.down_proj"), "grouped_gemm")
-    return experts | {"layers.*.mlp.experts": "ep_dispatch_experts"}
-
-
-def pipeline_parallel_plan(config) -> dict[str, tuple[list[str], list[str]]] | None:
-    """(Inputs, outputs) of each part of a pipeline, or None.
-
-    Later stages receive the hidden states as `inputs_embeds`, so nothing may act on embeddings before the layers.
-    transformers' pipeline runs causal models only: it sends on the `past_key_values` that every head has to return.
-    """
-    if (
-        not config.is_causal
-        or config.position_encoding in ("learned", "sinusoidal")
-        or config.embedding_norm
-        or config.embedding_multiplier != 1
-    ):
-        return None
-    return {
-        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
-        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
-        "norm": (["hidden_states"], ["hidden_states"]),
-    }
+from .parallel_plans import expert_parallel_plan, pipeline_parallel_plan, tensor_parallel_plan
+from .traits import ATTENTION_KINDS, MLP_TYPES, own_fields
 
 
 @strict
@@ -99,8 +40,8 @@ class TransformerConfig(PreTrainedConfig):
         ValueError: an illegal value or combination, with one sentence that says what is legal (see legality.py).
     """
 
-    is_causal = True  # no field: what a family is, not what a user sets
-    # What Trainer would gather over an evaluation for nothing.
+    is_causal = True  # class attribute, not a config field: fixed per family
+    # Trainer does not gather these outputs over an evaluation.
     keys_to_ignore_at_inference = ["past_key_values", "aux_loss", "z_loss", "router_logits", "router_losses"]
     keys_to_ignore_at_inference += ["router_load", "router_entropy", "router_dropped"]
 
@@ -142,29 +83,37 @@ class TransformerConfig(PreTrainedConfig):
     scale_residual_init: bool = True
 
     def __post_init__(self, **kwargs):
+        for name in kwargs.keys() & (own_fields() | {"num_experts"}):
+            setattr(self, name, kwargs[name])  # not a field of this family: legality.py checks it like one
         check_legal(self)  # before deriving: a derived head_dim would hide heads that do not divide hidden_size
+        # Old spellings of `rope_parameters`, which transformers turns into it below, are checked after that.
+        self._just_checked = not kwargs.keys() & {"rope_scaling", "rope_theta"}
+        self.derive()
+        super().__post_init__(**kwargs)
+
+    def derive(self) -> None:
+        """Fill in fields left at None. A family's own come first, where shared ones depend on them."""
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             gated = -(-8 * self.hidden_size // (3 * 64)) * 64
-            self.intermediate_size = gated if self.mlp_type == "glu" else 4 * self.hidden_size
+            self.intermediate_size = gated if MLP_TYPES[self.mlp_type].gated else 4 * self.hidden_size
         if self.attention_out_bias is None:
             self.attention_out_bias = self.attention_bias
         if self.attention_key_bias is None:
             self.attention_key_bias = self.attention_bias
         if self.layer_types is None:
-            self.layer_types = [ATTENTION_KINDS[kind] for kind in self.attention_kinds]
+            self.layer_types = [cache_type(kind) for kind in self.attention_kinds]
         self.set_parallel_plans()
-        super().__post_init__(**kwargs)
 
     def set_parallel_plans(self):
-        """A native class has one architecture and one plan; ours lists the modules that this config builds."""
+        """Plans name the modules that this config builds; a native class has one architecture and one plan."""
         self.base_model_tp_plan, self.base_model_pp_plan = tensor_parallel_plan(self), pipeline_parallel_plan(self)
 
     def convert_rope_params_to_dict(self, **kwargs):
-        """As transformers 5.23: with one dict per layer type, theta's default belongs into each, not beside them."""
+        """With one dict per layer type, theta's default belongs into each, not beside them."""  # transformers < 5.23
         nested = [self.rope_parameters[name] for name in set(self.layer_types) & set(self.rope_parameters or ())]
         if not nested or kwargs.get("rope_scaling"):
             return super().convert_rope_params_to_dict(**kwargs)
@@ -175,17 +124,24 @@ class TransformerConfig(PreTrainedConfig):
         return kwargs
 
     def validate_architecture(self):
-        check_legal(self)
+        """Called after construction, where __post_init__ has just checked, and before saving."""
+        if not self.__dict__.pop("_just_checked", False):
+            check_legal(self)
 
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:
-        """Unlike the other plans no attribute: transformers would write it into config.json."""
+        """A property, unlike the other plans: transformers would write an attribute into config.json."""
         return expert_parallel_plan(self)
 
     @property
     def attention_kinds(self) -> list[str]:
         """The kind of attention of each layer."""
         return attention_kinds(self)
+
+    @property
+    def has_global_tokens(self) -> bool:
+        """Whether some layers read `global_attention_mask`."""
+        return any(ATTENTION_KINDS[kind].global_tokens for kind in self.attention_kinds)
 
     @property
     def mlp_kinds(self) -> list[str]:
@@ -195,7 +151,7 @@ class TransformerConfig(PreTrainedConfig):
 
 @strict
 class TokenConfig(TransformerConfig):
-    """What the families have in common that read tokens of a vocabulary, and most of them predict such."""
+    """Fields of all families that read tokens of a vocabulary."""
 
     vocab_size: int = 32000
     max_position_embeddings: int = 2048
@@ -208,14 +164,10 @@ class TokenConfig(TransformerConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
 
-    def __post_init__(self, **kwargs):
-        check_legal(self)
-        super().__post_init__(**kwargs)
-
 
 @strict
 class RoutedConfig(TokenConfig):
-    """Those of them whose layers may hold experts. (Libraries such as TRL tell a mixture by these fields alone.)
+    """Fields of the families whose layers may hold experts. (Libraries such as TRL recognise a mixture by them.)
 
     With `num_experts`, layers named "sparse" by `mlp_pattern` (repeated over the layers; None: all of them) have that
     many feed-forwards of `moe_intermediate_size` (None: `intermediate_size`), of which each token uses
@@ -246,8 +198,8 @@ class RoutedConfig(TokenConfig):
     expert_capacity: int | None = None
     output_router_logits: bool = False
 
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
+    def derive(self):
+        super().derive()
         if self.num_experts is not None and self.moe_intermediate_size is None:
             self.moe_intermediate_size = self.intermediate_size
         if self.num_experts is not None and self.mlp_layer_types is None:
@@ -274,13 +226,8 @@ class AnyformerDecoderConfig(TokenConfig):
     memory_length: int | None = None
     memory_update: str = "delta"
 
-    def __post_init__(self, **kwargs):
-        if kwargs.get("num_experts") is not None:
-            self.num_experts = kwargs["num_experts"]  # no field of a decoder, and legality.py says so
-        super().__post_init__(**kwargs)
-
     def validate_layer_type(self):
-        """legality.py has checked the names; transformers' list does not know our own cache's."""
+        """Nothing to do: legality.py has checked the names, and transformers' list lacks that of our own cache."""
 
 
 @strict
@@ -294,7 +241,7 @@ class AnyformerMoeConfig(RoutedConfig):
 
 @strict
 class AnyformerEncoderConfig(RoutedConfig):
-    """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and what lies between them.
+    """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and mixtures of them.
 
     Embeddings: `type_vocab_size` segments (Devlin et al. 2019, section 3; 0: none); `embedding_size` below
     `hidden_size` factorises them and `num_hidden_groups` below `num_hidden_layers` shares layers (Lan et al. 2020,
@@ -302,8 +249,8 @@ class AnyformerEncoderConfig(RoutedConfig):
     it (Warner et al. 2024, section 2.1).
 
     Disentangled attention (He et al. 2021, eq. 4): `pos_att_type` (None: both) names "c2p" and "p2c" terms;
-    `position_buckets` and
-    `max_relative_positions` (None: `max_position_embeddings`) size the table, `relative_embedding_norm` normalises it,
+    `position_buckets` and `max_relative_positions` (None: `max_position_embeddings`) size the table,
+    `relative_embedding_norm` normalises it,
     `share_att_key` projects it by the layers' own query and key weights. `position_biased_input` adds learned absolute
     positions to the input, `mask_decoder_layers` applies the last layer again, with absolute positions in its queries,
     before masked tokens are predicted (the same, section 3.2), `conv_kernel_size` adds a convolution beside layer 0.
@@ -344,15 +291,14 @@ class AnyformerEncoderConfig(RoutedConfig):
     mask_token_id: int | None = None
     use_cache: bool = False
 
-    def __post_init__(self, **kwargs):
-        check_legal(self)
+    def derive(self):
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         if self.num_hidden_groups is None:
             self.num_hidden_groups = self.num_hidden_layers
         if self.pos_att_type is None:
             self.pos_att_type = ["c2p", "p2c"]
-        super().__post_init__(**kwargs)
+        super().derive()
 
 
 @strict
@@ -372,13 +318,13 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
     pooler_act: str = "tanh"
     is_encoder_decoder: bool = True
 
-    def __post_init__(self, **kwargs):
+    def derive(self):
         if self.num_decoder_layers is None:
             self.num_decoder_layers = self.num_hidden_layers
-        super().__post_init__(**kwargs)
+        super().derive()
 
     def set_parallel_plans(self):
-        """None of the whole: transformers collects those of the stacks, under their names, in every class."""
+        """No plan for the whole model: transformers collects the plans of its stacks, under their names."""
         self.base_model_tp_plan = {}
 
     @property
@@ -394,14 +340,14 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
         if is_causal:
             kind = self.attention_kinds[0]
             stack.num_hidden_layers = self.num_decoder_layers
-            stack.layer_types = [ATTENTION_KINDS[kind]] * self.num_decoder_layers
+            stack.layer_types = [cache_type(kind)] * self.num_decoder_layers
             stack.attention_pattern = [kind]
             stack.mlp_layer_types = None  # of the encoder's layers
             stack.mlp_layer_types = stack.mlp_kinds if self.num_experts is not None else None
         return stack
 
     def get_text_config(self, decoder=None, encoder=None):
-        """What `generate` builds caches by: the decoder's stack. Without a side named, the whole config."""
+        """The decoder's stack, by which `generate` builds caches; the whole config where no side is named."""
         if decoder == encoder or not self.is_encoder_decoder:
             return self
         return self.stack_config(is_causal=bool(decoder))
@@ -412,15 +358,15 @@ class AnyformerViTConfig(TransformerConfig):
     """A vision transformer (Dosovitskiy et al. 2021): an image is a sequence of patches.
 
     Images of `image_size` pixels (one number, or height and width) and `num_channels` are cut into squares of
-    `patch_size`. In front of the patches stand a class token, unless `pooler_type` is "mean", where the mean of the
-    patches speaks for the image (Beyer et al. 2022); with `use_distillation_token` a second one, for a teacher's
-    labels (Touvron et al. 2021, section 4), which `distillation_head` gives a classifier of its own; and
+    `patch_size`. Prefix tokens stand before the patches: a class token, unless `pooler_type` is "mean", where the mean
+    of the patches is the image's vector (Beyer et al. 2022); with `use_distillation_token` a second one, for a
+    teacher's labels (Touvron et al. 2021, section 4), which `distillation_head` gives a classifier of its own; and
     `num_register_tokens` that nothing reads (Darcet et al. 2024).
 
-    `position_encoding` is "learned" (a vector for each patch and each token in front but registers), "sinusoidal" (half
+    `position_encoding` is "learned" (a vector for each patch and each prefix token but registers), "sinusoidal" (half
     of the channels for columns, half for rows; He et al. 2022, as released), "rotary" (half of the rotated channels for
-    rows, half for columns; tokens in front are not turned) or "none". Forward's `interpolate_pos_encoding` carries
-    learned ones to images of another size by bicubic interpolation; the others are computed at the places between.
+    rows, half for columns; prefix tokens are not rotated) or "none". Forward's `interpolate_pos_encoding` carries
+    learned ones to images of another size by bicubic interpolation; the others are computed at the coordinates between.
 
     `label_smoothing` acts on class labels while training. Masked image modelling predicts patches of `encoder_stride`
     pixels (None: `patch_size`). The base model pools through a dense layer of `pooler_output_size` (None:
@@ -451,13 +397,12 @@ class AnyformerViTConfig(TransformerConfig):
     encoder_stride: int | None = None
     label_smoothing: int | float = 0.0
 
-    def __post_init__(self, **kwargs):
-        check_legal(self)
+    def derive(self):
         if self.encoder_stride is None:
             self.encoder_stride = self.patch_size
         if self.pooler_output_size is None:
             self.pooler_output_size = self.hidden_size
-        super().__post_init__(**kwargs)
+        super().derive()
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -465,11 +410,16 @@ class AnyformerViTConfig(TransformerConfig):
         return tuple(side // self.patch_size for side in image_sides(self))
 
     @property
-    def num_front_tokens(self) -> int:
-        """Tokens in front of the patches: class, distillation, registers."""
+    def num_prefix_tokens(self) -> int:
+        """Tokens before the patches: class, distillation, registers."""
         return (self.pooler_type == "cls") + self.use_distillation_token + self.num_register_tokens
 
 
-FAMILY_CONFIGS = (AnyformerDecoderConfig, AnyformerMoeConfig, AnyformerEncoderConfig, AnyformerSeq2SeqConfig)
-for _config in (*FAMILY_CONFIGS, AnyformerViTConfig):
+for _config in (
+    AnyformerDecoderConfig,
+    AnyformerMoeConfig,
+    AnyformerEncoderConfig,
+    AnyformerSeq2SeqConfig,
+    AnyformerViTConfig,
+):
     _config.register_for_auto_class()

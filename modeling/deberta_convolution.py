@@ -18,18 +18,18 @@ class DocumentConv1d(nn.Conv1d):
         """(B, T, D) -> (B, T, D). document_ids: None (each row is one document), or (B, T), at least 0."""
         if document_ids is None:
             return super().forward(x_BTD.transpose(1, 2)).transpose(1, 2)
-        # Taps reach different documents at different places, which no convolution kernel can do: as a product with
-        # the windows laid side by side, those entries that lie in another document taken out.
-        (reach,), (size,) = self.padding, self.kernel_size
-        x_BTDW = nn.functional.pad(x_BTD, (0, 0, reach, reach)).unfold(1, size, 1)
-        ids_BTW = nn.functional.pad(document_ids, (reach, reach), value=-1).unfold(1, size, 1)
+        # Entries of other documents are set to 0 in each window, which a convolution kernel cannot do; so the windows
+        # are laid side by side and multiplied.
+        (padding,), (size,) = self.padding, self.kernel_size
+        x_BTDW = nn.functional.pad(x_BTD, (0, 0, padding, padding)).unfold(1, size, 1)
+        ids_BTW = nn.functional.pad(document_ids, (padding, padding), value=-1).unfold(1, size, 1)
         x_BTDW = torch.where((ids_BTW == document_ids[..., None])[:, :, None], x_BTDW, 0)
         grouped = x_BTDW.unflatten(2, (self.groups, -1)), self.weight.unflatten(0, (self.groups, -1))
         return torch.einsum("btgiw,goiw->btgo", *grouped).flatten(2) + self.bias
 
 
 class ConvolutionLayer(nn.Module):
-    """norm(layer 0's output + act(conv(embeddings))): what neighbouring parts of words mean together.
+    """norm(layer 0's output + act(conv(embeddings))): mixes neighbouring tokens.
 
     `conv_kernel_size` taps (an odd number) in `conv_groups` groups of channels. Padding is read as zeros and becomes
     zeros.
@@ -43,7 +43,7 @@ class ConvolutionLayer(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, embeddings, first_layer_output, real_mask=None, document_ids=None):
-        """(B, T, D), what layer 0 read, and (B, T, D), what it returned -> (B, T, D) for layer 1.
+        """Input (B, T, D) and output (B, T, D) of layer 0 -> input (B, T, D) of layer 1.
 
         Args:
             real_mask: None, or (B, T), zero at padding.

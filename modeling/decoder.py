@@ -1,11 +1,119 @@
-"""The decoder family: causal language models from GPT-2 to LLaMA."""
+"""The decoder family: causal language models from GPT-2 to LLaMA.
 
-from transformers import GenerationMixin
+`CausalModel` and `CausalLanguageModel` are mixins, which the mixture-of-experts family uses, too.
+"""
+
+import inspect
+
+import torch
+from torch import nn
+from transformers import DynamicCache, GenerationMixin
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
 from .base import AnyformerPreTrainedModel
-from .causal import CausalLanguageModel, CausalModel
 from .configuration import AnyformerDecoderConfig
+from .linear_cross_entropy import shift_left
+from .lm_head import LanguageModelHead, language_model_loss
+from .outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
+from .traits import ATTENTION_KINDS
+
+
+class CausalModel(TransformerStack):
+    """Token embeddings, positions and a stack of causal blocks; no head. Packed rows: see TransformerStack."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.build_stack(config)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values=None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPast:
+        """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
+        x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
+        packs = past_key_values is None  # rows may be packed, unless a cache is passed in
+        if use_cache and packs and not self.training:
+            past_key_values = DynamicCache(config=self.config)
+        batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs)
+        x_BTD, routed = self.run_stack(x_BTD, batch, use_cache=use_cache, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=x_BTD, past_key_values=past_key_values, **routed)
+
+
+class CausalLanguageModel:
+    """`base_class` with a language-model head: next-token loss, logits. A family adds GenerationMixin."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = self.base_class(config)
+        self.lm_head = LanguageModelHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values=None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        shift_labels: torch.LongTensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        return_logits: bool | None = None,
+        **kwargs,
+    ) -> CausalLMOutputWithPast:
+        """Predict the next token.
+
+        Args:
+            labels: (B, T), aligned with `input_ids` (shifted here); -100 is not counted.
+            shift_labels: (B, T), already aligned with the predictions; instead of `labels`.
+            num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
+            logits_to_keep: only the last so many positions (0: all), or the positions of this index tensor.
+            return_logits: whether `logits` is filled; None: see `returns_logits`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden_states, loss, logits = outputs.last_hidden_state, None, None
+        if shift_labels is None and labels is not None:
+            shift_labels = shift_left(labels)
+        if shift_labels is not None:
+            loss = language_model_loss(self.lm_head, hidden_states, shift_labels, num_items_in_batch)
+        if self.returns_logits(return_logits, shift_labels):
+            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(hidden_states[:, keep, :])
+        return self.head_output(CausalLMOutputWithPast, outputs, loss, shift_labels, num_items_in_batch, logits=logits)
+
+
+# A cache: `generate` reads the signature of models with Hub code at every token, a tenth of a small model's time.
+CausalLanguageModel.forward.__signature__ = inspect.signature(CausalLanguageModel.forward)
 
 
 class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
@@ -18,6 +126,10 @@ class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
         "AutoModelForQuestionAnswering": "AnyformerDecoderForQuestionAnswering",
         "AutoModelForImageClassification": "AnyformerDecoderForImageClassification",
     }
+
+    def code_file(self):
+        keeps_states = any(ATTENTION_KINDS[kind].keeps_states for kind in self.config.attention_kinds)
+        return "decoder_memory" if keeps_states else "decoder"
 
 
 class AnyformerDecoderModel(CausalModel, AnyformerDecoderPreTrainedModel):
@@ -48,7 +160,3 @@ class AnyformerDecoderForImageClassification(ForSequenceClassification, Anyforme
     def pool(self, outputs, input_ids, attention_mask):
         """(B, T, D) -> (B, D): all pixels, none of which is ever padding."""
         return outputs.last_hidden_state.mean(dim=1)
-
-
-for _auto_class, _name in AnyformerDecoderPreTrainedModel.auto_classes.items():
-    globals()[_name].register_for_auto_class(_auto_class)

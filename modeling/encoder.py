@@ -9,10 +9,13 @@ from torch.nn.functional import cross_entropy
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_local_global import global_attention_context
+from .attention_disentangled import DisentangledAttention
+from .attention_local_global import LocalGlobalAttention, global_attention_context
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerEncoderConfig
 from .deberta_convolution import ConvolutionLayer
+from .experts import SparseMLP
+from .experts_losses import ModelWithExperts
 from .linear_cross_entropy import IGNORE_INDEX
 from .lm_head import HeadTransform, LanguageModelHead, Pooler, masked_language_model_loss
 from .outputs import BaseModelOutputWithPooling, BertForPreTrainingOutput, MaskedLMOutput, MultipleChoiceModelOutput
@@ -21,8 +24,11 @@ from .stack import TransformerStack, embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
 from .task_losses import token_classification_loss
 
+# Classes that only some configs use. Imported here, their files are copied to the Hub along with this one.
+OPTIONAL_PARTS = (DisentangledAttention, LocalGlobalAttention, SparseMLP)
 
-class AnyformerEncoderPreTrainedModel(AnyformerPreTrainedModel):
+
+class AnyformerEncoderPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerEncoderConfig
     auto_classes = {
         "AutoModel": "AnyformerEncoderModel",
@@ -95,55 +101,52 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
             types_BTE = self.token_type_embeddings(token_type_ids)
         if decode_masks:
             kwargs["decode_masks"] = True
-        x_BTD, routed = self.run_routed(
-            x_BTE,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            added_BTE=types_BTE,
-            global_attention_mask=global_attention_mask,
-            **kwargs,
-        )
+        batch = self.read_batch(x_BTE, attention_mask, position_ids, **kwargs)
+        batch.global_attention_mask = global_attention_mask
+        x_BTD, routed = self.run_stack(x_BTE, batch, added_BTE=types_BTE, **kwargs)
         pooled = None
         if self.pooler is not None:
             pooled = self.pooler(pool_tokens(x_BTD, attention_mask, self.config.pooler_type))
         return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled, **routed)
 
-    def finish_embeddings(self, x_BTE, position_ids):
+    def project_embeddings(self, x_BTE, position_ids):
         if self.config.position_biased_input:
             x_BTE = x_BTE + self.absolute_positions(x_BTE, position_ids)
-        x_BTE = super().finish_embeddings(x_BTE, position_ids)
+        x_BTE = super().project_embeddings(x_BTE, position_ids)
         return x_BTE if self.embedding_projection is None else self.embedding_projection(x_BTE)
 
-    def context_of_family(self, x_BTD, padding_mask, documents, global_attention_mask) -> dict:
-        context = {}
-        if "local_global_attention" in self.layers_by_kind:
-            context["global_context"] = global_attention_context(
-                self.config, x_BTD, global_attention_mask, padding_mask, documents
+    def extra_layer_kwargs(self, x_BTD, batch) -> dict:
+        extra = {}
+        if self.config.has_global_tokens:
+            extra["global_context"] = global_attention_context(
+                self.config, x_BTD, batch.global_attention_mask, batch.attention_mask, batch.documents
             )
         if self.conv is not None:
-            context["conv_context"] = (padding_mask, documents)
-        return context
+            extra["conv_context"] = (batch.attention_mask, batch.documents)
+        return extra
 
-    def can_unpad(self, x_BTE, attention_mask, kwargs) -> bool:
-        # Rows behind one another would be neighbours to the convolution.
-        return self.conv is None and super().can_unpad(x_BTE, attention_mask, kwargs)
+    def can_unpad(self, x_BTE, attention_mask, captured) -> bool:
+        # The convolution would mix rows that are laid end to end.
+        return self.conv is None and super().can_unpad(x_BTE, attention_mask, captured)
 
-    def run_layers(self, x_BTD, per_layer, routed, conv_context=None, decode_masks=False, **kwargs):
-        layers = list(zip(self.each_layer(), per_layer))
+    def run_layers(self, x_BTD, per_layer, conv_context=None, decode_masks=False, **context) -> tuple:
+        layers, routed = list(zip(self.each_layer(), per_layer)), []
         last = layers.pop() if decode_masks and self.config.mask_decoder_layers > 0 else None
         for i, (layer, own) in enumerate(layers):
-            out_BTD = run_layer(layer, x_BTD, routed, **own, **kwargs)
+            out_BTD = run_layer(layer, x_BTD, routed, **own, **context)
             x_BTD = self.conv(x_BTD, out_BTD, *conv_context) if i == 0 and self.conv is not None else out_BTD
-        return x_BTD if last is None else self.decode_masks(x_BTD, routed, *last, **kwargs)
+        if last is not None:
+            x_BTD = self.decode_masks(x_BTD, routed, *last, **context)
+        return x_BTD, routed
 
-    def decode_masks(self, x_BTD, routed, layer, own, position_ids, **kwargs):
+    def decode_masks(self, x_BTD, routed, layer, own, position_ids, **context):
         """The enhanced mask decoder (He et al. 2021, section 3.2): absolute positions enter just before the head.
 
         The last layer runs `mask_decoder_layers` times. Its keys and values are the hidden states before it; its
         queries are these plus absolute positions, then its own outputs.
         """
         queries_BTD = x_BTD + self.absolute_positions(x_BTD, position_ids)
-        context = {"key_value_states": x_BTD, "position_ids": position_ids, **own, **kwargs}
+        context |= {"key_value_states": x_BTD, "position_ids": position_ids, **own}
         for _ in range(self.config.mask_decoder_layers):
             queries_BTD = run_layer(layer, queries_BTD, routed, **context)
         return queries_BTD
@@ -152,7 +155,7 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
 def for_encoder(forward):
     """A head's `forward` with the inputs of an encoder in its signature: Trainer drops columns that no argument names.
 
-    Where layers have local and global attention and nobody says which tokens are global, the head's task does.
+    Where layers have global tokens and no mask is given, the head's task chooses them.
     """
 
     @functools.wraps(forward)
@@ -166,7 +169,7 @@ def for_encoder(forward):
         global_attention_mask=None,
         **kwargs,
     ):
-        if global_attention_mask is None and "local_global_attention" in self.config.attention_kinds:
+        if global_attention_mask is None and self.config.has_global_tokens:
             global_attention_mask = self.default_global_attention_mask(input_ids, inputs_embeds)
         kwargs |= {"token_type_ids": token_type_ids, "global_attention_mask": global_attention_mask}
         return forward(self, input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
@@ -179,7 +182,7 @@ def for_encoder(forward):
 
 
 class EncoderHead:
-    """What a task head reads of an encoder: hidden states, or what the masked-LM head's transform makes of them."""
+    """Base of task heads: they read hidden states, or the output of the masked-LM head's transform on them."""
 
     score_bias = True
     pools = False
@@ -201,7 +204,7 @@ class EncoderHead:
         return self.classifier_dropout(pooled)
 
     def default_global_attention_mask(self, input_ids, inputs_embeds):
-        """(B, T) of the tokens that the task makes global (Beltagy et al. 2020, section 3.1), or None for none."""
+        """(B, T), nonzero at the task's global tokens (Beltagy et al. 2020, section 3.1), or None for none."""
         return None
 
 
@@ -214,7 +217,7 @@ def first_token(input_ids, inputs_embeds):
 
 
 class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
-    """What the heads that fill in masked tokens share: base model, transform, output layer."""
+    """Base of the heads that predict masked tokens: base model, transform, output layer."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -231,7 +234,7 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
             loss = masked_language_model_loss(
                 self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
             )
-        if return_logits if return_logits is not None else (labels is None or not self.training):
+        if self.returns_logits(return_logits, labels):
             logits = self.lm_head(self.head_transform(hidden_states))
         return loss, logits
 
@@ -263,8 +266,8 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         Args:
             labels: (B, T), the token that belongs at each position; -100 is not counted.
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
-            return_logits: whether `logits` (B, T, V) is filled. None: not in a training step with labels, where the
-                head runs on labelled positions only.
+            return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`. The loss alone needs the
+                head on labelled positions only.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -365,7 +368,7 @@ class AnyformerEncoderForQuestionAnswering(EncoderHead, ForQuestionAnswering, An
     forward = for_encoder(ForQuestionAnswering.forward)
 
     def default_global_attention_mask(self, input_ids, inputs_embeds):
-        """The question: all before the first separator, which `sep_token_id` or else `eos_token_id` says."""
+        """The question: all tokens before the first separator, `sep_token_id` or else `eos_token_id`."""
         separator = self.config.sep_token_id
         separator = self.config.eos_token_id if separator is None else separator
         if input_ids is None or not isinstance(separator, int):
@@ -411,7 +414,7 @@ class AnyformerEncoderForMultipleChoice(EncoderHead, AnyformerEncoderPreTrainedM
             "global_attention_mask": global_attention_mask,
         }
         inputs = {name: None if x is None else x.flatten(0, 1) for name, x in inputs.items()}
-        if "local_global_attention" in self.config.attention_kinds and global_attention_mask is None:
+        if self.config.has_global_tokens and global_attention_mask is None:
             inputs["global_attention_mask"] = self.default_global_attention_mask(
                 inputs["input_ids"], inputs["inputs_embeds"]
             )
@@ -421,7 +424,3 @@ class AnyformerEncoderForMultipleChoice(EncoderHead, AnyformerEncoderPreTrainedM
         if labels is not None:
             loss = token_classification_loss(logits, labels, num_items_in_batch)
         return self.head_output(MultipleChoiceModelOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
-
-
-for _auto_class, _name in AnyformerEncoderPreTrainedModel.auto_classes.items():
-    globals()[_name].register_for_auto_class(_auto_class)

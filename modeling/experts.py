@@ -1,18 +1,30 @@
 """Mixtures of experts: many feed-forward layers, of which a router chooses a few for each token.
 
-B rows, T tokens of each, N = B T tokens, D hidden size, E experts, K experts per token, S = N K slots (a token's place
-with one of its experts), I channels of an expert.
+B rows, T tokens of each, N = B T tokens, D hidden size, E experts, K experts per token, S = N K assignments (of a token
+to one of its experts), I channels of an expert.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.integrations.moe import use_experts_implementation
 
 from .experts_bias import watch
-from .experts_grouped import loop_over_experts
+from .experts_grouped import loop_over_experts, up_weight
 from .feed_forward import FEED_FORWARDS
+from .traits import implements
+
+
+class Routing(NamedTuple):
+    """A router's decisions in one layer: logits (N, E) in fp32, index (N, K), kept (N, K) or None for all."""
+
+    logits: torch.Tensor
+    index: torch.Tensor
+    kept: torch.Tensor | None
 
 
 class TopKRouter(nn.Module):
@@ -34,13 +46,20 @@ class TopKRouter(nn.Module):
         self.bias_update_rate = config.router_bias_update_rate
         if self.bias_update_rate > 0:
             self.e_score_correction_bias = nn.Buffer(torch.zeros(config.num_experts))  # transformers' name
-            self.load = None  # slots (E) since the last step; no buffer: DDP would copy the first process's to all
+            self.load = (
+                None  # assignments (E) since the last step; no buffer: DDP would copy the first process's to all
+            )
             watch(self)
 
     def __setstate__(self, state):
         super().__setstate__(state)  # a copy of a router
         if self.bias_update_rate > 0:
             watch(self)
+
+    def init_own_weights(self, std: float, residual_std: float) -> None:
+        init.normal_(self.weight, mean=0.0, std=std)
+        if self.bias_update_rate > 0:
+            init.zeros_(self.e_score_correction_bias)
 
     def forward(self, x_ND):
         """(N, D) -> logits (N, E) in fp32, weights (N, K) and indices (N, K) of the chosen experts."""
@@ -79,6 +98,10 @@ class Experts(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
         self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
 
+    def init_own_weights(self, std: float, residual_std: float) -> None:
+        init.normal_(up_weight(self), mean=0.0, std=std)
+        init.normal_(self.down_proj, mean=0.0, std=residual_std)
+
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
@@ -110,6 +133,7 @@ class GatedExperts(Experts):
 EXPERTS = {"mlp": PlainExperts, "glu": GatedExperts}
 
 
+@implements("feed forward", "sparse")
 class SparseMLP(nn.Module):
     """The feed-forward of a block with experts: router, experts and, with `shared_expert_intermediate_size`, one more
     that every token uses (Dai et al. 2024, section 3.2; its own gate as in Qwen2-MoE)."""
@@ -122,11 +146,9 @@ class SparseMLP(nn.Module):
         shared = config.shared_expert_intermediate_size
         self.shared_expert = FEED_FORWARDS[config.mlp_type](config, shared) if shared else None
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
-        if self.shared_expert is not None:
-            self.shared_expert.down_proj.writes_residual = True
 
-    def forward(self, x_BTD):
-        """(B, T, D) -> (B, T, D), logits (N, E), indices (N, K), and which slots were kept (N, K), None for all."""
+    def forward(self, x_BTD) -> tuple:
+        """(B, T, D) -> (B, T, D) and a Routing."""
         x_ND = x_BTD.flatten(0, -2)
         logits_NE, weights_NK, index_NK = self.gate(x_ND)
         kept_NK = None
@@ -135,15 +157,15 @@ class SparseMLP(nn.Module):
             weights_NK = weights_NK * kept_NK
         out_ND = self.experts(x_ND, index_NK, weights_NK.to(x_ND.dtype))
         if self.shared_expert is not None:
-            shared_ND = self.shared_expert(x_ND)
+            shared_ND, _ = self.shared_expert(x_ND)
             if self.shared_expert_gate is not None:
                 shared_ND = shared_ND * self.shared_expert_gate(x_ND).sigmoid()
             out_ND = out_ND + shared_ND
-        return out_ND.view_as(x_BTD), logits_NE, index_NK, kept_NK
+        return out_ND.view_as(x_BTD), Routing(logits_NE, index_NK, kept_NK)
 
 
 def within_capacity(index_NK: torch.Tensor, rows: int, num_experts: int, capacity: int) -> torch.Tensor:
-    """(N, K), True for the first `capacity` slots that each expert gets of a row (Fedus et al. 2021, section 2.2).
+    """(N, K), True for the first `capacity` assignments to each expert in a row (Fedus et al. 2021, section 2.2).
 
     First choices of all its tokens come before second ones (Lepikhin et al. 2020, algorithm 1).
     """

@@ -1,9 +1,10 @@
 """Balance without a loss: a bias on the choice of experts, moved after every optimizer step (Wang et al. 2024).
 
-Routers count the tokens of a step's forward passes. When an optimizer has made its step, each bias moves by
+Routers count the tokens of a step's forward passes. After an optimizer step each bias moves by
 `router_bias_update_rate` towards equal loads, summed over all processes: up for an expert with fewer tokens than the
-mean, down for one with more (algorithm 1). Whose training loop it is does not matter: torch calls `update_biases` after
-every step of every optimizer. Gradient accumulation and several processes move biases as one large batch would.
+mean, down for one with more (algorithm 1). Every training loop does this: torch calls `update_biases` after each step
+of any optimizer, from the first router with a bias on. Gradient accumulation and several processes move biases as one
+large batch would.
 """
 
 import weakref
@@ -14,17 +15,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 # In the order in which they were built, which all processes share.
 _watched: list[weakref.ref] = []
+_hook = None  # of torch, on every optimizer of this process; there is none as long as no router has a bias
 
 
 def watch(router) -> None:
-    """Have the bias of `router` moved from now on, as long as it lives."""
+    """Register a router whose bias is moved from now on, until the router is deleted."""
+    global _hook
+    if _hook is None:
+        _hook = register_optimizer_step_post_hook(update_biases)
     _watched[:] = [ref for ref in _watched if ref() is not None]
     _watched.append(weakref.ref(router))
 
 
-def count(router, slots_E: torch.Tensor) -> None:
-    """Add the slots (E) of a forward pass to those that `router` has seen since the last step."""
-    router.load = slots_E if router.load is None else router.load + slots_E
+def count(router, assignments_E: torch.Tensor) -> None:
+    """Add a forward pass's assignments (E) to the router's count since the last step."""
+    router.load = assignments_E if router.load is None else router.load + assignments_E
 
 
 @torch.no_grad()
@@ -40,6 +45,3 @@ def update_biases(*_) -> None:
         bias = router.e_score_correction_bias
         bias += (router.bias_update_rate * (load.mean() - load).sign()).to(bias)
         router.load = None
-
-
-register_optimizer_step_post_hook(update_biases)

@@ -18,7 +18,7 @@ CHANNELS = 8
 def best_implementation(config, requested: str | None) -> str | None:
     """`requested`, or where it is None ours; a model without experts has none.
 
-    Raises ValueError where torch's own grouped product is asked for and cannot do with the sizes.
+    Raises ValueError where torch's own grouped product is requested and does not support the sizes.
     """
     if getattr(config, "num_experts", None) is None:
         return requested
@@ -38,13 +38,13 @@ def loop_over_experts(experts, x_ND, index_NK, weights_NK):
     """The reference: each expert computes its tokens. Which ones is read on the host, expert by expert."""
     out_ND = torch.zeros_like(x_ND)
     for e in range(experts.num_experts):
-        token, slot = torch.where(index_NK == e)
+        token, assignment = torch.where(index_NK == e)
         if not token.numel():
             continue
         y_RD = functional.linear(
             activated(experts, functional.linear(x_ND[token], up_weight(experts)[e])), experts.down_proj[e]
         )
-        out_ND = out_ND.index_add(0, token, (y_RD * weights_NK[token, slot, None]).to(out_ND.dtype))
+        out_ND = out_ND.index_add(0, token, (y_RD * weights_NK[token, assignment, None]).to(out_ND.dtype))
     return out_ND
 
 
@@ -54,7 +54,7 @@ def up_weight(experts) -> torch.Tensor:
 
 
 def activated(experts, x_SI):
-    """What the first product gives, gated or not -> (S, I)."""
+    """Result of the first product, gated or not -> (S, I)."""
     if not experts.has_gate:
         return experts.act_fn(x_SI)
     gate_SI, up_SI = x_SI.chunk(2, dim=-1)
@@ -62,10 +62,10 @@ def activated(experts, x_SI):
 
 
 class _Spread(torch.autograd.Function):
-    """Tokens (N, D) -> the input of every slot, sorted by expert (S, D).
+    """Tokens (N, D) -> the input of every assignment, sorted by expert (S, D).
 
-    Like `_Collect` written out: autograd would add up the gradients of a token's slots by scattering, which is slow on
-    CPUs and in no fixed order on GPUs. A gather and a sum over K do the same.
+    Like `_Collect` written out: autograd would add up the gradients of a token's assignments by scattering, which is
+    slow on CPUs and in no fixed order on GPUs. A gather and a sum over K do the same.
     """
 
     @staticmethod
@@ -81,7 +81,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """The output of every slot, sorted by expert (S, D) -> their sums over each token's slots (N, D)."""
+    """The output of every assignment, sorted by expert (S, D) -> their sums over each token's assignments (N, D)."""
 
     @staticmethod
     def forward(ctx, y_SD, token_S, place_S, tokens):

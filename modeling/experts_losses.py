@@ -1,4 +1,4 @@
-"""What routers did in a forward pass: losses that keep experts in use, and statistics.
+"""Losses and statistics of routers over a forward pass; the losses keep all experts in use.
 
 L sparse layers, B rows, T tokens of each, E experts, K experts per token.
 
@@ -15,13 +15,14 @@ from torch.nn import functional
 
 from .experts import scores_of
 from .experts_bias import count
+from .experts_grouped import best_implementation
 from .linear_cross_entropy import IGNORE_INDEX
 
 
 def load_balancing_loss(scores: torch.Tensor, index: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """E x sum over experts of f_e P_e for each row, (..., B): 1 where experts are used equally, E where only one is.
 
-    f_e is the share of the row's slots that chose expert e, P_e the mean score it got (Fedus et al. 2021, eq. 4-6).
+    f_e is the share of the row's assignments to expert e, P_e the mean score it got (Fedus et al. 2021, eq. 4-6).
 
     Args:
         scores: (..., B, T, E), of each token summing to 1. index: (..., B, T, K). real: (B, T), 0 at padding.
@@ -44,8 +45,8 @@ def router_z_loss(logits: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     return (logits.logsumexp(dim=-1).square() * real).sum(dim=-1) / real.sum(dim=-1).clamp(min=1)
 
 
-class Routing(NamedTuple):
-    """What all sparse layers of a stack did, in the order they ran.
+class LayerRoutings(NamedTuple):
+    """The routings of all sparse layers of a stack, in the order they ran.
 
     logits (L, B, T, E) in fp32, index (L, B, T, K), kept (L, B, T, K) or None for all, real (B, T): not padding.
     """
@@ -56,51 +57,79 @@ class Routing(NamedTuple):
     real: torch.Tensor
 
 
-def router_fields(routed: list, shape, counted_mask, unpadded, training: bool, shown: bool) -> dict:
-    """The fields of outputs.RouterFields that a base model fills; none in evaluation unless they are to be `shown`.
+class ModelWithExperts:
+    """A mixin for the PreTrainedModel of a family whose layers may hold experts."""
 
-    routed: a tuple for each sparse layer: its router, logits (N, E), index (N, K), kept (N, K) or None. shape: (B, T)
-    of what the layers saw. unpadded: None, or an Unpadded by which they saw all rows as one. counted_mask: (B, T), 0 at
-    tokens that do not count, or None. In training routers with a bias count their slots.
+    _keep_in_fp32_modules_strict = {"e_score_correction_bias"}  # steps of 0.001 would vanish in bf16
+
+    def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
+        return super().get_correct_experts_implementation(best_implementation(self.config, requested_experts))
+
+    def router_fields(self, routed: list, shape, unpadded, loss_mask, output_router_logits: bool | None) -> dict:
+        """As the function of this name. output_router_logits: None takes the config's value."""
+        if output_router_logits is None:
+            output_router_logits = self.config.output_router_logits
+        return router_fields(routed, shape, unpadded, loss_mask, self.training, output_router_logits)
+
+    def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
+        """As the base class's. In training the routers' losses are part of the loss.
+
+        An evaluation's loss is the task's alone, so that it compares with models of other routers, or none.
+        """
+        router_losses = outputs.get("router_losses")
+        if router_losses is not None and loss is not None:
+            added, aux_loss, z_loss = head_losses(self.config, router_losses, labels, num_items_in_batch)
+            own |= {"aux_loss": aux_loss, "z_loss": z_loss}
+            loss = loss + added if self.training else loss
+        outputs = {name: x for name, x in outputs.items() if name != "router_losses"}
+        return super().head_output(output_class, outputs, loss, labels, num_items_in_batch, **own)
+
+
+def router_fields(routed: list, shape, unpadded, loss_mask, training: bool, output_router_logits: bool) -> dict:
+    """The fields of outputs.RouterFields that a base model fills; none in evaluation without `output_router_logits`.
+
+    routed: per sparse layer (router, logits (N, E), index (N, K), kept (N, K) or None). shape: (B, T) of the layers'
+    input. unpadded: None, or the Unpadded by which all rows were one there. loss_mask: (B, T), 0 at tokens that do not
+    count, or None. In training routers with a bias count their assignments.
     """
-    if not (training or shown):
+    if not (training or output_router_logits):
         return {}
     routers, *parts = zip(*routed)
     logits, index, kept = ([in_rows(x, shape, unpadded) for x in part] for part in parts)
-    if counted_mask is not None and counted_mask.dim() == 2:
-        real = counted_mask[:, -logits[0].shape[1] :] != 0
+    if loss_mask is not None and loss_mask.dim() == 2:
+        real = loss_mask[:, -logits[0].shape[1] :] != 0
     else:
         real = torch.ones(logits[0].shape[:2], dtype=torch.bool, device=logits[0].device)
     kept = torch.stack(kept) if kept[0] is not None else None
-    routing = Routing(torch.stack(logits), torch.stack(index), kept, real)
+    routing = LayerRoutings(torch.stack(logits), torch.stack(index), kept, real)
     if training and routers[0].bias_update_rate > 0:
-        for router, slots_E in zip(routers, slots_per_expert(routing)):
-            count(router, slots_E)
-    return router_outputs(routing, routers[0].scoring, shown)
+        for router, assignments_E in zip(routers, assignments_per_expert(routing)):
+            count(router, assignments_E)
+    return router_outputs(routing, routers[0].scoring, output_router_logits)
 
 
 def in_rows(x_N, shape, unpadded):
-    """What was made of N tokens -> (B, T, ...); where rows ran as one, padding becomes 0."""
+    """Values of N tokens -> (B, T, ...); where rows ran as one, 0 at padding."""
     if x_N is None:
         return None
     return x_N.unflatten(0, shape) if unpadded is None else unpadded.put_back(x_N[None])
 
 
-def router_outputs(routing: Routing, scoring: str, with_logits: bool) -> dict:
+def router_outputs(routing: LayerRoutings, scoring: str, with_logits: bool) -> dict:
     logits, index, kept, real = routing
     scores = scores_of(logits, scoring)
     probabilities = scores / (scores.sum(dim=-1, keepdim=True) + 1e-20) if scoring == "sigmoid" else scores
     losses = torch.stack((load_balancing_loss(probabilities, index, real), router_z_loss(logits, real)), dim=-1)
     with torch.no_grad():
-        slots_LE = slots_per_expert(routing)
+        assignments_LE = assignments_per_expert(routing)
         entropy_LBT = -torch.special.xlogy(probabilities, probabilities).sum(dim=-1)
         total = real.sum().clamp(min=1)
-        dropped = torch.zeros_like(slots_LE[:, 0], dtype=torch.float)
+        dropped = torch.zeros_like(assignments_LE[:, 0], dtype=torch.float)
         if kept is not None:
             dropped = ((~kept).sum(dim=-1) * real).sum(dim=(-2, -1)) / (total * index.shape[-1])
         fields = {
             "router_losses": losses,
-            "router_load": slots_LE / slots_LE.sum(dim=-1, keepdim=True).clamp(min=1),
+            "router_load": assignments_LE / assignments_LE.sum(dim=-1, keepdim=True).clamp(min=1),
             "router_entropy": (entropy_LBT * real).sum(dim=(-2, -1)) / total,
             "router_dropped": dropped,
         }
@@ -109,12 +138,12 @@ def router_outputs(routing: Routing, scoring: str, with_logits: bool) -> dict:
     return fields
 
 
-def slots_per_expert(routing: Routing) -> torch.Tensor:
-    """(L, E) whole numbers: how many slots of real tokens chose each expert."""
+def assignments_per_expert(routing: LayerRoutings) -> torch.Tensor:
+    """(L, E) whole numbers: how many assignments of real tokens chose each expert."""
     num_experts, index = routing.logits.shape[-1], routing.index
-    slots_LEN = torch.zeros(*index.shape[:1], num_experts, dtype=torch.long, device=index.device)
+    assignments_LEN = torch.zeros(*index.shape[:1], num_experts, dtype=torch.long, device=index.device)
     weights = routing.real.long()[None, ..., None].expand_as(index)
-    return slots_LEN.scatter_add_(1, index.flatten(1), weights.flatten(1))
+    return assignments_LEN.scatter_add_(1, index.flatten(1), weights.flatten(1))
 
 
 def merged(*outputs) -> dict:
@@ -142,7 +171,7 @@ def row_weights(rows: int, labels: torch.Tensor, num_items_in_batch) -> torch.Te
 
 
 def head_losses(config, router_losses, labels, num_items_in_batch) -> tuple:
-    """(what to add to a head's loss, aux_loss, z_loss); the latter two without their coefficients.
+    """(addend of a head's loss, aux_loss, z_loss); the latter two without their coefficients.
 
     router_losses: (L, B, 2) of the base model.
     """

@@ -35,7 +35,7 @@ class AnyformerImageProcessor(PilBackend):
     def process_image(self, image: ImageInput, num_channels: int | None = None, **kwargs):
         """One image -> array (C, H, W) with `num_channels` channels."""
         kwargs.pop("do_convert_rgb", None)
-        if num_channels is not None and hasattr(image, "convert"):  # Pillow's knows palettes and transparency
+        if num_channels is not None and hasattr(image, "convert"):  # Pillow's own handles palettes and transparency
             image = image.convert({1: "L", 3: "RGB"}[num_channels])
         pixels = super().process_image(image, **kwargs)
         return pixels if num_channels in (None, pixels.shape[0]) else with_channels(pixels, num_channels)

@@ -1,46 +1,19 @@
-"""What can be combined with what in one model, as one table.
+"""Which settings can be combined in one model, as one table.
 
 Standard library only, and it reads nothing but attributes: a real config, or a plain namespace of a recipe's fields,
-can be checked before torch is imported.
+can be checked before torch is imported. What schemes and kinds of attention need and refuse stands in traits.py.
 """
 
 import math
 
 from .legality_experts import EXPERT_ROWS, has_experts, mlp_kinds
-from .legality_memory import STATE_KINDS, STATE_LAYER_TYPE, is_recurrent, memory_rows
+from .traits import ATTENTION_KINDS, DECODER, FAMILIES, MLP_TYPES, NORM_TYPES, PLAIN, POSITION_SCHEMES
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-POSITION_ENCODINGS = ("none", "learned", "sinusoidal", "rotary", "alibi", "relative", "disentangled")
-NORM_TYPES = ("layernorm", "rmsnorm")
 NORM_POSITIONS = ("pre", "post")
-MLP_TYPES = ("mlp", "glu")
-# Kinds of attention, each with the `layer_types` name by which transformers chooses its cache.
-ATTENTION_KINDS = {
-    "full_attention": "full_attention",
-    "sliding_attention": "sliding_attention",
-    "strided_attention": "full_attention",  # any past token may be needed again: nothing can leave the cache
-    "local_global_attention": "full_attention",
-    **dict.fromkeys(STATE_KINDS, STATE_LAYER_TYPE),
-}
-# What a family has of them: a sequence-to-sequence model's stacks share one pattern, and nobody asked for another.
-FAMILY_KINDS = {
-    "anyformer_decoder": ("full_attention", "sliding_attention", "strided_attention", *STATE_KINDS),
-    "anyformer_moe": ("full_attention", "sliding_attention", "strided_attention"),
-    "anyformer_encoder": ("full_attention", "sliding_attention", "local_global_attention"),
-    "anyformer_seq2seq": ("full_attention",),
-    "anyformer_vit": ("full_attention",),
-}
-FAMILY_WORDS = {
-    "anyformer_decoder": "a decoder",
-    "anyformer_moe": "a mixture-of-experts decoder",
-    "anyformer_encoder": "an encoder",
-    "anyformer_seq2seq": "a sequence-to-sequence model",
-    "anyformer_vit": "a vision transformer",
-}
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
-# Where a patch is has two numbers: schemes of one have no meaning for it.
-PLANE_POSITIONS = ("none", "learned", "sinusoidal", "rotary")
+MEMORY_UPDATES = ("delta", "linear")
 
 POSITIVE = (
     "vocab_size",
@@ -67,22 +40,45 @@ POSITIVE_OR_NONE = (
 PROBABILITIES = ("hidden_dropout", "attention_dropout")
 
 
+def implied_kind(c) -> str | None:
+    """The kind of attention of all layers where a field such as `memory_length` alone says it."""
+    if c.attention_pattern:
+        return None
+    return next(
+        (n for n, kind in ATTENTION_KINDS.items() if kind.implied_by and getattr(c, kind.implied_by, None) is not None),
+        None,
+    )
+
+
 def attention_kinds(c) -> list[str]:
     """The kind of attention of each layer: `attention_pattern` repeated over the layers, else `layer_types`."""
-    if is_recurrent(c):
-        return ["recurrent_attention"] * c.num_hidden_layers
     if c.attention_pattern:
         return [c.attention_pattern[i % len(c.attention_pattern)] for i in range(c.num_hidden_layers)]
-    return list(c.layer_types or ["full_attention"] * c.num_hidden_layers)
+    implied = implied_kind(c)
+    if implied:
+        return [implied] * c.num_hidden_layers
+    return list(c.layer_types or [PLAIN] * c.num_hidden_layers)
 
 
-def family_of(c) -> str:
-    """The `model_type` of a config, or of a recipe's fields; a decoder where nothing says it."""
-    return getattr(c, "model_type", None) or "anyformer_decoder"
+def cache_type(kind: str) -> str:
+    """The `layer_types` name of a kind of attention, by which transformers chooses its cache."""
+    return ATTENTION_KINDS[kind].layer_type if kind in ATTENTION_KINDS else kind
+
+
+def model_type_of(c) -> str:
+    """The `model_type` of a config, or of a recipe's fields; a decoder's where there is none."""
+    return getattr(c, "model_type", None) or DECODER
 
 
 def kinds_of_family(c) -> tuple[str, ...]:
-    return FAMILY_KINDS.get(family_of(c), tuple(ATTENTION_KINDS))
+    """The kinds of attention that a config's family has."""
+    model_type = model_type_of(c)
+    return tuple(n for n, kind in ATTENTION_KINDS.items() if model_type in kind.families or model_type not in FAMILIES)
+
+
+def scheme_of(c):
+    """The traits of a config's position scheme."""
+    return POSITION_SCHEMES[c.position_encoding]
 
 
 def _head_dim(c):
@@ -101,22 +97,14 @@ def image_sides(c) -> tuple[int, ...]:
     return (c.image_size,) * 2 if isinstance(c.image_size, int) else tuple(c.image_size)
 
 
-def _rotary_type(c) -> str:
-    return (c.rope_parameters or {}).get("rope_type", "default")
-
-
-def _rotated(c) -> int:
-    return int(_head_dim(c) * (c.rope_parameters or {}).get("partial_rotary_factor", 1.0))
-
-
 def _rotary_faults(c):
-    """What is wrong with the rotary parameters, one sentence each."""
-    if c.position_encoding != "rotary":
+    """Faults of the rotary parameters, one sentence each."""
+    if "rope_parameters" not in scheme_of(c).fields:
         return
     by_type = rope_parameters_of(c)
     for kind in ATTENTION_KINDS:
-        if "" not in by_type and kind in attention_kinds(c) and ATTENTION_KINDS[kind] not in by_type:
-            yield f"rope_parameters has no entry for {ATTENTION_KINDS[kind]!r}, which layers of this model use"
+        if "" not in by_type and kind in attention_kinds(c) and cache_type(kind) not in by_type:
+            yield f"rope_parameters has no entry for {cache_type(kind)!r}, which layers of this model use"
     for name, parameters in by_type.items():
         field = f"rope_parameters.{name}." if name else "rope_parameters."
         rope_type = parameters.get("rope_type", "default")
@@ -138,8 +126,8 @@ def _rotary_faults(c):
 
 
 def _pattern_and_layer_types_differ(c):
-    derived = [ATTENTION_KINDS.get(kind, kind) for kind in attention_kinds(c)]
-    said = c.attention_pattern or is_recurrent(c)
+    derived = [cache_type(kind) for kind in attention_kinds(c)]
+    said = c.attention_pattern or implied_kind(c)
     return bool(said) and c.layer_types is not None and list(c.layer_types) != derived
 
 
@@ -150,30 +138,35 @@ def _unknown_kind(c):
 def _known_kinds(c):
     kinds = kinds_of_family(c)
     # layer_types names caches; kinds that share one cannot be told apart by it.
-    named = c.attention_pattern or is_recurrent(c)
-    return kinds if named else tuple(kind for kind in kinds if ATTENTION_KINDS[kind] == kind)
+    named = c.attention_pattern or implied_kind(c)
+    return kinds if named else tuple(kind for kind in kinds if cache_type(kind) == kind)
 
 
-def _needs(kinds, setting, meaning):
-    """Rows: layers of `kinds` need `setting`, and `setting` needs such layers (or it would be silently unused)."""
+def _setting_faults(c):
+    """Settings that a kind of attention needs and lacks, or that no layer uses (they would be silently ignored)."""
+    used = attention_kinds(c)
+    for setting in dict.fromkeys(name for kind in ATTENTION_KINDS.values() for name in kind.needs):
+        meanings = {name: kind.needs[setting] for name, kind in ATTENTION_KINDS.items() if setting in kind.needs}
+        using, value = next((kind for kind in used if kind in meanings), None), getattr(c, setting, None)
+        if using is not None and value is None:
+            yield f"{using} layers need {setting}, {meanings[using]}"
+        elif using is None and value is not None:
+            known = " or ".join(kind for kind in meanings if kind in kinds_of_family(c)) or "no such setting here"
+            yield f"{setting}={value} is used by no layer; name {known} in attention_pattern or leave {setting} null"
 
-    def using(c):
-        return next((kind for kind in attention_kinds(c) if kind in kinds), None)
 
-    return (
-        (
-            lambda c: using(c) is not None and getattr(c, setting, None) is None,
-            lambda c: f"{using(c)} layers need {setting}, {meaning}",
-        ),
-        (
-            lambda c: using(c) is None and getattr(c, setting, None) is not None,
-            lambda c: (
-                f"{setting}={getattr(c, setting)} is used by no layer; name "
-                f"{' or '.join(kind for kind in kinds if kind in kinds_of_family(c)) or 'no such setting here'} in "
-                f"attention_pattern or leave {setting} null"
-            ),
-        ),
-    )
+def _rule_faults(c, rules):
+    """The sentences of those `rules` of traits.py that refuse a config."""
+    return (sentence(c) for is_illegal, sentence in rules if is_illegal(c))
+
+
+def _kind_rules(c):
+    used = set(attention_kinds(c))
+    return [rule for name, kind in ATTENTION_KINDS.items() if name in used for rule in kind.rules]
+
+
+def _has_global_tokens(c) -> bool:
+    return any(ATTENTION_KINDS[kind].global_tokens for kind in attention_kinds(c))
 
 
 def _divisors(number: int, near: int, most: int = 3) -> str:
@@ -212,13 +205,18 @@ def _count(name, things):
     )
 
 
+def _first(faults):
+    """A row of the table that is a generator of sentences."""
+    return (lambda c: next(faults(c), None) is not None, lambda c: next(faults(c)))
+
+
 # (is this config illegal?, the sentence a user reads), checked in order: later rows rely on earlier ones.
 ILLEGAL = [
     *(_positive(name) for name in POSITIVE),
     *(_positive(name, optional=True) for name in POSITIVE_OR_NONE),
     *(_probability(name) for name in PROBABILITIES),
     _count("position_offset", "rows"),
-    _one_of("position_encoding", POSITION_ENCODINGS),
+    _one_of("position_encoding", POSITION_SCHEMES),
     _one_of("norm_type", NORM_TYPES),
     _one_of("norm_position", NORM_POSITIONS),
     _one_of("mlp_type", MLP_TYPES),
@@ -244,7 +242,7 @@ ILLEGAL = [
         lambda c: _unknown_kind(c) is not None,
         lambda c: (
             f"{'attention_pattern' if c.attention_pattern else 'layer_types'} holds {_unknown_kind(c)!r}, which "
-            f"{FAMILY_WORDS[family_of(c)]} does not have; known: {', '.join(_known_kinds(c))}"
+            f"{FAMILIES[model_type_of(c)].words} does not have; known: {', '.join(_known_kinds(c))}"
         ),
     ),
     (
@@ -255,37 +253,21 @@ ILLEGAL = [
         ),
     ),
     (
-        lambda c: c.position_encoding == "disentangled" and family_of(c) not in ("anyformer_encoder", "anyformer_vit"),
+        lambda c: scheme_of(c).bidirectional and not FAMILIES[model_type_of(c)].bidirectional,
         lambda c: (
-            f"position_encoding='disentangled' needs bidirectional attention; {FAMILY_WORDS[family_of(c)]} can use "
-            f"{', '.join(POSITION_ENCODINGS[:-1])}"
+            f"position_encoding={c.position_encoding!r} needs bidirectional attention; "
+            f"{FAMILIES[model_type_of(c)].words} can use "
+            f"{', '.join(name for name, scheme in POSITION_SCHEMES.items() if not scheme.bidirectional)}"
         ),
     ),
-    *_needs(
-        ("sliding_attention", "local_global_attention"),
-        "sliding_window",
-        "the number of tokens a query sees (in an encoder, to each side)",
-    ),
-    *_needs(("strided_attention",), "attention_stride", "the width of the local band and the distance of far keys"),
-    *memory_rows(attention_kinds, _needs),
+    _first(_setting_faults),
     (
-        lambda c: next(_rotary_faults(c), None) is not None,
-        lambda c: next(_rotary_faults(c)),
+        lambda c: getattr(c, "memory_update", "delta") not in MEMORY_UPDATES,
+        lambda c: f"memory_update={c.memory_update!r} is not known; known: {', '.join(MEMORY_UPDATES)}",
     ),
-    (
-        lambda c: (
-            c.position_encoding == "relative"
-            and not (
-                c.relative_attention_num_buckets >= 2
-                and c.relative_attention_max_distance > c.relative_attention_num_buckets // 2
-            )
-        ),
-        lambda c: (
-            f"relative_attention_max_distance={c.relative_attention_max_distance} must be above half of "
-            f"relative_attention_num_buckets={c.relative_attention_num_buckets} (at least 2): the first half of the "
-            f"buckets holds one distance each"
-        ),
-    ),
+    _first(lambda c: _rule_faults(c, _kind_rules(c))),
+    _first(_rotary_faults),
+    _first(lambda c: _rule_faults(c, scheme_of(c).rules)),
 ]
 
 
@@ -341,10 +323,7 @@ FAMILY_ILLEGAL = {
             lambda c: f"pos_att_type={c.pos_att_type} is not known; known: {', '.join(POSITION_TERMS)}",
         ),
         (
-            lambda c: (
-                "local_global_attention" in attention_kinds(c)
-                and c.position_encoding in ("alibi", "relative", "disentangled")
-            ),
+            lambda c: _has_global_tokens(c) and scheme_of(c).adds_to_scores,
             lambda c: (
                 f"position_encoding={c.position_encoding!r} does not go with local_global_attention, whose global "
                 f"tokens attend out of order; rotary, learned, sinusoidal and none do"
@@ -361,9 +340,7 @@ FAMILY_ILLEGAL = {
         _count("mask_decoder_layers", "layers"),
         _probability("classifier_dropout", optional=True),
         (
-            lambda c: (
-                c.mask_decoder_layers > 0 and (c.position_encoding != "disentangled" or c.norm_position != "post")
-            ),
+            lambda c: c.mask_decoder_layers > 0 and not (scheme_of(c).bidirectional and c.norm_position == "post"),
             lambda c: (
                 f"mask_decoder_layers={c.mask_decoder_layers} needs position_encoding='disentangled' and "
                 f"norm_position='post': it brings absolute positions in after the layers"
@@ -377,7 +354,7 @@ FAMILY_ILLEGAL = {
             ),
         ),
         (
-            lambda c: c.position_biased_input and c.position_encoding != "disentangled",
+            lambda c: c.position_biased_input and not scheme_of(c).bidirectional,
             lambda c: (
                 f"position_biased_input=True is for position_encoding='disentangled'; with "
                 f"{c.position_encoding!r} leave it false"
@@ -413,33 +390,14 @@ FAMILY_ILLEGAL = {
             ),
         ),
         (
-            lambda c: c.position_encoding not in PLANE_POSITIONS,
+            lambda c: not scheme_of(c).plane,
             lambda c: (
                 f"position_encoding={c.position_encoding!r} counts distances in a row of tokens, but patches lie in a "
-                f"plane; a vision transformer can use {', '.join(PLANE_POSITIONS)}"
+                f"plane; a vision transformer can use "
+                f"{', '.join(name for name, scheme in POSITION_SCHEMES.items() if scheme.plane)}"
             ),
         ),
-        (
-            lambda c: c.position_encoding == "sinusoidal" and c.hidden_size % 4 != 0,
-            lambda c: (
-                f"hidden_size={c.hidden_size} is no multiple of 4, but position_encoding='sinusoidal' has sines and "
-                f"cosines of rows and of columns"
-            ),
-        ),
-        (
-            lambda c: c.position_encoding == "rotary" and _rotary_type(c) != "default",
-            lambda c: (
-                f"rope_parameters.rope_type={_rotary_type(c)!r} stretches rows of tokens; a vision transformer has "
-                f"'default', and interpolate_pos_encoding for larger images"
-            ),
-        ),
-        (
-            lambda c: c.position_encoding == "rotary" and _rotated(c) % 4 != 0,
-            lambda c: (
-                f"position_encoding='rotary' rotates {_rotated(c)} channels of each head, half of them by the row and "
-                f"half by the column of a patch, in pairs; the number must be a multiple of 4"
-            ),
-        ),
+        _first(lambda c: _rule_faults(c, scheme_of(c).plane_rules)),
         (
             lambda c: c.use_distillation_token and c.pooler_type != "cls",
             lambda c: "use_distillation_token=True stands beside the class token, which pooler_type='mean' has not",
@@ -471,7 +429,7 @@ FAMILY_ILLEGAL = {
 
 
 def check_legal(config) -> None:
-    """Raise ValueError, with the one sentence that says what is legal, if `config` cannot be built."""
-    for is_illegal, sentence in (*ILLEGAL, *FAMILY_ILLEGAL.get(family_of(config), ()), *EXPERT_ROWS):
+    """Raise ValueError if `config` cannot be built, with one sentence that names legal values."""
+    for is_illegal, sentence in (*ILLEGAL, *FAMILY_ILLEGAL.get(model_type_of(config), ()), *EXPERT_ROWS):
         if is_illegal(config):
             raise ValueError(sentence(config))

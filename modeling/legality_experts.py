@@ -33,7 +33,7 @@ def _negative(c):
 
 
 def _layout(c):
-    """The field by which layers are told to be sparse, or None."""
+    """The field that names sparse layers, or None."""
     return next((name for name in ("mlp_pattern", "mlp_layer_types") if getattr(c, name, None) is not None), None)
 
 

@@ -60,7 +60,7 @@ def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_g
     at_target_R1, top_R1 = logits_RV.gather(1, target_R1), logits_RV.amax(dim=-1, keepdim=True)
     if smoothing:
         at_target_R1 = torch.lerp(at_target_R1, logits_RV.mean(dim=-1, keepdim=True), smoothing)
-    # From e^-87.3 on fp32 is denormal, and ten times slower; a fresh T5's logits reach far below.
+    # From e^-87.3 on fp32 is denormal, and ten times slower; a fresh T5's logits are far below.
     e_RV = logits_RV.sub_(top_R1).clamp_(min=-87).exp_()
     s_R1 = e_RV.sum(dim=-1, keepdim=True)
     loss = torch.where(counted_R1, s_R1.log() + top_R1 - at_target_R1, 0).sum()
@@ -123,7 +123,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         gradients = ctx.saved_tensors
         if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
             scaled = (None if g is None else g * grad_total.to(g.dtype) for g in gradients)
-        else:  # nobody needs them again: scaling a copy would cost a second [V, D]
+        else:  # they are not needed again; scaling a copy would cost a second [V, D]
             ctx.maybe_clear_saved_tensors()
             scaled = (None if g is None else g.mul_(grad_total) for g in gradients)
         return *scaled, None, None, None, None, None

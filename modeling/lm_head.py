@@ -12,7 +12,7 @@ ROWS_PER_CHUNK = 1024
 
 
 def _head_width(config) -> int:
-    """Size of what the head multiplies: tied to a factorised token table (ALBERT), it is as narrow as that table."""
+    """Input width of the head: tied to a factorised token table (ALBERT), that of the table."""
     return getattr(config, "embedding_size", None) or config.hidden_size
 
 
@@ -82,8 +82,8 @@ def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, la
     """(B, T, D) and labels (B, T), aligned with the predictions -> scalar loss, without holding the logits.
 
     A head of our own computes it from its weight. Tensor parallelism splits that weight and hooks the head
-    (`_is_hooked` is transformers' mark), and PEFT wraps heads: what those give is logits, so they are asked for them,
-    some rows at a time and once more in the backward pass.
+    (`_is_hooked` is transformers' mark), and PEFT wraps heads. Such heads compute logits, some rows at a time and once
+    more in the backward pass.
     """
     if isinstance(head, LanguageModelHead) and not getattr(head, "_is_hooked", False):
         return head(hidden_states, labels, num_items_in_batch, label_smoothing)
@@ -103,7 +103,7 @@ def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, la
 
 
 def masked_language_model_loss(head, transform, hidden_states, labels, num_items_in_batch=None):
-    """(B, T, D) and labels (B, T), -100 where nothing is asked -> scalar loss of the labelled positions.
+    """(B, T, D) and labels (B, T), -100 where nothing is predicted -> scalar loss of the labelled positions.
 
     `transform` (None: nothing) and `head` run on those positions only, about one in seven of them all. Their number is
     read on the host. A graph of fixed shapes, compiled or exported, runs them on every position. Where none is

@@ -3,12 +3,13 @@
 from transformers import GenerationMixin
 
 from .base import AnyformerPreTrainedModel
-from .causal import CausalLanguageModel, CausalModel
 from .configuration import AnyformerMoeConfig
+from .decoder import CausalLanguageModel, CausalModel
+from .experts_losses import ModelWithExperts
 from .task_heads import ForSequenceClassification
 
 
-class AnyformerMoePreTrainedModel(AnyformerPreTrainedModel):
+class AnyformerMoePreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerMoeConfig
     auto_classes = {
         "AutoModel": "AnyformerMoeModel",
@@ -27,7 +28,3 @@ class AnyformerMoeForCausalLM(CausalLanguageModel, AnyformerMoePreTrainedModel, 
 
 class AnyformerMoeForSequenceClassification(ForSequenceClassification, AnyformerMoePreTrainedModel):
     base_class = AnyformerMoeModel
-
-
-for _auto_class, _name in AnyformerMoePreTrainedModel.auto_classes.items():
-    globals()[_name].register_for_auto_class(_auto_class)

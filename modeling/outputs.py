@@ -1,4 +1,4 @@
-"""transformers' output classes with fields for what routers did; in a model without experts these stay None."""
+"""transformers' output classes with fields for routers' losses and statistics; None in models without experts."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ class RouterFields(ModelOutput):
     Filled in training, and in evaluation with `output_router_logits`.
 
     router_losses: (L, B, 2), of each row the balance loss and the z-loss, without coefficients; base models only.
-    aux_loss, z_loss: what a head made of them, scalars, without coefficients; in training they are part of `loss`.
-    router_load: (L, E), each expert's share of the slots of real tokens, summing to 1.
+    aux_loss, z_loss: a head's means of them, scalars, without coefficients; in training they are part of `loss`.
+    router_load: (L, E), each expert's share of the assignments of real tokens, summing to 1.
     router_entropy: (L,), mean over tokens of the entropy of their scores, in nats; log E where nothing is preferred.
-    router_dropped: (L,), the share of slots that found their expert full; 0 without `expert_capacity`.
+    router_dropped: (L,), the share of assignments that found their expert full; 0 without `expert_capacity`.
     router_logits: L tensors (B T, E), with `output_router_logits` only.
     """
 

@@ -1,31 +1,23 @@
-"""Position schemes: one small class each, and one registry row.
+"""Position schemes: one small class each, for a row of traits.py, whose `acts_on` defines what forward returns.
 
-A scheme acts in one of four places, named by its class attribute `place`:
-    "embedding"  forward(x, position_ids) -> (B or 1, T, D), added to the token embeddings
-    "rotation"   forward(x, position_ids) -> (cos, sin), each (B or 1, T, 2R) for the R channel pairs of a head (cos
-                 twice; sin negated, then sin), rotating queries and keys of every layer
-    "bias"       forward(x, distances (T, S)) -> (H, T, S), added to the attention scores of every layer; a distance is
-                 the query's index minus the key's, which packing and padding leave as it is
-    "disentangled"  forward(x) -> (table, index): what the layers' own attention scores positions with
-All are computed once per forward pass. Buffers are refilled in `_init_weights` (base.py): transformers builds models on
-the meta device and hands non-persistent buffers back uninitialised. For rotary modules it does so itself.
+All are computed once per forward pass. Buffers are refilled by `init_own_weights`, which base.py calls:
+transformers builds models on the meta device and hands non-persistent buffers back uninitialised. For rotary modules it
+does so itself.
 """
 
 import math
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
-from .attention_disentangled import DisentangledPositions
-from .attention_segments import block_distances, reach
-from .legality_memory import SEGMENT_KINDS
-from .positions_rotary import RotaryEmbedding, RotaryEmbeddingPerLayerType, for_heads
+from .positions_rotary import RotaryEmbeddingPerLayerType, for_heads
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation, implements
 
 
+@implements("position", "learned")
 class LearnedPositions(nn.Embedding):
     """One trained vector per position (Radford et al. 2018, section 3.1)."""
-
-    place = "embedding"
 
     def __init__(self, config):
         self.offset = config.position_offset
@@ -45,14 +37,13 @@ class LearnedPositions(nn.Embedding):
         return super().forward(position_ids + self.offset if self.offset else position_ids)
 
 
+@implements("position", "sinusoidal")
 class SinusoidalPositions(nn.Module):
     """Sines and cosines of the position at geometric wavelengths (Vaswani et al. 2017, section 3.5). No parameters.
 
     Sines fill the first half of the channels and cosines the second, as in the authors' code (tensor2tensor) and in
     transformers' Marian; the paper's text interleaves them, which only renames channels.
     """
-
-    place = "embedding"
 
     def __init__(self, config):
         super().__init__()
@@ -68,6 +59,7 @@ class SinusoidalPositions(nn.Module):
         return torch.cat((angles.sin(), angles[..., : self.hidden_size // 2].cos()), dim=-1).to(x_BTD.dtype)
 
 
+@implements("position", "alibi")
 class AlibiBias(nn.Module):
     """Linear distance penalty per head (Press et al. 2022, section 3). No parameters.
 
@@ -75,8 +67,6 @@ class AlibiBias(nn.Module):
     paper. Other head counts take the slopes of the next lower power of two, then every second one of the next higher,
     as the authors' code and BLOOM do.
     """
-
-    place = "bias"
 
     def __init__(self, config):
         super().__init__()
@@ -91,6 +81,9 @@ class AlibiBias(nn.Module):
         slopes = of_power(lower) + of_power(2 * lower)[::2][: self.num_heads - lower]
         return torch.tensor(slopes, dtype=torch.float)
 
+    def init_own_weights(self, std: float, residual_std: float) -> None:
+        init.copy_(self.slopes, self.compute_slopes())
+
     def forward(self, x_BTD, distances_TS):
         return (-self.slopes.to(x_BTD.device)[:, None, None] * distances_TS.abs()).to(x_BTD.dtype)
 
@@ -102,8 +95,6 @@ class RelativePositionBias(nn.Module):
     holds all beyond. Keys after the query, which a causal mask hides, then fall into bucket 0; without a causal mask
     the buckets are split in two, N/2 of them for keys after the query.
     """
-
-    place = "bias"
 
     def __init__(self, config):
         super().__init__()
@@ -120,7 +111,7 @@ class RelativePositionBias(nn.Module):
             num_buckets //= 2
             first, distances = num_buckets * (distances < 0).to(torch.long), distances.abs()
         exact = num_buckets // 2
-        # In the order of operations of the original, whose fp32 rounding decides at the buckets' borders.
+        # The original's order of operations: its fp32 rounding decides at the buckets' borders.
         growth = torch.log(distances.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         far = exact + (growth * (num_buckets - exact)).to(torch.long)
         return first + torch.where(distances < exact, distances, far.clamp(max=num_buckets - 1))
@@ -132,47 +123,38 @@ class RelativePositionBias(nn.Module):
 class RelativePositionBiasPerLayer(nn.ModuleList):
     """A RelativePositionBias for each layer (Chung et al. 2023, UMT5)."""
 
-    place = "bias"
-
     def __init__(self, config):
         super().__init__(RelativePositionBias(config) for _ in range(config.num_hidden_layers))
 
 
-POSITION_SCHEMES = {
-    "none": None,
-    "learned": LearnedPositions,
-    "sinusoidal": SinusoidalPositions,
-    "rotary": RotaryEmbedding,
-    "alibi": AlibiBias,
-    "relative": RelativePositionBias,
-    "disentangled": DisentangledPositions,
-}
+@implements("position", "relative")
+def relative_positions(config) -> nn.Module:
+    shared = config.relative_attention_shared
+    return RelativePositionBias(config) if shared else RelativePositionBiasPerLayer(config)
 
 
-def build_positions(config) -> nn.Module | None:
-    """The scheme that `config.position_encoding` names, or None for "none"."""
-    scheme = POSITION_SCHEMES[config.position_encoding]
-    if scheme is RotaryEmbedding and "rope_type" not in config.rope_parameters:
-        scheme = RotaryEmbeddingPerLayerType
-    if scheme is RelativePositionBias and not config.relative_attention_shared:
-        scheme = RelativePositionBiasPerLayer
-    return None if scheme is None else scheme(config)
+def build_positions(config, role: str = "position") -> nn.Module | None:
+    """The module that `config.position_encoding` names, or None for "none". role: "position" or "patch position"."""
+    name = config.position_encoding
+    scheme = POSITION_SCHEMES[name]
+    return None if scheme.acts_on is None else implementation(role, name, scheme.module)(config)
 
 
 def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_by_kind, config):
-    """Let `scheme` act: return (embeddings, keyword arguments for each layer).
+    """Run a position scheme once per forward pass: return (embeddings, keyword arguments for each layer).
 
     `kinds` is the kind of attention of each layer; `layers_by_kind` maps a kind to (index of one of its layers, its
     `layer_types` name).
     """
-    place = None if scheme is None else scheme.place
-    if place == "bias":
+    acts_on = POSITION_SCHEMES[config.position_encoding].acts_on
+    if acts_on is None:
+        return x_BTD, [{}] * len(kinds)
+    if acts_on == "embeddings":
+        return x_BTD + scheme(x_BTD, position_ids), [{}] * len(kinds)
+    if acts_on == "scores":
         return x_BTD, score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config)
-    if place == "disentangled":
-        table, index = scheme(x_BTD)
-        return x_BTD, [{"relative_table": table, "relative_index": index}] * len(kinds)
-    if place != "rotation":
-        return (x_BTD if scheme is None else x_BTD + scheme(x_BTD, position_ids)), [{}] * len(kinds)
+    if acts_on == "attention":
+        return x_BTD, [dict(zip(scheme.arguments, scheme(x_BTD)))] * len(kinds)
     if isinstance(scheme, RotaryEmbeddingPerLayerType):
         rotations = {name: for_heads(scheme(x_BTD, position_ids, name)) for name in scheme.by_type}
         return x_BTD, [{"position_embeddings": rotations[layers_by_kind[kind][1]]} for kind in kinds]
@@ -182,14 +164,17 @@ def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_
 def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config) -> list[dict]:
     """The (B, H, T, S) bias of each layer; caches of different kinds hold different numbers of keys.
 
-    Where layers attend in segments it is that of a block of queries and the keys in reach, "segment_bias".
+    Where layers attend in segments it is that of a block of queries and the keys in its window, "segment_bias".
     """
     batch, length = x_BTD.shape[:2]
     distances, biases = {}, {}
     for kind, (layer_idx, _) in layers_by_kind.items():
         past, keys, first_key = 0, length, 0
-        if kind in SEGMENT_KINDS:
-            distances[kind] = block_distances(reach(config, kind), length, config.segment_length, x_BTD.device)
+        traits = ATTENTION_KINDS[kind]
+        if traits.segments:
+            attention = implementation("attention", kind, traits.module)
+            window = traits.lookback(config)
+            distances[kind] = attention.block_distances(window, length, config.segment_length, x_BTD.device)
         else:
             if past_key_values is not None:
                 past = past_key_values.get_seq_length(layer_idx)
@@ -208,4 +193,4 @@ def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config) 
 
 
 def bias_name(kind: str) -> str:
-    return "segment_bias" if kind in SEGMENT_KINDS else "position_bias"
+    return "segment_bias" if ATTENTION_KINDS[kind].segments else "position_bias"

@@ -1,10 +1,12 @@
-"""Rotary positions: queries and keys turned by an angle proportional to the position."""
+"""Rotary positions: queries and keys rotated by an angle proportional to the position."""
 
 import copy
 
 import torch
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+
+from .traits import implements
 
 
 class RotaryEmbedding(nn.Module):
@@ -13,8 +15,6 @@ class RotaryEmbedding(nn.Module):
     Frequencies of every `rope_type` but "default" come from transformers (linear, dynamic, yarn, llama3, ...).
     Class and attribute names follow transformers' rotary modules: its `_init_weights` refills the buffers by them.
     """
-
-    place = "rotation"
 
     def __init__(self, config):
         super().__init__()
@@ -31,8 +31,8 @@ class RotaryEmbedding(nn.Module):
     def compute_default_rope_parameters(config, *args, **kwargs):
         """Return (theta^(-2i/R) for i < R/2, scaling 1.0) with R the rotated channels of a head.
 
-        transformers 5.17 also passes a device, which later versions dropped; the buffers move with the module.
-        """
+        Some callers also pass a device, which is not needed: the buffers move with the module.
+        """  # transformers < 5.23
         parameters = config.rope_parameters
         rotated = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, rotated, 2, dtype=torch.float) / rotated
@@ -50,8 +50,6 @@ class RotaryEmbedding(nn.Module):
 class RotaryEmbeddingPerLayerType(nn.Module):
     """One rotary embedding for each layer type, where `rope_parameters` is nested (a theta per kind of layer)."""
 
-    place = "rotation"
-
     def __init__(self, config):
         super().__init__()
         self.by_type = nn.ModuleDict()
@@ -64,16 +62,23 @@ class RotaryEmbeddingPerLayerType(nn.Module):
         return self.by_type[layer_type](x, position_ids)
 
 
+@implements("position", "rotary")
+def rotary_positions(config) -> nn.Module:
+    """One rotary embedding, or where `rope_parameters` is nested one for each layer type."""
+    is_flat = "rope_type" in config.rope_parameters
+    return RotaryEmbedding(config) if is_flat else RotaryEmbeddingPerLayerType(config)
+
+
 def rotate(x_BHTK: torch.Tensor, cos_B1TR: torch.Tensor, sin_B1TR: torch.Tensor) -> torch.Tensor:
     """Rotate the first 2R channels of each head, channel i together with channel i + R; the rest pass through.
 
     cos and sin are RotaryEmbedding's, with an axis for the heads. Laid out so, a rotation is three operations.
     """
-    rotated = cos_B1TR.shape[-1]
-    turned = x_BHTK if rotated == x_BHTK.shape[-1] else x_BHTK[..., :rotated]
-    first, second = turned.chunk(2, dim=-1)
-    out = torch.addcmul(turned * cos_B1TR, torch.cat((second, first), dim=-1), sin_B1TR)
-    return out if turned is x_BHTK else torch.cat((out, x_BHTK[..., rotated:]), dim=-1)
+    size = cos_B1TR.shape[-1]
+    part = x_BHTK if size == x_BHTK.shape[-1] else x_BHTK[..., :size]
+    first, second = part.chunk(2, dim=-1)
+    rotated = torch.addcmul(part * cos_B1TR, torch.cat((second, first), dim=-1), sin_B1TR)
+    return rotated if part is x_BHTK else torch.cat((rotated, x_BHTK[..., size:]), dim=-1)
 
 
 def for_heads(rotation):

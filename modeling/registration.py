@@ -1,11 +1,11 @@
-"""Entry of all families in transformers' Auto classes. Not shipped to the Hub: there `auto_map` does this job."""
+"""All families' entries in transformers' Auto classes. Not copied to the Hub, where `auto_map` does this."""
 
 import transformers
 from transformers.utils import is_vision_available
 
 from . import configuration, decoder, encoder, moe, seq2seq, vit
 
-FAMILIES = {
+MODULES = {
     configuration.AnyformerDecoderConfig: decoder,
     configuration.AnyformerMoeConfig: moe,
     configuration.AnyformerEncoderConfig: encoder,
@@ -16,7 +16,7 @@ FAMILIES = {
 
 def register_auto_classes() -> None:
     """Make AutoConfig, AutoModel and the Auto heads know every family. Safe to call more than once."""
-    for config_class, module in FAMILIES.items():
+    for config_class, module in MODULES.items():
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         family = next(
             cls
@@ -26,8 +26,8 @@ def register_auto_classes() -> None:
         for auto_class, name in family.auto_classes.items():
             getattr(transformers, auto_class).register(config_class, getattr(module, name), exist_ok=True)
     if is_vision_available():  # without Pillow, models still take tensors
-        # From its own module: the name in `transformers` of 5.17 is of an object that asks for torchvision.
-        from transformers.models.auto.image_processing_auto import AutoImageProcessor
+        # From its own module: the name in `transformers` may be of an object that asks for torchvision.
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor  # transformers < 5.23
 
         from .image_processing import AnyformerImageProcessor
 

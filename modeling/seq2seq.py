@@ -14,7 +14,7 @@ from .attention_masks import cross_mask, document_ids_from_positions
 from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
 from .configuration import AnyformerSeq2SeqConfig
-from .experts_losses import merged
+from .experts_losses import ModelWithExperts, merged
 from .linear_cross_entropy import IGNORE_INDEX
 from .lm_head import LanguageModelHead, language_model_loss
 from .outputs import (
@@ -25,11 +25,10 @@ from .outputs import (
     Seq2SeqSequenceClassifierOutput,
 )
 from .stack import TransformerStack, embeddings_of
-from .task_heads import classifier_dropout, last_token_index
-from .task_losses import problem_type_of, sequence_classification_loss
+from .task_heads import classification_loss, classifier_dropout, last_token_index
 
 
-class AnyformerSeq2SeqPreTrainedModel(AnyformerPreTrainedModel):
+class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerSeq2SeqConfig
     auto_classes = {
         "AutoModel": "AnyformerSeq2SeqModel",
@@ -39,7 +38,7 @@ class AnyformerSeq2SeqPreTrainedModel(AnyformerPreTrainedModel):
     }
 
     def set_attn_implementation(self, attn_implementation, *args, **kwargs):
-        """As transformers 5.23: older ones leave out the stacks, whose configs are of the same class as the model's."""
+        """Also set on the stacks, whose configs are of the same class as the model's."""  # transformers < 5.23
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
         for module in self.modules():
             if isinstance(module, TransformerStack):
@@ -72,7 +71,8 @@ class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
     ) -> BaseModelOutput:
         """input_ids (B, S) or inputs_embeds (B, S, D) -> last_hidden_state (B, S, D)."""
         x_BSD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
-        x_BSD, routed = self.run_routed(x_BSD, attention_mask, position_ids, **kwargs)
+        batch = self.read_batch(x_BSD, attention_mask, position_ids, **kwargs)
+        x_BSD, routed = self.run_stack(x_BSD, batch, **kwargs)
         return BaseModelOutput(last_hidden_state=x_BSD, **routed)
 
 
@@ -102,26 +102,27 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
         encoder_attention_mask: torch.Tensor | None = None,
         encoder_position_ids: torch.LongTensor | None = None,
         use_cache: bool | None = None,
+        loss_mask: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """inputs_embeds (B, T, D), encoder_hidden_states (B, S, D) -> last_hidden_state (B, T, D), past_key_values.
 
         Packed rows: `position_ids` and `encoder_position_ids` that restart for each document, in the same order.
+        loss_mask: (B, T), 0 at tokens that do not count in the routers' losses; None: padding does not count.
         """
-        batch = inputs_embeds.shape[0]
         packs = past_key_values is None
         documents = None
         if packs and position_ids is not None and encoder_position_ids is not None:
             both = (position_ids, encoder_position_ids)
-            documents = [document_ids_from_positions(x.expand(batch, -1)) for x in both]
+            documents = [document_ids_from_positions(x.expand(inputs_embeds.shape[0], -1)) for x in both]
         if use_cache and packs and not self.training:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        x_BTD, routed = self.run_routed(
+        batch = self.read_batch(inputs_embeds, attention_mask, position_ids, past_key_values, packs)
+        if loss_mask is not None:
+            batch.loss_mask = loss_mask
+        x_BTD, routed = self.run_stack(
             inputs_embeds,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            packs=packs,
+            batch,
             use_cache=use_cache,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=cross_mask(
@@ -135,7 +136,7 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
 
 
 def shift_right(labels, decoder_start_token_id, pad_token_id, position_ids=None):
-    """(B, T) targets -> what the decoder reads: the start token, then all but the last target, padding for -100.
+    """(B, T) targets -> the decoder's input: the start token, then all but the last target, padding for -100.
 
     position_ids: None, or (B or 1, T), 0 where each target of packed rows starts. Raises ValueError without a
     `decoder_start_token_id`.
@@ -182,16 +183,16 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         decoder_inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
-        decoder_counted_mask: torch.Tensor | None = None,
+        decoder_loss_mask: torch.Tensor | None = None,
         **kwargs,
     ) -> Seq2SeqModelOutput:
         """Inputs (B, S) and decoder inputs (B, T) -> last_hidden_state (B, T, D) and the encoder's (B, S, D).
 
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
-        decoder_counted_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that no
-        `decoder_attention_mask` tells of.
+        decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that
+        `decoder_attention_mask` does not mark.
         """
-        if use_cache is None:  # asked here: the decoder reads a copy of this config, made when the model was built
+        if use_cache is None:  # read here: the decoder has a copy of this config, made when the model was built
             use_cache = self.config.use_cache
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -212,7 +213,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
             encoder_attention_mask=attention_mask,
             encoder_position_ids=position_ids,
             use_cache=use_cache,
-            counted_mask=decoder_counted_mask,
+            loss_mask=decoder_loss_mask,
             **kwargs,
         )
         return Seq2SeqModelOutput(
@@ -273,7 +274,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
             label_smoothing: share of each target's probability that is spread over the vocabulary (Vaswani et al.
                 2017, section 5.4).
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
-            return_logits: whether `logits` (B, T, V) is filled. None: not in a training step with labels.
+            return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_position_ids)
@@ -289,13 +290,13 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
-            decoder_counted_mask=None if labels is None else labels != IGNORE_INDEX,
+            decoder_loss_mask=None if labels is None else labels != IGNORE_INDEX,
             **kwargs,
         )
         hidden_states, loss, logits = outputs.last_hidden_state, None, None
         if labels is not None:
             loss = language_model_loss(self.lm_head, hidden_states, labels, num_items_in_batch, label_smoothing)
-        if return_logits if return_logits is not None else (labels is None or not self.training):
+        if self.returns_logits(return_logits, labels):
             logits = self.lm_head(hidden_states)
         return self.head_output(Seq2SeqLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
 
@@ -393,20 +394,14 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
             use_cache=False,
-            decoder_counted_mask=attention_mask,  # it reads the same tokens
+            decoder_loss_mask=attention_mask,  # it reads the same tokens
             **kwargs,
         )
         rows = torch.arange(input_ids.shape[0], device=input_ids.device)
         text_BD = outputs.last_hidden_state[rows, self.last_token(input_ids, attention_mask)]
         logits, loss = self.score(self.dropout(self.pooler(self.dropout(text_BD)))), None
         if labels is not None:
-            if self.config.problem_type is None:  # kept: pipelines choose softmax or sigmoid by it
-                self.config.problem_type = problem_type_of(labels, self.num_labels)
-            loss = sequence_classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
+            loss = classification_loss(self.config, logits, labels, num_items_in_batch)
         return self.head_output(
             Seq2SeqSequenceClassifierOutput, outputs, loss, labels, num_items_in_batch, logits=logits
         )
-
-
-for _auto_class, _name in AnyformerSeq2SeqPreTrainedModel.auto_classes.items():
-    globals()[_name].register_for_auto_class(_auto_class)

@@ -1,7 +1,9 @@
-"""Embeddings, positions and layers: what the models of all families run, whatever their tokens may see.
+"""Embeddings, positions and layers: the part that the models of all families share.
 
 Shapes as in attention.py, and E the width of the embeddings.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -13,31 +15,59 @@ from .attention_masks import (
     flash_sequences,
     fold_into_bias,
 )
-from .attention_varlen import attends_documents_apart, document_lengths
+from .attention_varlen import Unpadded, attends_documents_apart, document_lengths
 from .block import TransformerBlock
-from .experts_losses import router_fields
 from .normalization import build_norm
 from .positions import LearnedPositions, apply_positions, build_positions
-from .unpadding import Unpadded
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES
 
 # Documents shorter than this on average are masked within their row: calls for each would cost more than they save.
 SHORT_DOCUMENT = 32
 
 
+@dataclass
+class Batch:
+    """The tokens of one forward pass: where they stand, which belong together, which are real.
+
+    attention_mask: None, a (B, S) padding mask, or ready masks. position_ids: (B or 1, T). token_positions: what the
+    position scheme reads, `position_ids` or the grid of an image. past_key_values: a cache of self-attention, or None.
+    documents: None, or (B, T) ids of packed documents, which do not see each other. global_attention_mask: None or
+    (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
+    losses and statistics; None: all count. unpadded: None, or how padded rows became one row.
+    """
+
+    attention_mask: torch.Tensor | dict | None
+    position_ids: torch.Tensor
+    token_positions: torch.Tensor | tuple
+    past_key_values: object = None
+    documents: torch.Tensor | None = None
+    global_attention_mask: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
+    unpadded: Unpadded | None = None
+
+    def without_padding(self, x_BTE):
+        """(B, T, E) as the layers see it: (1, N, E) where the batch was unpadded."""
+        return x_BTE if self.unpadded is None or x_BTE is None else self.unpadded.take(x_BTE)
+
+    def with_padding(self, x_BTD):
+        """The reverse."""
+        return x_BTD if self.unpadded is None else self.unpadded.put_back(x_BTD)
+
+
 class TransformerStack:
-    """A mixin for a PreTrainedModel: `build_stack` in its `__init__`, `run_stack` in its `forward`.
+    """A mixin for a PreTrainedModel: `build_stack` in `__init__`; `read_batch`, then `run_stack` in `forward`.
 
     `config.is_causal` says whether tokens see those after them. Packed rows: `position_ids` that restart at 0 for each
     document. Tokens then see their document only, whatever `use_cache` and `attention_mask` say. With a cache passed
     in, `position_ids` are positions only.
     """
 
-    build_positions = staticmethod(build_positions)  # config -> position scheme or None
+    positions_role = "position"  # of traits.py; "patch position" for images
 
     def build_stack(self, config, cross_attention: bool = False) -> None:
         groups = getattr(config, "num_hidden_groups", None) or config.num_hidden_layers
         width = getattr(config, "embedding_size", None) or config.hidden_size
-        self.position_encoding = self.build_positions(config)
+        self.position_encoding = build_positions(config, self.positions_role)
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         # One block for each layer, or for each group of layers that share it.
@@ -54,96 +84,89 @@ class TransformerStack:
         }
         self.gradient_checkpointing = False
 
-    def run_stack(self, *args, **kwargs):
-        """`run_routed` for a family without experts: hidden states (B, T, D) alone."""
-        return self.run_routed(*args, **kwargs)[0]
+    def read_batch(
+        self, x_BTE, attention_mask=None, position_ids=None, past_key_values=None, packs=True, **captured
+    ) -> Batch:
+        """Token embeddings, and a forward's arguments beside them -> Batch.
 
-    def run_routed(
-        self,
-        x_BTE,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        packs=True,
-        added_BTE=None,
-        global_attention_mask=None,
-        places=None,
-        output_router_logits=None,
-        counted_mask=None,
-        **kwargs,
-    ) -> tuple:
-        """Token embeddings (B, T, E) -> hidden states (B, T, D), and the fields of outputs.RouterFields, if any.
-
-        past_key_values: a cache of self-attention. packs: whether `position_ids` tell documents apart. added_BTE:
-        embeddings of another kind than tokens and positions. places: what the position scheme reads, where that is not
-        `position_ids`. output_router_logits: None is what the config says. counted_mask: (B, T), tokens that
-        count in the routers' losses and statistics; None: those that `attention_mask` has. kwargs go to the layers.
+        packs: whether `position_ids` tell documents apart. captured: which outputs of each layer are wanted.
         """
-        counted_mask = attention_mask if counted_mask is None else counted_mask
-        if self.config.embedding_multiplier != 1:
-            x_BTE = x_BTE * self.config.embedding_multiplier
-        documents = None
+        documents = unpadded = None
         if packs and position_ids is not None and x_BTE.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
         if documents is None and isinstance(self.position_encoding, LearnedPositions):
             self.position_encoding.check_length(x_BTE.shape[1])
-        unpadded = None
-        if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, kwargs):
+        if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, captured):
             unpadded = Unpadded.of(attention_mask)
+        loss_mask = attention_mask
         if unpadded is not None:
-            x_BTE, position_ids, attention_mask = unpadded.take(x_BTE), unpadded.position_ids, None
-            added_BTE = None if added_BTE is None else unpadded.take(added_BTE)
+            attention_mask, position_ids = None, unpadded.position_ids
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(x_BTE.shape[1], device=x_BTE.device) + past).unsqueeze(0)
-        if unpadded is not None:
-            masks, seen = dict.fromkeys(self.layers_by_kind), {"document_lengths": unpadded.lengths}
-        else:
-            masks, seen = self.what_is_seen(x_BTE, attention_mask, past_key_values, documents, global_attention_mask)
-        places = position_ids if places is None else places
+        return Batch(
+            attention_mask,
+            position_ids,
+            token_positions=position_ids,
+            past_key_values=past_key_values,
+            documents=documents,
+            loss_mask=loss_mask,
+            unpadded=unpadded,
+        )
+
+    def run_stack(self, x_BTE, batch: Batch, added_BTE=None, output_router_logits=None, **context) -> tuple:
+        """Token embeddings (B, T, E) -> hidden states (B, T, D), and the fields of outputs.RouterFields, if any.
+
+        added_BTE: embeddings beside tokens and positions. output_router_logits: None takes the config's value. context:
+        keyword arguments for the layers.
+        """
+        if self.config.embedding_multiplier != 1:
+            x_BTE = x_BTE * self.config.embedding_multiplier
+        x_BTE, added_BTE = batch.without_padding(x_BTE), batch.without_padding(added_BTE)
+        masks, seen = self.build_masks(x_BTE, batch)
         x_BTE, per_layer = apply_positions(
             self.position_encoding,
             x_BTE,
-            places,
-            past_key_values,
+            batch.token_positions,
+            batch.past_key_values,
             self.attention_kinds,
             self.layers_by_kind,
             self.config,
         )
-        x_BTD = self.finish_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, position_ids)
+        x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(self.attention_kinds, per_layer)]
         if self.config._attn_implementation == "sdpa":
-            per_layer = self.folded(per_layer)
-        kwargs |= seen | {"position_ids": position_ids, "past_key_values": past_key_values}
-        kwargs |= self.context_of_family(x_BTD, attention_mask, documents, global_attention_mask)
-        routed = []  # of each sparse layer, in the order they run: its router, and what the block returns beside
-        x_BTD = self.norm(self.run_layers(x_BTD, per_layer, routed, **kwargs))
-        fields = {}
+            per_layer = self.fold_masks(per_layer)
+        context |= seen | {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
+        context |= self.extra_layer_kwargs(x_BTD, batch)
+        x_BTD, routed = self.run_layers(x_BTD, per_layer, **context)
+        x_BTD, fields = self.norm(x_BTD), {}
         if routed:
-            shown = self.config.output_router_logits if output_router_logits is None else output_router_logits
-            fields = router_fields(routed, x_BTD.shape[:2], counted_mask, unpadded, self.training, shown)
-        return (x_BTD if unpadded is None else unpadded.put_back(x_BTD)), fields
+            fields = self.router_fields(routed, x_BTD.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
+        return batch.with_padding(x_BTD), fields
 
-    def what_is_seen(self, x_BTE, attention_mask, past_key_values, documents, global_attention_mask) -> tuple:
-        """({kind of attention: mask}, keyword arguments by which a backend sees the rest)."""
+    def build_masks(self, x_BTE, batch: Batch) -> tuple:
+        """({kind of attention: mask}, keyword arguments of backends that take document lengths instead)."""
+        kinds, attention_mask, documents = self.layers_by_kind, batch.attention_mask, batch.documents
+        if batch.unpadded is not None:
+            return dict.fromkeys(kinds), {"document_lengths": batch.unpadded.lengths}
         seen = {}
         if documents is not None and self.config._attn_implementation.startswith("flash"):
             seen = flash_sequences(documents, attention_mask)
-            if attention_mask is not None:  # layers that flash kernels do not compute still have to know padding
+            if attention_mask is not None:  # layers without flash kernels still need to see what is padding
                 documents = documents.masked_fill(attention_mask == 0, -1)
             attention_mask = None
-        elif documents is not None and past_key_values is None and self.attends_packed_rows_apart(x_BTE):
+        elif documents is not None and batch.past_key_values is None and self.attends_packed_rows_apart(x_BTE):
             lengths = document_lengths(documents, attention_mask)
             if len(lengths) * SHORT_DOCUMENT <= x_BTE.shape[0] * x_BTE.shape[1]:
-                return dict.fromkeys(self.layers_by_kind), {"document_lengths": lengths}
-        kinds = self.layers_by_kind
+                return dict.fromkeys(kinds), {"document_lengths": lengths}
         if self.config.is_causal:
-            return causal_masks(self.config, x_BTE, attention_mask, past_key_values, documents, kinds), seen
-        masks = bidirectional_masks(self.config, x_BTE, attention_mask, documents, kinds, global_attention_mask)
+            return causal_masks(self.config, x_BTE, attention_mask, batch.past_key_values, documents, kinds), seen
+        masks = bidirectional_masks(self.config, x_BTE, attention_mask, documents, kinds, batch.global_attention_mask)
         return masks, seen
 
-    def folded(self, per_layer: list[dict]) -> list[dict]:
-        """Masks and score biases as one, made once for all layers that share them."""
+    def fold_masks(self, per_layer: list[dict]) -> list[dict]:
+        """Masks and score biases as one tensor, made once for all layers that share them."""
         done, folded = {}, []
         for own in per_layer:
             if "position_bias" in own:
@@ -159,11 +182,10 @@ class TransformerStack:
 
         Score biases, and kinds of attention that are masks themselves, are made for whole rows.
         """
-        place = None if self.position_encoding is None else self.position_encoding.place
         return (
             self.config._attn_implementation == "sdpa"
-            and place in (None, "embedding", "rotation")
-            and all(kind in ("full_attention", "sliding_attention") for kind in self.layers_by_kind)
+            and not POSITION_SCHEMES[self.config.position_encoding].adds_to_scores
+            and all(ATTENTION_KINDS[kind].separable for kind in self.layers_by_kind)
             and attends_documents_apart(x_BTE, self.config.attention_dropout if self.training else 0.0)
         )
 
@@ -171,26 +193,26 @@ class TransformerStack:
         """On a GPU packed rows keep their mask: lengths would have to be read on the host in every step."""
         return x_BTE.device.type == "cpu" and self.attends_apart(x_BTE)
 
-    def can_unpad(self, x_BTE, attention_mask, kwargs) -> bool:
+    def can_unpad(self, x_BTE, attention_mask, captured: dict) -> bool:
         """Whether rows of different lengths run as one row without padding. Decoders' rows are packed, not padded.
 
-        What is captured per layer keeps its padding: its shape is promised.
+        Outputs of each layer that are captured keep their padding: their shape is promised.
         """
-        captured = ("output_hidden_states", "output_attentions")
+        outputs = ("output_hidden_states", "output_attentions")
         return (
             not self.config.is_causal
             and attention_mask.dim() == 2
             and self.attends_apart(x_BTE)
             and getattr(self.config, "expert_capacity", None) is None  # counted row by row
-            and not any(kwargs.get(name) or getattr(self.config, name, False) for name in captured)
+            and not any(captured.get(name) or getattr(self.config, name, False) for name in outputs)
         )
 
-    def finish_embeddings(self, x_BTE, position_ids):
-        """What becomes of embeddings before the first layer: norm and dropout. (B, T, E) -> (B, T, D)."""
+    def project_embeddings(self, x_BTE, position_ids):
+        """Norm and dropout of the embeddings before the first layer. (B, T, E) -> (B, T, D)."""
         return self.dropout(x_BTE if self.embedding_norm is None else self.embedding_norm(x_BTE))
 
-    def context_of_family(self, x_BTD, padding_mask, documents, global_attention_mask) -> dict:
-        """Keyword arguments for the layers that a family has beside masks and positions."""
+    def extra_layer_kwargs(self, x_BTD, batch: Batch) -> dict:
+        """A family's own keyword arguments for the layers, beside masks and positions."""
         return {}
 
     def each_layer(self):
@@ -199,18 +221,20 @@ class TransformerStack:
             return self.layers
         return [layer for layer in self.layers for _ in range(self.layers_per_group)]
 
-    def run_layers(self, x_BTD, per_layer: list[dict], routed: list, **kwargs):
+    def run_layers(self, x_BTD, per_layer: list[dict], **context) -> tuple:
+        """Hidden states (B, T, D) after the last layer, and per sparse layer: (router, logits, index, kept)."""
+        routed = []
         for layer, own in zip(self.each_layer(), per_layer):
-            x_BTD = run_layer(layer, x_BTD, routed, **own, **kwargs)
-        return x_BTD
+            x_BTD = run_layer(layer, x_BTD, routed, **own, **context)
+        return x_BTD, routed
 
 
-def run_layer(layer, x_BTD, routed: list, **kwargs):
-    """(B, T, D) -> (B, T, D). What a layer with experts returns beside is added to `routed`."""
-    x_BTD = layer(x_BTD, **kwargs)
-    if isinstance(x_BTD, tuple):
-        x_BTD, *routing = x_BTD
-        routed.append((layer.mlp.gate, *routing))
+def run_layer(layer, x_BTD, routed: list, **context):
+    """(B, T, D) -> (B, T, D). The routing of a layer with experts is added to `routed`."""
+    if not getattr(layer, "is_sparse", False):  # a pipeline's stand-ins for other ranks' layers have no such attribute
+        return layer(x_BTD, **context)
+    x_BTD, logits_NE, index_NK, kept_NK = layer(x_BTD, **context)
+    routed.append((layer.mlp.gate, logits_NE, index_NK, kept_NK))
     return x_BTD
 
 

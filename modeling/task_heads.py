@@ -15,7 +15,7 @@ from .task_losses import problem_type_of, sequence_classification_loss, span_los
 def last_token_index(input_ids, attention_mask, pad_token_id, length: int, device) -> torch.Tensor:
     """(B,) index of each row's last real token: by the mask, else by the padding token, else the last one.
 
-    The mask counts first, because models whose padding token is also their end token are common.
+    The mask comes first: many models pad with their end token.
     """
     if attention_mask is not None and attention_mask.dim() == 2:
         real = attention_mask.to(device)[:, -length:] != 0
@@ -32,13 +32,20 @@ def classifier_dropout(config) -> nn.Dropout:
     return nn.Dropout(config.hidden_dropout if own is None else own)
 
 
+def classification_loss(config, logits, labels, num_items_in_batch=None):
+    """The loss of `config.problem_type`, which the first labels decide where it is None."""
+    if config.problem_type is None:  # kept: transformers' pipelines choose softmax or sigmoid by it
+        config.problem_type = problem_type_of(labels, config.num_labels)
+    return sequence_classification_loss(logits, labels, config.problem_type, num_items_in_batch)
+
+
 class TaskHead:
     def build_base(self, config):
-        """The family's base model, and what else the head reads."""
+        """Build the family's base model, and other modules that the head reads."""
         self.model = self.base_class(config)
 
     def features(self, hidden_states):
-        """What a head reads of (B, T, D) hidden states."""
+        """The head's input, made of (B, T, D) hidden states."""
         return hidden_states
 
 
@@ -86,9 +93,7 @@ class ForSequenceClassification(TaskHead):
         )
         logits, loss = self.score(self.pool(outputs, input_ids, attention_mask)), None
         if labels is not None:
-            if self.config.problem_type is None:  # kept: pipelines choose softmax or sigmoid by it
-                self.config.problem_type = problem_type_of(labels, self.num_labels)
-            loss = sequence_classification_loss(logits, labels, self.config.problem_type, num_items_in_batch)
+            loss = classification_loss(self.config, logits, labels, num_items_in_batch)
         return self.head_output(
             SequenceClassifierOutputWithPast, outputs, loss, labels, num_items_in_batch, logits=logits
         )

@@ -29,7 +29,7 @@ def token_classification_loss(logits, labels, num_items_in_batch=None):
 
 
 def problem_type_of(labels: torch.Tensor, num_labels: int) -> str:
-    """What labels of this kind ask for, by transformers' rule (`problem_type` of a config left at None)."""
+    """The problem type of such labels, by transformers' rule (`problem_type` of a config left at None)."""
     if num_labels == 1:
         return "regression"
     return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
     ImageClassifierOutput,
@@ -15,9 +14,13 @@ from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerViTConfig
 from .legality import image_sides
 from .lm_head import Pooler
-from .patch_embeddings import LearnedPatchPositions, PatchEmbeddings, build_patch_positions
+from .patch_embeddings import PatchEmbeddings
+from .positions_2d import LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions
 from .stack import TransformerStack
 from .task_losses import class_loss, masked_pixel_loss, sequence_classification_loss
+
+# Classes that only some configs use. Imported here, their file is copied to the Hub along with this one.
+OPTIONAL_PARTS = (LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions)
 
 
 class AnyformerViTPreTrainedModel(AnyformerPreTrainedModel):
@@ -31,19 +34,6 @@ class AnyformerViTPreTrainedModel(AnyformerPreTrainedModel):
         "AutoModelForMaskedImageModeling": "AnyformerViTForMaskedImageModeling",
     }
 
-    @torch.no_grad()
-    def _init_weights(self, module):
-        super()._init_weights(module)
-        std = self.config.initializer_range
-        if isinstance(module, PatchEmbeddings):
-            for name, count in module.front.items():
-                if count:
-                    init.trunc_normal_(getattr(module, name), mean=0.0, std=std)
-            if module.mask_token is not None:
-                init.zeros_(module.mask_token)
-        elif isinstance(module, LearnedPatchPositions):
-            init.trunc_normal_(module.weight, mean=0.0, std=std)
-
 
 class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
     """Patches and a stack of bidirectional blocks; no head.
@@ -52,7 +42,7 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
     `use_mask_token`: whether patches can be masked.
     """
 
-    build_positions = staticmethod(build_patch_positions)
+    positions_role = "patch position"
 
     def __init__(self, config: AnyformerViTConfig, add_pooling_layer: bool | None = None, use_mask_token: bool = False):
         super().__init__(config)
@@ -73,7 +63,7 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """Images (B, C, height, width) -> last_hidden_state (B, T, D), pooler_output (B, pooler_output_size).
 
-        Of the T tokens those in front come first (class, distillation, registers), then the patches row by row.
+        Of the T tokens the prefix (class, distillation, registers) comes first, then the patches row by row.
 
         Args:
             bool_masked_pos: (B, N), true at patches that the mask token replaces.
@@ -94,25 +84,22 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
                 f"the image has {height} x {width} pixels, but image_size={self.config.image_size}; resize it or pass "
                 f"interpolate_pos_encoding=True"
             )
-        x_BTD = self.run_stack(
-            self.patch_embeddings(pixel_values, bool_masked_pos),
-            attention_mask=attention_mask,
-            places=(height // self.config.patch_size, width // self.config.patch_size),
-            packs=False,
-            **kwargs,
-        )
+        x_BTD = self.patch_embeddings(pixel_values, bool_masked_pos)
+        batch = self.read_batch(x_BTD, attention_mask, packs=False)
+        batch.token_positions = (height // self.config.patch_size, width // self.config.patch_size)
+        x_BTD, _ = self.run_stack(x_BTD, batch, **kwargs)
         pooled = None if self.pooler is None else self.pooler(pool_image(self.config, x_BTD))
         return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled)
 
-    def can_unpad(self, x_BTE, attention_mask, kwargs) -> bool:
-        return False  # a hidden patch still has its place in the plane
+    def can_unpad(self, x_BTE, attention_mask, captured) -> bool:
+        return False  # hidden patches keep their row and column
 
 
 def pool_image(config, hidden_states):
     """(B, T, D) -> (B, D): the class token, or the mean of the patches."""
     if config.pooler_type == "cls":
         return hidden_states[:, 0]
-    return hidden_states[:, config.num_front_tokens :].mean(dim=1)
+    return hidden_states[:, config.num_prefix_tokens :].mean(dim=1)
 
 
 class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
@@ -142,7 +129,7 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
         Args:
             labels: (B,) class numbers, or (B, num_labels): probabilities, as mixup makes them. A config's
                 `problem_type` may say that they are 0 and 1 of several labels, or numbers.
-            distillation_labels: what the teacher says, for `distillation_head`; None: `labels`. The loss is the mean of
+            distillation_labels: the teacher's labels, for `distillation_head`; None: `labels`. The loss is the mean of
                 both heads' (Touvron et al. 2021, eq. 3), and the logits are the heads' mean.
             label_smoothing: None: the config's in training, none in evaluation.
             num_items_in_batch: entries of labels in the whole optimizer step, by which the sum is divided.
@@ -202,7 +189,7 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
         outputs = self.model(
             pixel_values, bool_masked_pos=bool_masked_pos, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs
         )
-        patches_BNP = self.decoder(outputs.last_hidden_state[:, self.config.num_front_tokens :])
+        patches_BNP = self.decoder(outputs.last_hidden_state[:, self.config.num_prefix_tokens :])
         grid = [side // size for side in pixel_values.shape[-2:]]
         reconstruction = nn.functional.pixel_shuffle(patches_BNP.transpose(1, 2).unflatten(2, grid), stride)
         loss = None
@@ -215,7 +202,3 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-for _auto_class, _name in AnyformerViTPreTrainedModel.auto_classes.items():
-    globals()[_name].register_for_auto_class(_auto_class)

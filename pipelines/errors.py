@@ -1,4 +1,4 @@
-"""The one kind of error that a user can cause and mend."""
+"""UserError, for mistakes that a user can correct, and help with their sentences."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,6 +9,11 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its class: other libraries explain over several lines."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:

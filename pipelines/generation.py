@@ -1,9 +1,9 @@
-"""Text from any saved model that writes text: ours or transformers' own, from a folder or the Hub."""
+"""Text generation with any saved model: ours or transformers' own, from a folder or the Hub."""
 
 import re
 from pathlib import Path
 
-from .errors import UserError
+from .errors import UserError, first_line
 
 DEFAULT_TEMPERATURE = 0.8
 # owner/name or name, as the Hub allows them.
@@ -11,7 +11,7 @@ HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
 def locate_model(name_or_path: str) -> str:
-    """Return what `from_pretrained` shall load: a folder with config.json, or the name of a Hub repository.
+    """Return the argument of `from_pretrained`: a folder with config.json, or the name of a Hub repository.
 
     Raises:
         UserError: no such folder, or a folder without a model.
@@ -59,9 +59,9 @@ def generate_text(
     seed: int = 42,
     trust_remote_code: bool = False,
 ) -> str:
-    """Return `prompt` and its continuation by at most `max_new_tokens` tokens; of an encoder-decoder its answer alone.
+    """Return `prompt` and its continuation by at most `max_new_tokens` tokens; an encoder-decoder's answer alone.
 
-    It is shorter where the model ends the text, or where its learned positions end.
+    The continuation is shorter where the model ends the text, or where its learned positions end.
 
     Args:
         name_or_path: folder with a saved model and tokenizer, folder of a finished run, or Hub repository.
@@ -81,7 +81,7 @@ def generate_text(
     if inputs["input_ids"].shape[1] == 0:
         if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
             raise UserError(f"PROMPT={prompt!r} is empty, and the model's tokenizer has no token to begin a text with")
-        # eos ends the document before, so it also begins one.
+        # eos stands between documents, so a document may begin after it.
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         inputs = {"input_ids": torch.tensor([[start]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
     inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
@@ -127,14 +127,12 @@ def _load(source: str, trust_remote_code: bool):
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model = auto_class.from_pretrained(source, dtype="auto", trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
-        # transformers explains over several lines; the first says what is missing.
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"MODEL={source} cannot be loaded as a model that writes text: {reason}") from error
+        raise UserError(f"MODEL={source} cannot be loaded as a model that writes text: {first_line(error)}") from error
     return model.to(device).eval(), tokenizer
 
 
 def _free_positions(config, length: int) -> float:
-    """How many tokens fit after a prompt of `length` tokens; infinity where positions go on beyond the trained ones."""
+    """How many tokens fit after a prompt of `length` tokens; infinity where positions are not learned vectors."""
     positions = getattr(config, "max_position_embeddings", None)
     scheme = getattr(config, "position_encoding", None)
     learned = scheme == "learned" if scheme is not None else not getattr(config, "rope_parameters", None)

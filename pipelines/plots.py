@@ -1,4 +1,4 @@
-"""Pictures of runs: one function per plot, one look for all. They need matplotlib, which is an extra."""
+"""Plots of runs, one function each, in a common style. They need matplotlib, which is an extra."""
 
 import importlib.util
 import math
@@ -40,7 +40,7 @@ def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 4.2, heig
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(LOOK):
-        # No pyplot: it keeps figures of its own and may want a screen.
+        # Not pyplot: it keeps references to figures and may need a display.
         picture = Figure(figsize=(width * columns, height * rows), layout="constrained")
         FigureCanvasAgg(picture)
         yield picture.subplots(rows, columns)
@@ -48,7 +48,7 @@ def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 4.2, heig
 
 
 def plot_routers(entries: list[dict], path: Path) -> None:
-    """How evenly routers used their experts, from the lines of router.jsonl, written to `path`.
+    """Plot how evenly routers used their experts, from the lines of router.jsonl; written to `path`.
 
     Raises UserError where matplotlib is not installed.
     """
@@ -58,19 +58,19 @@ def plot_routers(entries: list[dict], path: Path) -> None:
     with figure(path, columns=3) as (over_time, certainty, last):
         for name, pick in (("most used", max), ("least used", min)):
             for layer in range(layers):
-                colour = f"C{0 if pick is max else 1}"
+                color = f"C{0 if pick is max else 1}"
                 label = f"{name} expert of each layer" if layer == 0 else None
                 share = [pick(load[layer]) * experts for load in loads]
-                over_time.plot(steps, share, color=colour, alpha=max(0.3, 2 / (1 + layers)), label=label)
+                over_time.plot(steps, share, color=color, alpha=max(0.3, 2 / (1 + layers)), label=label)
         over_time.axhline(1, color="0.5", linewidth=0.8)
         over_time.set(title="Load of experts over training", xlabel="step", ylabel="tokens, of an equal share")
         over_time.set_ylim(bottom=0)
         over_time.legend()
         for layer in range(layers):
-            colour = (0.2, 0.3 + 0.6 * layer / max(1, layers - 1), 0.6)
+            color = (0.2, 0.3 + 0.6 * layer / max(1, layers - 1), 0.6)
             values = [entry["entropy"][layer] / math.log(max(2, experts)) for entry in entries]
             shown = layers <= 6 or layer in (0, layers - 1)
-            certainty.plot(steps, values, color=colour, label=f"sparse layer {layer + 1}" if shown else None)
+            certainty.plot(steps, values, color=color, label=f"sparse layer {layer + 1}" if shown else None)
         certainty.set(title="Entropy of the routers' scores", xlabel="step", ylabel="of log(experts)", ylim=(0, 1.03))
         certainty.legend()
         relative = [[share * experts for share in row] for row in loads[-1]]
@@ -82,7 +82,7 @@ def plot_routers(entries: list[dict], path: Path) -> None:
 
 
 def plot_perplexity_by_position(curves: list[dict], path: Path) -> None:
-    """Perplexity against the tokens before, one line for each of what `--by-position` measured, written to `path`.
+    """Plot perplexity against the number of tokens before, a line per result of `--by-position`; written to `path`.
 
     Raises UserError where matplotlib is not installed.
     """
@@ -99,12 +99,12 @@ def plot_perplexity_by_position(curves: list[dict], path: Path) -> None:
             xlim=(0, None),
         )
         for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            axis("{x:g}")  # numbers, not powers of ten: a plot rarely spans two of them
+            axis("{x:g}")  # plain numbers: a plot rarely spans two powers of ten
         axes.legend()
 
 
 def plot_against_length(rows: list[dict], path: Path) -> None:
-    """Time and memory per token against the length of a row, a line per kind of attention, written to `path`.
+    """Plot time and memory per token against the row length, a line per kind of attention; written to `path`.
 
     rows: of scripts/benchmarks/length.py: kind, length, and `forward_us`, `training_us`, `forward_kib`, `training_kib`.
 

@@ -1,4 +1,4 @@
-"""`anyformer train` as a file, for launchers that want one: torchrun, accelerate launch, deepspeed."""
+"""`anyformer train` as a file, for launchers that need a file: torchrun, accelerate launch, deepspeed."""
 
 import sys
 

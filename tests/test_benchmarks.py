@@ -1,4 +1,4 @@
-"""The benchmarks run, compare equal work and print their table. Nothing here looks at a time."""
+"""The benchmarks run, compare equal work and print their table. Timings are not tested."""
 
 import importlib
 import shlex
@@ -167,3 +167,23 @@ def test_moe_step_compares_equal_losses_in_every_dtype(benchmark, capsys):
     rows = table(capsys)
     assert [row[1] for row in rows] == ["guard", "native grouped_mm", "native batched_mm", "ours", "ours", "ours"] * 3
     assert {row[5] for row in rows if row[1] == "ours"} == {"-", ">= 1.25"}
+
+
+def test_losses_that_differ_in_the_last_digit_are_reported(benchmark, capsys):
+    module = benchmark("compare_losses")
+    a = module.Result([6.0, 5.1], {"validation_loss": 5.0}, "0a")
+    b = module.Result([6.0, 5.1000000000000005], {"validation_loss": 5.0}, "0b")
+    assert module.print_table(["A", "B"], [{"decoder": a}, {"decoder": a}], all_steps=False)
+    assert not module.print_table(["A", "B"], [{"decoder": a}, {"decoder": b}], all_steps=True)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| decoder")]
+    assert rows[0] == "| decoder | 2 | 5.1 | 5.1 | equal |" and len(rows) == 3
+    assert rows[2] == "| decoder | 2 | 5.1 | 5.1000000000000005 | DIFFERENT: 1 losses, first at step 2; weights |"
+
+
+@pytest.mark.slow
+def test_a_commit_has_the_losses_of_itself(benchmark, capsys, repo_root):
+    if not (repo_root / ".git").exists():
+        pytest.skip("needs a git checkout")
+    code = benchmark("compare_losses").main(["HEAD", "HEAD", "--steps", "2", "--families", "decoder", "vit"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("| equal |")]
+    assert code == 0 and [row.split()[1] for row in rows] == ["decoder", "vit"]

@@ -12,7 +12,7 @@ import re
 import pytest
 import torch
 import transformers
-from anyformer.modeling.legality import POSITION_ENCODINGS
+from anyformer.modeling.traits import POSITION_SCHEMES
 from anyformer.pipelines.cli.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
 from family_variants import close, positions_of, tokens
 from huggingface_hub.errors import StrictDataclassClassValidationError
@@ -169,7 +169,7 @@ def test_every_pair_of_settings_that_goes_together_is_computed(family):
 
 @pytest.mark.usefixtures("without_code_files")
 @pytest.mark.parametrize("rows", [PAIRWISE, pytest.param(ROWS, marks=pytest.mark.slow)], ids=["pairwise", "whole"])
-@pytest.mark.parametrize("position", POSITION_ENCODINGS)
+@pytest.mark.parametrize("position", POSITION_SCHEMES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_legal_cells_compute_the_same_on_every_backend_and_when_loaded_again(family, position, rows, tmp_path):
     for cell in rows[family]:

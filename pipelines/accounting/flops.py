@@ -1,4 +1,4 @@
-"""Floating-point operations per token, peak rates, and the share of the peak a run reaches (MFU).
+"""FLOPs of training batches, and peak FLOP/s of devices; their ratio is the model FLOPs utilization (MFU).
 
 Convention: PaLM (Chowdhery et al. 2022, appendix B). A trained token costs 6 x the weights it is multiplied with
 (output head included, embedding look-ups not) + 12 x layers x heads x head size x context for the attention scores,
@@ -10,7 +10,9 @@ import time
 
 import torch
 
-# Dense bfloat16 tensor-core rates of the vendors' data sheets, in FLOP/s; matched against the device's name in order.
+from ..data.batch_keys import IGNORE_INDEX
+
+# Dense bfloat16 tensor-core rates from the vendors' data sheets, in FLOP/s; the first key in the device's name counts.
 DATA_SHEET_BF16 = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -26,57 +28,52 @@ DATA_SHEET_BF16 = {
 
 
 def rows_and_length(inputs: dict, config) -> tuple[int, int]:
-    """(rows, tokens per row) of a batch: an image is its patches and whatever vectors of its own the model adds."""
+    """(rows, tokens per row) of a batch; an image has a token per patch and the model's prefix tokens."""
     if "input_ids" in inputs:
         return tuple(inputs["input_ids"].shape)
     rows, _, height, width = inputs["pixel_values"].shape
     patch = config.patch_size
     patch = (patch, patch) if isinstance(patch, int) else patch
-    return rows, (height // patch[0]) * (width // patch[1]) + getattr(config, "num_front_tokens", 1)
+    return rows, (height // patch[0]) * (width // patch[1]) + getattr(config, "num_prefix_tokens", 1)
 
 
 def count_tokens(inputs: dict, config):
-    """Tokens of a batch that are not padding, source and target; a tensor where the device has to count them."""
+    """Tokens of a batch without padding, source and target; a tensor where they are counted on the device."""
     mask = inputs.get("attention_mask")
     rows, length = rows_and_length(inputs, config)
     tokens = rows * length if mask is None else mask.sum()
-    return tokens + inputs["labels"].ne(-100).sum() if config.is_encoder_decoder else tokens
+    return tokens + inputs["labels"].ne(IGNORE_INDEX).sum() if config.is_encoder_decoder else tokens
 
 
 def linear_weights(model: torch.nn.Module) -> dict[str, float]:
-    """Number of weights that a token is multiplied with in each linear layer, by its name; of a tied head, too.
+    """Number of weights that a token is multiplied with in each linear layer, by the layer's name; tied heads included.
 
-    Of the experts of a mixture each token uses a few: those of one layer count as if all were used equally.
+    A token uses few of a layer's experts: their weights count by the share of experts in use.
     """
     share = active_share(model.config)
     found = {}
     for name, module in model.named_modules():
-        # ZeRO-3 leaves empty shards and the true size.
+        # ZeRO-3 empties the parameters and keeps their sizes in ds_numel and ds_shape.
         sizes = [getattr(p, "ds_numel", p.numel()) for p in module.parameters(recurse=False)]
         dims = [len(getattr(p, "ds_shape", p.shape)) for p in module.parameters(recurse=False)]
         if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's Linear
             found[name] = sizes[0] * (share if ".experts." in name else 1)
         elif type(module).__name__.endswith("Router"):
             found[name] = sum(size for size, dim in zip(sizes, dims) if dim == 2)
-        elif hasattr(module, "num_experts"):  # all of one kind in one tensor
+        elif hasattr(module, "num_experts"):  # one tensor holds all experts
             found[name] = sum(size for size, dim in zip(sizes, dims) if dim == 3) * share
     return found
 
 
 def active_share(config) -> float:
-    """The share of a mixture's experts that work on one token; 1 for models without experts."""
+    """The share of a layer's experts that one token is given to; 1 for models without experts."""
     config = config.get_text_config()
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     return getattr(config, "num_experts_per_tok", 1) / experts if experts else 1.0
 
 
-def multiplied_weights(model: torch.nn.Module) -> int:
-    """Number of weights a token is multiplied with in one forward pass (tied heads count, look-ups do not)."""
-    return round(sum(linear_weights(model).values()))
-
-
 def active_parameters(model: torch.nn.Module) -> int:
-    """Parameters of a model without those experts of a mixture that one token is not given to."""
+    """Parameters that one token uses: all but those of experts that it is not given to."""
     share = active_share(model.config)
     sizes = ((name, getattr(p, "ds_numel", p.numel())) for name, p in model.named_parameters())
     return round(sum(size * (share if ".experts." in name else 1) for name, size in sizes))
@@ -85,9 +82,9 @@ def active_parameters(model: torch.nn.Module) -> int:
 class FlopCount:
     """Training FLOPs (forward and backward) of a model's batches.
 
-    The linear layers are told apart by name: those of a base model see every token; those beside it are the head, which
-    sees each position, only labelled ones (our masked language model), or one vector per row (classification). In an
-    encoder-decoder, decoder layers see target tokens, but the keys and values of cross-attention source tokens.
+    Linear layers are classified by name. Layers of the base model process every token. The others are the head, which
+    processes every position, only labelled ones (our masked language model), or one vector per row (classification). In
+    an encoder-decoder, decoder layers process target tokens, but keys and values of cross-attention source tokens.
     """
 
     ROW_HEADS = ("Classification", "ForMultipleChoice", "ForNextSentencePrediction")
@@ -108,7 +105,8 @@ class FlopCount:
         self.head_on_rows = name.endswith(self.ROW_HEADS) and not name.endswith("ForTokenClassification")
         self.config = config
         self.token = self.target = self.cross = self.head = self.row = 0
-        shared = self.layers / (getattr(config, "num_hidden_groups", None) or self.layers)  # ALBERT: applied so often
+        groups = getattr(config, "num_hidden_groups", None) or self.layers
+        shared = self.layers / groups  # ALBERT applies each group of layers so often
         base = model.base_model_prefix if model.base_model is not model else None
         for name, weights in linear_weights(model).items():
             self._assign(name, weights, base, shared)
@@ -139,17 +137,17 @@ class FlopCount:
             total += 6 * (self.target * targets + self.cross * tokens)
             total += scores * self.decoder_layers * (target_length + length) * targets
             return total + 6 * self.head * targets
-        return total + 6 * self.head * (inputs["labels"].ne(-100).sum() if self.head_on_labels else tokens)
+        return total + 6 * self.head * (inputs["labels"].ne(IGNORE_INDEX).sum() if self.head_on_labels else tokens)
 
 
 def flops_per_token(model: torch.nn.Module, sequence_length: int) -> int:
-    """Training FLOPs (forward and backward) per token of a row of this length, with its head on every position."""
+    """Training FLOPs (forward and backward) per token of a row of this length, with the head on every position."""
     row = torch.zeros(1, sequence_length, dtype=torch.long)
     return int(FlopCount(model).of_batch({"input_ids": row, "labels": row})) // sequence_length
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """Peak FLOP/s of one device and where the number is from: a data sheet, or a matrix product timed here."""
+    """(peak FLOP/s of one device, source of the number: a data sheet, or a matrix product timed here)."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
         for key, rate in DATA_SHEET_BF16.items():
@@ -159,9 +157,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 
 def measured_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> float:
-    """Best rate of square matrix products repeated for `seconds`, in FLOP/s: the best, as others may use the device."""
+    """Best rate of square matrix products repeated for `seconds`, in FLOP/s; other processes may slow the rest down."""
     size = 8192 if device.type == "cuda" else 1024
-    # A generator of its own: taking numbers from the global one would change the dropout of the run that asks.
+    # A separate generator: numbers taken from the global one would change the dropout of the current run.
     generator = torch.Generator(device).manual_seed(0)
     a = torch.randn(size, size, device=device, generator=generator).to(dtype)
     best, end = float("inf"), time.perf_counter() + seconds

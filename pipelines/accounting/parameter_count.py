@@ -4,6 +4,7 @@ import math
 
 from anyformer.modeling.legality import attention_kinds, image_sides
 from anyformer.modeling.legality_experts import has_experts, mlp_kinds
+from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES
 
 
 def count_active_parameters(config) -> int:
@@ -43,7 +44,8 @@ class _Parts:
         self.D, self.H = c.hidden_size, c.num_attention_heads
         self.E = getattr(c, "embedding_size", None) or self.D
         self.G, self.K = c.num_key_value_heads or self.H, c.head_dim or self.D // self.H
-        self.F = c.intermediate_size or (-(-8 * self.D // (3 * 64)) * 64 if c.mlp_type == "glu" else 4 * self.D)
+        self.is_gated, self.scheme = MLP_TYPES[c.mlp_type].gated, POSITION_SCHEMES[c.position_encoding]
+        self.F = c.intermediate_size or (-(-8 * self.D // (3 * 64)) * 64 if self.is_gated else 4 * self.D)
         self.key_bias = c.attention_bias if c.attention_key_bias is None else c.attention_key_bias
         self.out_bias = c.attention_bias if c.attention_out_bias is None else c.attention_out_bias
 
@@ -89,7 +91,8 @@ class _Parts:
         feed_forwards = sum(self.experts() if kind == "sparse" else self.feed_forward(self.F) for kind in kinds)
         extra = sum(self.attention_extra(kind) for kind in (attention_kinds(c) * layers)[:layers])
         outer = self.norm(self.E) * c.embedding_norm + self.norm(D) * (c.norm_position == "pre")
-        return layers * (norms + attentions) + feed_forwards + extra + outer + self.positions(layers * times)
+        positions = self.scheme.parameters(self, layers * times)
+        return layers * (norms + attentions) + feed_forwards + extra + outer + positions
 
     def attention(self) -> int:
         queries, keys = self.H * self.K, self.G * self.K
@@ -99,17 +102,11 @@ class _Parts:
 
     def attention_extra(self, kind: str) -> int:
         """What self-attention of this kind has beside the usual projections."""
-        c, D, queries, keys = self.c, self.D, self.H * self.K, self.G * self.K
-        if kind == "local_global_attention":
-            own_queries, own_values = linear(D, queries, c.attention_bias), linear(D, keys, c.attention_bias)
-            return own_queries + linear(D, keys, self.key_bias) + own_values
-        if c.position_encoding != "disentangled" or c.share_att_key:
-            return 0
-        terms = {"c2p": linear(D, keys, self.key_bias), "p2c": linear(D, queries)}
-        return sum(terms[name] for name in c.pos_att_type or terms)
+        traits = ATTENTION_KINDS[kind]
+        return traits.parameters(self) if traits.own_scores else self.scheme.attention_parameters(self)
 
     def feed_forward(self, width: int) -> int:
-        gates = 2 if self.c.mlp_type == "glu" else 1
+        gates = 2 if self.is_gated else 1
         return gates * linear(self.D, width, self.c.mlp_bias) + linear(width, self.D, self.c.mlp_bias)
 
     def experts(self) -> int:
@@ -120,19 +117,12 @@ class _Parts:
         router = linear(self.D, c.num_experts, bias=False)
         return number * self.feed_forward(c.moe_intermediate_size or self.F) + router + shared
 
-    def positions(self, layers: int) -> int:
+    def learned_positions(self) -> int:
+        """Vectors in a table of learned positions."""
         c = self.c
-        if c.position_encoding == "learned" and hasattr(c, "patch_size"):
-            places = math.prod(side // c.patch_size for side in image_sides(c))
-            return (self.tokens_with_positions() + places) * self.D
-        if c.position_encoding == "learned":
-            return (c.max_position_embeddings + c.position_offset) * self.E
-        if c.position_encoding == "relative":
-            return c.relative_attention_num_buckets * self.H * (1 if c.relative_attention_shared else layers)
-        if c.position_encoding == "disentangled":
-            span = c.position_buckets or c.max_relative_positions or c.max_position_embeddings
-            return 2 * span * self.D + (self.norm(self.D) if c.relative_embedding_norm else 0)
-        return 0
+        if hasattr(c, "patch_size"):
+            return self.tokens_with_positions() + math.prod(side // c.patch_size for side in image_sides(c))
+        return c.max_position_embeddings + c.position_offset
 
     def head(self) -> int:
         c = self.c
@@ -140,7 +130,10 @@ class _Parts:
         return rows * ((0 if c.tie_word_embeddings else self.D) + c.lm_head_bias)
 
     def norm(self, width: int) -> int:
-        return width * (2 if self.c.norm_type == "layernorm" and self.c.norm_bias else 1)
+        return width * (2 if NORM_TYPES[self.c.norm_type].has_bias and self.c.norm_bias else 1)
+
+    def linear(self, inputs: int, outputs: int, bias: bool = True) -> int:
+        return linear(inputs, outputs, bias)
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> int:

@@ -10,7 +10,10 @@ from pathlib import Path
 from ..errors import UserError, did_you_mean
 
 VERBS = ("list", "train", "preview", "evaluate", "generate", "convert", "publish")
-LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics")
+LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "sources")
+PLUGIN_HELP = (
+    "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
+)
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
@@ -32,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
         if not argv:
             build_parser().print_help()
             return EXIT_USER_ERROR
+        argv = without_plugins(argv)
         args = parse(argv)
         code = args.run(args)
         sys.stdout.flush()  # here, so that a reader that has left is noticed while we can still say nothing about it
@@ -49,6 +53,29 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"unexpected {what[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
+
+
+def without_plugins(argv: list[str]) -> list[str]:
+    """Import what `--plugin` names, before anything is parsed: help and errors know its names; return the rest.
+
+    Raises:
+        UserError: no such file, or an error in it.
+    """
+    from ..plugins import load_plugins
+
+    named, rest, words = [], [], iter(argv)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option != "--plugin":
+            rest.append(word)
+        elif equals:
+            named.append(value)
+        else:
+            named.append(next(words, ""))
+    if "" in named:
+        raise UserError("--plugin names no file; write --plugin my_objective.py")
+    load_plugins(named)
+    return rest
 
 
 def _fail(sentence: str, code: int, debug: bool) -> int:
@@ -103,6 +130,7 @@ def build_parser() -> Parser:
 
     parser.add_argument("--version", action="version", version=f"anyformer {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     verbs = parser.add_subparsers(title="commands", metavar="VERB", required=True, parser_class=Parser)
     for add in (_add_list, _add_train, _add_preview, _add_evaluate, _add_generate, _add_convert, _add_publish):
         verb = add(verbs)
@@ -110,6 +138,7 @@ def build_parser() -> Parser:
         verb.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
+        verb.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     return parser
 
 
@@ -119,10 +148,13 @@ def _add_list(verbs) -> Parser:
         help="families, presets, recipes, objectives, tasks and metrics, one line each",
         description="List what recipes can name: families of models, architectures of published sizes, shipped\n"
         "recipes, what can be learned from plain text or labelled examples, and what can be measured.",
-        epilog="examples:\n  anyformer list\n  anyformer list recipes\n  anyformer list --legal",
+        epilog="examples:\n  anyformer list\n  anyformer list recipes\n  anyformer list masked\n"
+        "  anyformer list --legal",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("kind", nargs="?", choices=LISTED, help="only these")
+    what.add_argument(
+        "kind", nargs="?", help=f"only these ({', '.join(LISTED)}), or the settings of one objective or task"
+    )
     what.add_argument("--legal", action="store_true", help="which parts of a model go together, as markdown tables")
     parser.set_defaults(run=_run_list)
     return parser
@@ -301,9 +333,15 @@ def _run_list(args) -> int:
 
         print(legality_markdown(), end="")
         return 0
-    from .listing import print_tables
+    from ..plugins import OBJECTIVES
+    from .listing import print_settings, print_tables
 
-    print_tables(args.kind)
+    if args.kind is None or args.kind in LISTED:
+        print_tables(args.kind)
+    elif args.kind in OBJECTIVES:
+        print_settings(args.kind)
+    else:
+        raise UserError(f"{args.kind!r}: nothing to list{did_you_mean(args.kind, [*LISTED, *OBJECTIVES])}")
     return 0
 
 
@@ -395,9 +433,9 @@ def _run_generate(args) -> int:
 
 
 def _run_convert(args) -> int:
-    from ..interop.convert_checkpoint import check_destination, convert
+    from ..interop.convert_checkpoint import convert, destination_folder
 
-    check_destination(args.destination)
+    destination_folder(args.destination)
     _say_loading()
     print(convert(args.model, args.destination, to=args.to))
     return 0

@@ -8,30 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from anyformer.modeling.legality import (
-    ATTENTION_KINDS,
-    FAMILY_WORDS,
-    MLP_TYPES,
-    NORM_POSITIONS,
-    POSITION_ENCODINGS,
-    check_legal,
-)
+from anyformer.modeling.legality import NORM_POSITIONS, check_legal
+from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES
+from anyformer.modeling.traits import FAMILIES as MODEL_TYPES
 
 from ..recipes import introspection
 
-# What a kind of attention cannot be without, of a size that fits the tests' tiny models, too.
-COMPANIONS = {
-    "sliding_attention": {"sliding_window": 4},
-    "strided_attention": {"attention_stride": 3},
-    "local_global_attention": {"sliding_window": 3},
-    "compressive_attention": {"segment_length": 4},
-    "recurrent_attention": {"segment_length": 4, "memory_length": 4},
-}
 FEED_FORWARDS = {
     **{name: {"mlp_type": name, "num_experts": None} for name in MLP_TYPES},
     **{f"{name} experts": {"mlp_type": name, "num_experts": 4} for name in MLP_TYPES},
 }
-FAMILIES = [name.removeprefix("anyformer_") for name in FAMILY_WORDS]
+FAMILIES = [name.removeprefix("anyformer_") for name in MODEL_TYPES]
 
 
 @dataclass(frozen=True)
@@ -50,11 +37,11 @@ class Cell:
         return f"{self.family}: {self.position}, {self.kind}, {self.norm}-norm, {self.feed_forward}"
 
 
-def cells(family: str, positions=POSITION_ENCODINGS, kinds=tuple(ATTENTION_KINDS)) -> Iterator[Cell]:
+def cells(family: str, positions=POSITION_SCHEMES, kinds=ATTENTION_KINDS) -> Iterator[Cell]:
     """Every combination of a family, legal or not."""
     for position, kind, norm, feed_forward in itertools.product(positions, kinds, NORM_POSITIONS, FEED_FORWARDS):
         fields = {"position_encoding": position, "norm_position": norm, "attention_pattern": [kind]}
-        fields |= COMPANIONS.get(kind, {}) | FEED_FORWARDS[feed_forward]
+        fields |= ATTENTION_KINDS[kind].companions | FEED_FORWARDS[feed_forward]
         yield Cell(family, position, kind, norm, feed_forward, fields, refusal(family, fields))
 
 

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..accounting.parameter_count import count_active_parameters, count_parameters, short_number
-from ..metrics import METRICS, OF_PIXELS, PERPLEXITIES
+from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
-from ..recipes.compose import load_preset
+from ..recipes.compose import describe_objective, load_preset, names_of
 from ..recipes.files import shipped, shipped_yaml
-from ..recipes.schema import ModelSection, ObjectiveSection, TaskSection
+from ..recipes.schema import ModelSection
 
 # A pipe has no width; wide enough that no row of ours is broken, so that grep finds whole lines.
 PIPE_WIDTH = 220
@@ -79,19 +79,22 @@ def recipe_rows() -> list[tuple[str, str]]:
 
 def objective_rows() -> list[tuple[str, str]]:
     """Return (name, one line) of each objective."""
-    return [(name, first_line(f"pipelines.objectives.{name}")) for name in choices_of(ObjectiveSection, "name")]
+    return [(name, OBJECTIVES[name].summary()) for name in names_of("objective")]
 
 
 def task_rows() -> list[tuple[str, str]]:
     """Return (name, one line) of each task."""
-    return [(name, first_line(f"pipelines.objectives.{name}")) for name in choices_of(TaskSection, "name")]
+    return [(name, OBJECTIVES[name].summary()) for name in names_of("task")]
 
 
 def metric_rows() -> list[tuple[str, str, str]]:
     """Return (name, what it is of, one line) of each metric."""
-    of_text = [(name, "plain text", description) for name, description in PERPLEXITIES.items()]
-    of_text += [(name, "pixels", description) for name, description in OF_PIXELS.items()]
-    return of_text + [(name, row.compares, row.description) for name, row in METRICS.items()]
+    return [(name, row.compares, row.description) for name, row in METRICS.items()]
+
+
+def source_rows() -> list[tuple[str, str]]:
+    """Return (name, one line) of each corpus that needs no files."""
+    return [(name, (cls.__doc__ or name).strip().splitlines()[0].rstrip(".")) for name, cls in SOURCES.items()]
 
 
 TABLES = {
@@ -101,7 +104,23 @@ TABLES = {
     "objectives": (objective_rows, ("objective", "what the model learns from plain text or images")),
     "tasks": (task_rows, ("task", "what the model learns from labelled examples")),
     "metrics": (metric_rows, ("metric", "of", "what it measures")),
+    "sources": (source_rows, ("source", "what it reads")),
 }
+
+
+def print_settings(name: str) -> None:
+    """Print one objective or task: what it is, the models it trains, and each of its settings."""
+    cls = OBJECTIVES[name]
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console.print(f"{cls.section} {name}: {cls.summary()}", markup=False)
+    console.print(
+        f"families: {', '.join(cls.families)}; metrics: {', '.join(cls.metric_names()) or 'none'}", markup=False
+    )
+    table = Table("setting", "default", "", "what it says", box=None, pad_edge=False)
+    table.columns[0].style = "cyan"
+    for row in describe_objective(name):
+        table.add_row(row.name, "null" if row.default is None else str(row.default), row.type, row.help)
+    console.print(table)
 
 
 def print_tables(kind: str | None = None) -> None:

@@ -1,11 +1,12 @@
-"""What the sources of text have in common: documents, the reasons to skip one, and the corpus of one split."""
+"""Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from ..errors import UserError
+from ..storage.cache import sha
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +83,24 @@ class Limits:
         return Document(text, source) if reason is None else Skipped(reason, source)
 
 
+def text_document(value: Any, source: str, limits: Limits, field: str) -> Document | Skipped:
+    """Check one cell of a table: nothing counts as empty, anything but text is a UserError that begins with `field`."""
+    if value is None:
+        return Skipped("empty", source)
+    if not isinstance(value, str):
+        raise UserError(f"{field}: {source} holds {type(value).__name__}, not text.")
+    return limits.checked(value, source)
+
+
 class Source(ABC):
-    """A restartable stream of documents in a fixed order, before anything is held back from it.
+    """A restartable stream of documents in a fixed order, before it is split into training and validation.
 
     name: short, for messages and reports. where: the recipe field that errors name: `data` or, say, `data.mixture.1`.
     """
 
     name: str
     where: str
-    splits_by_name = False  # hold documents back by their name instead of their index
+    splits_by_name = False  # choose validation documents by their name instead of their index
 
     @abstractmethod
     def items(self) -> Iterator[Document | Skipped]:
@@ -131,8 +141,3 @@ class Corpus(ABC):
     def notes(self) -> list[str]:
         """Sentences a user should read once the documents have been iterated."""
         return [str(self.skipped)] if self.skipped.total else []
-
-
-def sha(value: Any) -> str:
-    """32 hexadecimal digits that identify a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -12,19 +12,18 @@ import torch
 from torch.utils.data import Dataset
 
 from ..storage.cache import cached_folder
+from .rows import Rows
 
 _FORMAT = 1  # raise it when the files change
 BATCH = 1000  # examples encoded at once
 ARROW, META = "examples.arrow", "meta.json"
 
 
-class EncodedExamples(Dataset):
+class EncodedExamples(Rows, Dataset):
     """Encoded examples, in the order of their source: dicts of int64 tensors, ragged between rows.
 
     fingerprint: identity of the examples and of the way they were encoded. facts: numbers worth reporting.
     """
-
-    is_packed = False
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)

@@ -10,20 +10,12 @@ from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..recipes.schema import DataSection
-from .documents import Corpus, Document, Limits, SkipCounts, sha
+from ..storage.cache import sha
+from .documents import Corpus, Document, Limits, SkipCounts
+from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
+from .files import file_identities, find_files, name_of_files, readable
 from .hub_datasets import HubSource
-from .text_files import (
-    bounded_lines,
-    check_opens,
-    content_hash,
-    file_kind,
-    find_files,
-    json_object,
-    open_file,
-    parquet_file,
-    readable,
-)
-from .validation_split import HoldBack
+from .validation_split import ValidationSplit
 
 # place: file and line, or data set and row, as errors name it; the row has every column a task asked for.
 Example = tuple[str, dict[str, Any]]
@@ -60,7 +52,7 @@ class ExampleSource(ABC):
 
 
 class ExampleFiles(ExampleSource):
-    """JSON lines and Parquet files, also compressed with gzip; patterns as for FileSource.
+    """Files of a format with rows, also compressed with gzip; patterns as for FileSource.
 
     Raises UserError where a pattern matches nothing, or a file cannot be read, is of another kind or lacks a column.
     """
@@ -68,60 +60,40 @@ class ExampleFiles(ExampleSource):
     def __init__(self, patterns: str | list[str], columns: dict[str, str], limits: Limits, field: str):
         self.field, self.columns, self.limits = field, columns, limits
         self.paths = find_files(field, [patterns] if isinstance(patterns, str) else patterns)
-        self.name = self.paths[0].name + (f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else "")
+        self.name = name_of_files(self.paths)
         for path in self.paths:
-            if file_kind(path) == "text":
-                raise UserError(f"{field}: {path} is not .jsonl or .parquet, which labelled examples are read from")
+            file_format = format_of(path)
+            if file_format is None:
+                known = " or ".join(dict.fromkeys(one.suffixes[0] for one in FILE_FORMATS.values()))
+                raise UserError(f"{field}: {path} is not {known}, which labelled examples are read from")
             check_opens(field, path)
-            if file_kind(path) == "parquet":
-                with readable(field, path), parquet_file(field, path) as parquet:
-                    self.check_columns(parquet.schema_arrow.names, str(path))
+            with readable(field, path):
+                there = file_format.columns(field, path)
+            if there is not None:
+                self.check_columns(there, str(path))
 
     def items(self) -> Iterator[Example]:
         for path in self.paths:
             with readable(self.field, path):
-                yield from self._parquet(path) if file_kind(path) == "parquet" else self._json_lines(path)
+                yield from self._rows(path, format_of(path))
 
     def identity(self) -> Any:
-        files = []
-        for path in self.paths:
-            with readable(self.field, path):
-                state = path.stat()
-                files.append([path.name, state.st_size, content_hash(str(path), state.st_size, state.st_mtime_ns)])
-        return {"files": files, "columns": self.columns}
+        return {"files": file_identities(self.field, self.paths), "columns": self.columns}
 
     def class_names(self, column: str) -> list[str] | None:
-        if file_kind(self.paths[0]) != "parquet":
-            return None
-        from datasets import Features
+        path = self.paths[0]
+        with readable(self.field, path):
+            return format_of(path).class_names(self.field, path, column)
 
-        with readable(self.field, self.paths[0]), parquet_file(self.field, self.paths[0]) as parquet:
-            features = Features.from_arrow_schema(parquet.schema_arrow)
-        return getattr(features[column], "names", None)
-
-    def _json_lines(self, path: Path) -> Iterator[Example]:
-        longest = 6 * self.limits.document_bytes + 2**20  # escapes are up to six times as long as what they stand for
-        with open_file(path) as stream:
-            for number, line in enumerate(bounded_lines(stream, longest), start=1):
-                place = f"{path}, line {number}"
-                if line is None:
-                    raise UserError(f"{self.field}: {place}: longer than data.max_document_bytes allows")
-                if not line.strip():
-                    continue
-                try:
-                    row = json_object(line, self.field, path, number)
-                except UnicodeDecodeError:
-                    raise UserError(f"{self.field}: {place}: not UTF-8") from None
-                self.check_columns(list(row), place)
-                yield place, row
-
-    def _parquet(self, path: Path) -> Iterator[Example]:
-        number = 0
-        with parquet_file(self.field, path) as parquet:
-            for batch in parquet.iter_batches(batch_size=512, columns=list(dict.fromkeys(self.columns.values()))):
-                for row in batch.to_pylist():
-                    yield f"{path}, row {number}", row
-                    number += 1
+    def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Example]:
+        faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": "not UTF-8"}
+        columns = list(dict.fromkeys(self.columns.values()))
+        for number, row in file_format.rows(self.field, path, columns, self.limits):
+            place = f"{path}, {file_format.counts} {number}"
+            if isinstance(row, str):
+                raise UserError(f"{self.field}: {place}: {faults[row]}")
+            self.check_columns(list(row), place)
+            yield place, row
 
 
 class HubExamples(ExampleSource):
@@ -159,29 +131,29 @@ class HubExamples(ExampleSource):
 
 
 class Examples:
-    """The examples of one split: a source, bounded, with some held back for validation."""
+    """The examples of one split: of a source's first `most`, those for validation alone, or the others."""
 
     def __init__(
         self,
         split: str,
         source: ExampleSource,
         *,
-        rule: HoldBack | None = None,
-        held: bool = False,
+        rule: ValidationSplit | None = None,
+        validation: bool = False,
         most: int | None = None,
     ):
-        self.split, self.source, self.rule, self.held, self.most = split, source, rule, held, most
+        self.split, self.source, self.rule, self.validation, self.most = split, source, rule, validation, most
         self.name = source.name
 
     def __iter__(self) -> Iterator[Example]:
         for index, example in enumerate(self.source.items()):
             if index == self.most:
                 return
-            if self.rule is None or self.rule.holds(index, "") == self.held:
+            if self.rule is None or self.rule.is_validation(index, "") == self.validation:
                 yield example
 
     def identity(self) -> Any:
-        return {"source": self.source.identity(), "rule": self.rule and vars(self.rule), "held": self.held} | {
+        return {"source": self.source.identity(), "rule": self.rule and vars(self.rule), "held": self.validation} | {
             "most": self.most
         }
 
@@ -197,9 +169,9 @@ def open_examples(
 ) -> dict[str, Examples]:
     """The examples of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
 
-    Without validation files or split, validation_fraction of the training examples is held back, by their index; 0:
-    none. max_documents bounds the training source before anything is held back. files and hub make the sources, and
-    are called as the classes that are their defaults.
+    Without validation files or split, validation_fraction of the training examples are for validation, by their index;
+    0: none. max_documents bounds the training source before it is split. files and hub make the sources, and are called
+    as the classes that are their defaults.
 
     Raises UserError for missing files, data sets and columns, and for a split without an example.
     """
@@ -217,14 +189,14 @@ def open_examples(
     sources = {split: opened(split) for split in ("train", "validation", "test")}
     rule = None
     if sources["validation"] is None and data.validation_fraction > 0:
-        rule, sources["validation"] = HoldBack(data.validation_fraction), sources["train"]
+        rule, sources["validation"] = ValidationSplit(data.validation_fraction), sources["train"]
     splits = {}
     for split, source in sources.items():
         if source is None:
             continue
         mine = rule if split != "test" else None
         most = data.max_documents if split == "train" or mine is not None else None
-        splits[split] = Examples(split, source, rule=mine, held=split == "validation", most=most)
+        splits[split] = Examples(split, source, rule=mine, validation=split == "validation", most=most)
         splits[split].check_not_empty()
     return splits
 

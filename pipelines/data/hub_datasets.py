@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .documents import Document, Limits, Skipped, Source
-from .text_files import text_document
+from .documents import Document, Limits, Skipped, Source, text_document
 
 
 class HubSource(Source):

@@ -11,7 +11,8 @@ from ..errors import UserError
 from ..recipes.schema import DataSection
 from .documents import Limits
 from .examples import Example, ExampleFiles, Examples, ExampleSource, HubExamples, open_examples
-from .text_files import content_hash, find_files, readable
+from .file_formats import FileFormat
+from .files import content_hash, find_files, readable
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -54,13 +55,14 @@ class ImageFiles(ExampleSource):
 
 
 class ImageTable(ExampleFiles):
-    """Parquet and JSON lines; a path in the image column of JSON lines is taken from the file's own folder."""
+    """Tables with an image column; a path in it is relative to the file's own folder where the format has its own."""
 
-    def _json_lines(self, path: Path) -> Iterator[Example]:
+    def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Example]:
         column = self.columns["image_field"]
-        for place, row in super()._json_lines(path):
+        for place, row in super()._rows(path, file_format):
             image = row[column]
-            yield place, row | {column: str(path.parent / image) if isinstance(image, str) else image}
+            is_own = file_format.has_own_paths and isinstance(image, str)
+            yield place, row | {column: str(path.parent / image)} if is_own else row
 
 
 class HubImages(HubExamples):

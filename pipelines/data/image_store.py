@@ -16,7 +16,7 @@ from ..storage.cache import cached_folder
 
 PIXELS, LABELS, META = "pixels.bin", "labels.npy", "meta.json"
 # Pillow's modes of 8 bits or fewer per channel.
-COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
+COLOR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 GREY = ("1", "L", "LA")
 
 
@@ -123,11 +123,11 @@ def decode(value: Any, channels: int, field: str, place: str):
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{field}: {place} holds an image that cannot be read ({reason})") from None
-    if image.mode not in (*COLOUR, *GREY):
+    if image.mode not in (*COLOR, *GREY):
         raise UserError(
             f"{field}: {place} is an image of mode {image.mode}; 8 bits per channel, grey or colour, can be read"
         )
-    if channels == 1 and image.mode in COLOUR:
+    if channels == 1 and image.mode in COLOR:
         raise UserError(f"{field}: {place} is a colour image, but model.num_channels=1; set it to 3")
     return image.convert({1: "L", 3: "RGB"}[channels])
 

@@ -1,4 +1,4 @@
-"""Batches of rows of different lengths: which rows come together, and how they are padded."""
+"""Batching by length: a sampler that groups rows of similar length, and a collator that pads them."""
 
 from collections.abc import Iterator
 
@@ -6,18 +6,19 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from ..training.cross_entropy import IGNORED
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from .sample_ids import row_ids
 
-POOL = 50  # batches whose rows are sorted by length together: near enough in length, still mostly at random
+POOL = 50  # batches whose rows are sorted together: lengths in a batch are similar, the order stays mostly random
 
 
 class LengthGroupedSampler(Sampler):
-    """Row numbers of one pass, such that each batch holds rows of similar length. A pure function of seed and epoch.
+    """Row numbers of one epoch in batches of similar length: a pure function of seed and epoch.
 
-    batch_size: rows of one optimizer step; inside of it they come longest first.
+    batch_size: rows of one optimizer step; within it they come longest first.
 
     All rows are shuffled, cut into pools of `POOL` batches, sorted by length inside each pool, and the batches of all
-    pools are shuffled. The longest batch comes first: if memory does not suffice, that shows at once.
+    pools are shuffled. The longest batch comes first: where memory does not suffice, the first step fails.
     """
 
     def __init__(self, lengths: np.ndarray, batch_size: int, seed: int):
@@ -38,7 +39,7 @@ class LengthGroupedSampler(Sampler):
             members = order[start : start + pool]
             members = members[np.argsort(-self.lengths[members], kind="stable")]
             batches += [members[i : i + size] for i in range(0, len(members), size)]
-        # A batch that is not full stays last, or all batches after it would be cut elsewhere.
+        # A batch that is not full stays last, so that all other batches are full.
         last = [batches.pop()] if len(batches[-1]) < size else []
         batches = [batches[i] for i in generator.permutation(len(batches))]
         if batches:
@@ -54,20 +55,19 @@ def pad(sequences: list[torch.Tensor], value: int, left: bool = False) -> torch.
 
 
 class PaddingCollator:
-    """Rows -> one batch, padded to its longest row: input_ids, labels and whatever else a row holds.
+    """Rows -> one batch, padded to its longest row: input_ids, labels and the rows' other tensors.
 
-    labels (B,) for one class per row, else (B, U), filled up with -100. There is an attention_mask only in batches
-    where something is padded: a mask of ones would only cost attention its fast path. The rows' epoch is left out:
-    nothing is random here.
+    labels: (B,) for one class per row, else (B, U), padded with -100. Only batches with padding have an attention_mask:
+    a mask of ones would make attention slower. The rows' epoch is left out, because nothing is random here.
     """
 
     def __init__(self, pad_token_id: int, left: bool = False):
-        self.padding, self.left = {"input_ids": pad_token_id, "labels": IGNORED}, left
+        self.padding, self.left = {"input_ids": pad_token_id, "labels": IGNORE_INDEX}, left
 
     def __call__(self, rows: list[dict]) -> dict:
         batch = {}
         for name in rows[0]:
-            if name in ("row_ids", "epoch"):
+            if name in (ROW_IDS, EPOCH):
                 continue
             values = [row[name] for row in rows]
             left = self.left and name != "labels"
@@ -78,6 +78,4 @@ class PaddingCollator:
             places = torch.arange(longest)
             inside = places >= longest - lengths[:, None] if self.left else places < lengths[:, None]
             batch["attention_mask"] = inside.long()
-        if "row_ids" in rows[0]:
-            batch["row_ids"] = [row["row_ids"] for row in rows]
-        return batch
+        return batch | row_ids(rows)

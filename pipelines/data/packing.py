@@ -1,5 +1,12 @@
-"""Rows of a fixed length from documents of any length, without padding between them and without mixing them up."""
+"""Packing: rows of a fixed length from documents of any length, without padding between them.
 
+A row is a slice of `length` tokens of the stream of documents; position_ids say which tokens belong together.
+Objectives that predict the next token need context for each row's first token: where a row's end cuts a document, the
+next row repeats the last token before the cut, so that each token with a predecessor in its document is predicted from
+it exactly once. For all other objectives the slices follow each other without repetition.
+"""
+
+from bisect import bisect_left
 from typing import Literal
 
 import numpy as np
@@ -7,9 +14,11 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..errors import UserError
-from .documents import Corpus, sha
+from ..storage.cache import sha
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from .documents import Corpus
 from .encoding import Encoder
-from .row_layout import check_length, row, row_starts
+from .rows import Rows
 from .token_store import TokenStore, framed, framing_tokens, tokenize_corpus
 
 __all__ = ["PackedDataset", "StreamingPackedDataset", "TokenStore", "packing_report", "tokenize_corpus"]
@@ -17,7 +26,58 @@ __all__ = ["PackedDataset", "StreamingPackedDataset", "TokenStore", "packing_rep
 Tail = Literal["drop", "pad"]
 
 
-class PackedDataset(Dataset):
+def row_starts(offsets: np.ndarray, length: int, predicts_next: bool = True) -> np.ndarray:
+    """First token of each row, int64; the last row may be short. offsets: (documents + 1,) as in TokenStore."""
+    check_length(length)
+    if not predicts_next:
+        return np.arange(0, int(offsets[-1]), length, dtype=np.int64)
+    borders = memoryview(np.ascontiguousarray(offsets))  # bisect on plain integers: a tenth of numpy's time per look-up
+    total, start, document = int(offsets[-1]), 0, 0
+    starts = []
+    while start < total:
+        starts.append(start)
+        end = start + length
+        if end >= total:
+            break
+        document = bisect_left(borders, end, document)
+        start = end if borders[document] == end else end - 1
+    return np.array(starts, dtype=np.int64)
+
+
+def row(
+    tokens: np.ndarray, borders: np.ndarray, length: int, pad: int, predicts_next: bool = True
+) -> dict[str, np.ndarray]:
+    """One row as int64 arrays of shape (length,): input_ids, labels, position_ids.
+
+    tokens: of the row, without padding. borders: places in the row where documents begin, its first token excepted.
+    labels are aligned with the tokens; padding is ignored. With predicts_next the first token of each document part has
+    no context and is ignored, too (transformers' causal models shift these labels). Otherwise labels are all the row's
+    tokens, from which a collator chooses. Positions restart with each document part and with the padding.
+    """
+    filled = len(tokens)
+    input_ids = np.full(length, pad, dtype=np.int64)
+    input_ids[:filled] = tokens
+    labels = np.full(length, IGNORE_INDEX, dtype=np.int64)
+    labels[:filled] = tokens
+    starts = np.zeros(length, dtype=np.int64)
+    starts[borders] = borders
+    if filled < length:
+        starts[filled] = filled
+    if predicts_next:
+        labels[0] = IGNORE_INDEX
+        labels[borders] = IGNORE_INDEX
+    positions = np.arange(length) - np.maximum.accumulate(starts)
+    return {"input_ids": input_ids, "labels": labels, "position_ids": positions}
+
+
+def check_length(length: int) -> None:
+    if length < 2:
+        raise UserError(
+            f"objective.sequence_length={length} must be at least 2: a row predicts tokens from other ones."
+        )
+
+
+class PackedDataset(Rows, Dataset):
     """Rows of `sequence_length` tokens (T): dicts of int64 tensors of shape (T,), input_ids, labels, position_ids.
 
     Documents follow each other in corpus order and are cut at a row's end; the next row then begins with the last token
@@ -25,7 +85,7 @@ class PackedDataset(Dataset):
     labels are aligned with input_ids (the model shifts them); -100 stands for the first token of each document part and
     for padding. position_ids restart at 0 with each document part, from which the models know the documents apart.
 
-    tail: what becomes of a last row that is not full: `drop`, or `pad` with pad_token_id.
+    tail: a last row that is not full is left out (`drop`) or filled up with pad_token_id (`pad`).
     predicts_next: False for objectives with context on both sides: rows follow each other without the repeated token,
     and labels are all tokens of the row (-100 for padding alone), from which the objective's collator chooses.
     Raises UserError for a sequence_length below 2, and where no row is left.
@@ -51,6 +111,7 @@ class PackedDataset(Dataset):
             raise too_short(store.name, sequence_length, store.num_tokens)
         layout = [] if predicts_next else ["slices"]
         self.fingerprint = sha([store.fingerprint, sequence_length, tail, *layout])
+        self.name, self.notes = store.name, store.notes
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -77,6 +138,23 @@ class PackedDataset(Dataset):
             start, document = stop, document + 1
         return parts
 
+    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
+        return self.segments(number)
+
+    @property
+    def facts(self) -> dict:
+        """Sizes of the split, as plain numbers."""
+        store = self.store
+        return {
+            "documents": len(store.offsets) - 1,
+            "tokens": int(store.offsets[-1]),
+            "bytes": int(store.num_bytes),
+            "rows": len(self),
+            "fill_rate": round(float(self.fill_rate), 6),
+            "padding_waste": round(float(self.padding_waste), 6),
+            "skipped": {name: int(n) for name, n in vars(store.skipped).items()} if store.skipped else {},
+        }
+
     def _bounds(self, index: int) -> tuple[int, int]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
@@ -94,7 +172,7 @@ class PackedDataset(Dataset):
 
     @property
     def num_predictions(self) -> int:
-        """Labels over all rows: what counts in the loss, or (without predicts_next) what it is chosen from."""
+        """Labels over all rows: those the loss counts, or (without predicts_next) those a collator chooses from."""
         unpredicted = 1 + self._borders() if self.predicts_next else 0
         return int((self._lengths() - unpredicted).sum())
 
@@ -119,15 +197,17 @@ class PackedDataset(Dataset):
         return bool((self._borders() > 0).any())
 
 
-class StreamingPackedDataset(IterableDataset):
+class StreamingPackedDataset(Rows, IterableDataset):
     """The same rows as PackedDataset's, tokenised while they are read; nothing is stored.
 
-    Each pass starts at the first document. With several workers only the first one yields, so that the order is the
-    same for any number of them; it still tokenises beside the training. Beside PackedDataset's tensors a row carries
-    its number in the pass (`row_ids`) and the number of the pass (`epoch`, told by set_epoch), both of shape (): what
-    a collator's randomness depends on. Raises UserError as PackedDataset does; for a stream that ends before the first
-    row, when it is iterated.
+    Each epoch starts at the first document. With several workers only the first one yields, so that the order is the
+    same for any number of them; it still tokenises in parallel to training. A row also carries its sample id
+    (`row_ids`, its number in the epoch) and the `epoch`, which set_epoch sets; both have shape (), and a collator's
+    randomness depends on them. Raises UserError as PackedDataset does; for a stream that ends before the first row,
+    when it is iterated.
     """
+
+    is_packed = is_stream = True
 
     def __init__(
         self,
@@ -145,16 +225,32 @@ class StreamingPackedDataset(IterableDataset):
         check_tail(tail, pad_token_id)
         check_length(sequence_length)
         self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
+        self.name = corpus.name
         self.predicts_next = predicts_next
-        # Shared memory: workers that outlive a pass (persistent_workers) hold a copy of this object, and must be told.
+        # Shared memory: workers that outlive an epoch (persistent_workers) have a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id
         self._bos, self._eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         self._encoder = Encoder(tokenizer)
         self.fingerprint = sha([corpus.fingerprint(), self._encoder.fingerprint, self._bos, self._eos])
 
+    def report(self) -> dict:
+        return {"stream": self.identity}
+
+    @property
+    def identity(self) -> str:
+        """The corpus's: rows are not stored, so settings of the packing are compared as settings."""
+        return self.corpus.fingerprint()
+
+    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
+        """Numbered within the row, where their positions begin anew."""
+        positions = row["position_ids"].tolist()
+        starts = [i for i, p in enumerate(positions) if p == 0 or i == 0]
+        ends = [*starts[1:], len(positions)]
+        return [(part, positions[s], e - s) for part, (s, e) in enumerate(zip(starts, ends))]
+
     def set_epoch(self, epoch: int) -> None:
-        """The number of the pass that the next iteration begins; Trainer and accelerate tell it."""
+        """Set the epoch of the next iteration; Trainer and accelerate call this."""
         self._epoch.fill_(epoch)
 
     def __iter__(self):
@@ -163,11 +259,14 @@ class StreamingPackedDataset(IterableDataset):
             return
         epoch = self._epoch.clone()
         for number, arrays in enumerate(self._rows()):
-            yield arrays | {"row_ids": torch.tensor(number), "epoch": epoch}
+            yield arrays | {ROW_IDS: torch.tensor(number), EPOCH: epoch}
 
     def _rows(self):
         length, overlap = self.sequence_length, int(self.predicts_next)
-        held, borders = np.empty(0, dtype=np.int64), []  # the row that grows, and where documents begin in it
+        held, borders = (
+            np.empty(0, dtype=np.int64),
+            [],
+        )  # the unfinished row; places of documents' first tokens
         rows = total = 0
         for _, ids in self._encoder.encode_documents(self.corpus.documents()):
             tokens = framed(ids, self._bos, self._eos, np.int64)
@@ -197,7 +296,7 @@ class StreamingPackedDataset(IterableDataset):
 
 
 def packing_report(dataset: PackedDataset) -> str:
-    """Two lines for people: what the rows hold, and what padding would have cost."""
+    """Two lines for people: content of the rows, and the share of padding that packing avoids."""
     store, length = dataset.store, dataset.sequence_length
     return (
         f"{len(dataset):,} rows of {length} tokens from {store.num_documents:,} documents of {store.name} "
@@ -218,7 +317,5 @@ def too_short(name: str, sequence_length: int, num_tokens: int) -> UserError:
 
 
 def check_tail(tail: str, pad_token_id: int | None) -> None:
-    if tail not in ("drop", "pad"):
-        raise UserError(f"objective.tail={tail!r}: no such policy; known: drop, pad.")
     if tail == "pad" and pad_token_id is None:
         raise UserError("objective.tail=pad needs a tokenizer with a padding token; this one has none.")

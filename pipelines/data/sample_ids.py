@@ -1,39 +1,46 @@
-"""Rows that know which they are, in training and in evaluation."""
+"""Sample ids: each row carries its number in the data set and its epoch, and random numbers are drawn from these.
+
+An objective's randomness then depends on (seed, epoch, row id) alone: resuming, other workers or other processes change
+nothing.
+"""
+
+from collections.abc import Sized
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from transformers import TrainerCallback
 
-from ..training.cross_entropy import IGNORED
-
-# Which rows of the data set a batch holds, for error messages, and in which pass; neither is for the model.
-ROWS_KEY, EPOCH_KEY = "row_ids", "epoch"
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 
 
-class NumberedRows(Dataset):
-    """A map-style data set whose rows carry their own index and the number of the pass, told by set_epoch."""
+class DatasetWithSampleIds(Dataset):
+    """A map-style data set whose rows carry their own index and the epoch, which is set by `set_epoch`."""
 
     def __init__(self, rows: Dataset):
         self.rows = rows
-        # Shared memory: workers that outlive a pass (persistent_workers) hold a copy of this object, and must be told.
+        # Shared memory: workers that outlive an epoch (persistent_workers) have a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self):
         return len(self.rows)
 
     def __getitem__(self, index):
-        return self.rows[index] | {ROWS_KEY: int(index), EPOCH_KEY: int(self._epoch)}
+        return self.rows[index] | {ROW_IDS: int(index), EPOCH: int(self._epoch)}
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
 
 
-class RowsWithFiller(Dataset):
-    """Numbered rows, then copies of the first one without labels, up to a multiple of `multiple`.
+def with_sample_ids(rows):
+    """The rows with sample ids; a stream, which numbers its rows itself, and None are returned as they are."""
+    return DatasetWithSampleIds(rows) if isinstance(rows, Sized) else rows
 
-    Every process then evaluates equally many rows, and none is counted twice. Rows that know their `row_lengths` come
-    longest first, so that little is padded.
+
+class PaddedEvalDataset(Dataset):
+    """Rows with sample ids, then copies of the first one without labels, up to a multiple of `multiple`.
+
+    Every process then evaluates equally many rows, and none is counted twice. Rows that have `row_lengths` come longest
+    first, so that batches hold little padding.
     """
 
     def __init__(self, rows: Dataset, multiple: int):
@@ -46,18 +53,30 @@ class RowsWithFiller(Dataset):
 
     def __getitem__(self, index):
         number = self.order[index] if index < len(self.rows) else index
-        row = self.rows[number if index < len(self.rows) else 0] | {ROWS_KEY: number, EPOCH_KEY: 0}
+        row = self.rows[number if index < len(self.rows) else 0] | {ROW_IDS: number, EPOCH: 0}
         if index >= len(self.rows):
-            row["labels"] = torch.full_like(torch.as_tensor(row["labels"]), IGNORED)
+            row["labels"] = torch.full_like(torch.as_tensor(row["labels"]), IGNORE_INDEX)
         return row
 
 
-class EpochNumbers(TrainerCallback):
-    """Tells data set and sampler which pass begins: accelerate does not reach them in every arrangement of loaders."""
+def row_generators(rows: list[dict], seed: int) -> list[np.random.Generator]:
+    """A random generator for each row, a pure function of the seed, the row's epoch and its sample id.
 
-    def __init__(self):
-        self.listeners = []
+    A row is thus changed alike in every batch, process and worker, and after resuming; and differently in each epoch.
+    A row without a sample id counts by its place in the list, one without an epoch is in epoch 0.
+    """
+    return [
+        np.random.default_rng((seed, int(row.get(EPOCH, 0)), int(row.get(ROW_IDS, place))))
+        for place, row in enumerate(rows)
+    ]
 
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        for listener in self.listeners:
-            listener.set_epoch(int(state.epoch or 0))
+
+def row_ids(rows: list[dict]) -> dict:
+    """{"row_ids": the sample ids of a batch's rows}, or {} where they have none.
+
+    Those of a stream stay tensors: accelerate sends a stream's batches to the other processes, and sends only tensors.
+    """
+    if ROW_IDS not in rows[0]:
+        return {}
+    ids = [row[ROW_IDS] for row in rows]
+    return {ROW_IDS: torch.stack(ids) if torch.is_tensor(ids[0]) else ids}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import UserError
-from ..storage.cache import cached_folder
-from .documents import Corpus, SkipCounts, sha
+from ..storage.cache import cached_folder, sha
+from .documents import Corpus, SkipCounts
 from .encoding import Encoder
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Which documents of one source are kept for validation: the same ones every time, and never none."""
+"""The validation split of one source: a fixed share of its documents, the same ones every time, and never none."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -13,11 +13,13 @@ STREAM_WINDOW = 20_000
 
 
 @dataclass(frozen=True)
-class HoldBack:
-    """The rule. A document is held back by the hash of its index or name, so that further documents move none.
+class ValidationSplit:
+    """The rule that splits documents by the hash of their index or name, so that further documents move none.
+
+    The fields are part of data sets' fingerprints.
 
     window: only the first so many documents are candidates. moved: index of the one document that changes sides because
-    the hash alone would leave one side empty. cut: there is one document only, and the end of its text is held back.
+    the hash alone would leave one side empty. cut: there is one document only, and the end of its text is validation.
     """
 
     fraction: float
@@ -28,19 +30,19 @@ class HoldBack:
     cut: bool = False
 
     def rank(self, index: int, name: str) -> float:
-        """A number in [0, 1) that is the document's own; below `fraction` it is held back."""
+        """A number in [0, 1) from the document's index or name; below `fraction` it is a validation document."""
         key = name if self.by_name else str(index)
         digest = hashlib.blake2b(f"{self.seed}:{key}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**64
 
-    def holds(self, index: int, name: str) -> bool:
+    def is_validation(self, index: int, name: str) -> bool:
         if self.window is not None and index >= self.window:
             return False
         return (self.rank(index, name) < self.fraction) != (index == self.moved)
 
 
-def plan_hold_back(source: Source, rule: HoldBack, max_documents: int | None) -> HoldBack:
-    """Complete the rule so that both sides have a document. Reads from the start until each has one: seldom far.
+def plan_validation_split(source: Source, rule: ValidationSplit, max_documents: int | None) -> ValidationSplit:
+    """Complete the rule so that both splits have a document. Reads documents until each split has one: seldom many.
 
     Raises UserError where the source holds no document.
     """
@@ -52,7 +54,7 @@ def plan_hold_back(source: Source, rule: HoldBack, max_documents: int | None) ->
             skipped.count(item.reason)
             continue
         count += 1
-        both.add(rule.holds(index, item.source))
+        both.add(rule.is_validation(index, item.source))
         if len(both) == 2:
             return rule
         rank = (rule.rank(index, item.source), index)
@@ -67,9 +69,9 @@ def plan_hold_back(source: Source, rule: HoldBack, max_documents: int | None) ->
 
 
 class SourceCorpus(Corpus):
-    """The documents of one source; with a rule, only those held back (`held`) or only the others.
+    """The documents of one source; with a rule, those for validation alone, or only the others.
 
-    max_documents counts documents of the source, before any is held back.
+    max_documents counts documents of the source, before they are split.
     """
 
     def __init__(
@@ -77,12 +79,12 @@ class SourceCorpus(Corpus):
         split: str,
         source: Source,
         *,
-        rule: HoldBack | None = None,
-        held: bool = False,
+        rule: ValidationSplit | None = None,
+        validation: bool = False,
         max_documents: int | None = None,
     ):
         self.split, self.source, self.name = split, source, source.name
-        self.rule, self.held, self.max_documents = rule, held, max_documents
+        self.rule, self.validation, self.max_documents = rule, validation, max_documents
         self.skipped = SkipCounts()
 
     def documents(self) -> Iterator[Document]:
@@ -92,16 +94,16 @@ class SourceCorpus(Corpus):
                 if isinstance(item, Document):
                     yield self._my_end(item)
                     continue
-                mine = not self.held
+                mine = not self.validation
             else:
-                mine = self.rule is None or self.rule.holds(index, item.source) == self.held
+                mine = self.rule is None or self.rule.is_validation(index, item.source) == self.validation
             if mine and isinstance(item, Document):
                 yield item
             elif mine:
                 self.skipped.count(item.reason)
 
     def identity(self) -> Any:
-        rule = asdict(self.rule) | {"held": self.held} if self.rule else None
+        rule = asdict(self.rule) | {"held": self.validation} if self.rule else None
         return {"source": self.source.identity(), "rule": rule, "max_documents": self.max_documents}
 
     def size_hint(self) -> int | None:
@@ -110,14 +112,14 @@ class SourceCorpus(Corpus):
             return None
         if self.rule is None:
             return size
-        return round(size * (self.rule.fraction if self.held else 1 - self.rule.fraction))
+        return round(size * (self.rule.fraction if self.validation else 1 - self.rule.fraction))
 
     def _my_end(self, document: Document) -> Document:
         text = document.text
         if len(text) < 2:
             raise UserError(f"{self.source.where}.validation_fraction: {self.name} is one character, too short to cut.")
         cut = nearest_cut(text, round(len(text) * (1 - self.rule.fraction)))
-        return Document(text[cut:] if self.held else text[:cut], document.source)
+        return Document(text[cut:] if self.validation else text[:cut], document.source)
 
 
 def nearest_cut(text: str, position: int) -> int:

@@ -18,39 +18,27 @@ from transformers.utils import logging
 
 import anyformer
 
-from ..data.corpora import open_corpora
-from ..data.examples import open_examples
-from ..data.packing import tokenize_corpus
+from ..data.rows import Rows
 from ..errors import UserError
-from ..metrics import compute_metrics
-from ..objectives import OBJECTIVES
-from ..objectives.image_data import image_rows, make_job, open_splits
-from ..objectives.perplexity import final_metrics
-from ..objectives.pixel_results import complete_some, probe_metrics
-from ..objectives.prepare import cache_folder
-from ..objectives.tasks import TASKS
+from ..objectives.base import FinishedModel, Objective, evenly_spread
+from ..objectives.prepare import prepare_data
+from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
-from ..recipes.checks import COMPARES
-from ..recipes.image_checks import sees_images
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import write_atomically
-from ..tokenizers.load import train_or_load_tokenizer
-from ..tokenizers.special_tokens import tokenizer_section
 from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..training.progress import human_time
 from ..training.run_folder import package_versions
 from ..training.trainer import AnyformerTrainer
 
-OF_WHOLE_TEXTS = ("word_perplexity", "unigram_perplexity")
-
 
 @dataclass
 class Evaluation:
     """What was measured, and on what; `vars` of it is what the JSON file holds.
 
-    examples: how many rows: examples of a task, or packed rows of text. metrics: name -> number. signatures: metric ->
-    the settings and versions its number depends on, where it says so.
+    examples: how many rows. rows: what they are called, such as "examples". metrics: name -> number.
+    signatures: metric -> the settings and versions its number depends on, where it says so.
     """
 
     model: str
@@ -58,6 +46,7 @@ class Evaluation:
     split: str
     data: str
     examples: int
+    rows: str
     metrics: dict[str, float]
     signatures: dict[str, str]
     seconds: float
@@ -89,47 +78,32 @@ def evaluate_model(
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()
     config = load(transformers.AutoConfig, recipe, trust_remote_code)
-    check_length(recipe, config)
-    names = [name for name in recipe.evaluation.metrics if max_examples is None or name not in OF_WHOLE_TEXTS]
-    train_store = None
-    if sees_images(recipe) and recipe.task is None:
-        job, every = image_rows(recipe, cache_folder(recipe))
-        rows = every[split]
-    elif recipe.task is None:
-        job, rows, train_store = open_text(recipe, split, names)
-        names = [name for name in names if name != "unigram_perplexity" or train_store is not None]
-    else:
-        job, rows = open_task(recipe, split, config)
-    model = load(getattr(transformers, job.auto_class), recipe, trust_remote_code)
-    chosen = list(range(len(rows)))
-    if max_examples is not None and max_examples < len(rows):
-        chosen = [i * len(rows) // max_examples for i in range(max_examples)]
-    result = evaluate_rows(recipe, job, model, rows if len(chosen) == len(rows) else Subset(rows, chosen))
-    metrics, signatures = {"loss": result["loss"]}, {}
-    if sees_images(recipe) and recipe.task is None:
-        metrics |= job.final_metrics(names, result["loss"])
-        if hasattr(job, "pictures"):
-            metrics |= probe_metrics(model, recipe, every["train"], rows)
-            if picture is not None and complete_some(model, job, recipe, rows, picture):
-                print(f"completed images are drawn in {picture}")
-    elif recipe.task is None:
-        sums = result["nll"], result["predictions"]
-        metrics |= final_metrics(names, *sums, rows, train_store, len(job.tokenizer))
-    elif hasattr(job, "generate"):
-        texts = job.generate(model, rows, chosen, training_arguments(recipe).per_device_eval_batch_size)
-        references = rows.texts("target")
-        found, signatures = compute_metrics(names, texts, [references[i] for i in chosen])
-        metrics |= found
-    else:
-        metrics |= {name: result[name] for name in names}
+    objective = objective_of(recipe)
+    check_length(objective, config)
+    partial = max_examples is not None
+    names = [name for name in recipe.evaluation.metrics if not (partial and METRICS[name].whole_text)]
+    data = prepare_data(recipe, splits=objective.splits_to_measure(split, names), model_config=config)
+    objective, rows = data.objective, data.rows[split]
+    model = load(getattr(transformers, objective.auto_class), recipe, trust_remote_code)
+    chosen = evenly_spread(len(rows), max_examples) if partial else list(range(len(rows)))
+    result = evaluate_rows(recipe, objective, model, rows, chosen)
+    train = data.rows.get("train")
+    metrics = {"loss": result["loss"]} | objective.metrics_of_pass(names, result, rows, train)
+    finished = FinishedModel(
+        recipe.model.name_or_path, lambda: model, training_arguments(recipe).per_device_eval_batch_size
+    )
+    metrics |= objective.measure(finished, rows, chosen, train)
+    if picture is not None and objective.draw(finished, rows, picture):
+        print(f"samples are drawn in {picture}")
     return Evaluation(
         model=recipe.model.name_or_path,
         task=recipe.name,
         split=split,
-        data=getattr(rows, "name", None) or rows.store.name,
+        data=rows.name,
         examples=len(chosen),
+        rows=f"{objective.row_noun}s",
         metrics=metrics,
-        signatures=signatures,
+        signatures=objective.signatures,
         seconds=round(time.time() - started, 1),
         versions=package_versions(),
         recipe=recipe.to_dict(),
@@ -167,77 +141,22 @@ def load(auto_class, recipe: Recipe, trust_remote_code: bool):
     return model.eval()
 
 
-# -------------------------------------------------------------------------------------------------------- rows
-
-
-def open_text(recipe: Recipe, split: str, metrics: list[str]):
-    """(objective, packed rows of a split, tokens of the training text where a metric needs them and it is stored)."""
-    cache, section = cache_folder(recipe), recipe.objective
-    corpora = open_corpora(recipe.data)
-    tokenizer = train_or_load_tokenizer(tokenizer_section(recipe), corpora["train"], cache, progress=False)
-    objective = OBJECTIVES[section.name](section, tokenizer, recipe.training.seed)
-    needs_train = "unigram_perplexity" in metrics and not recipe.data.streaming
-    stores = {
-        name: tokenize_corpus(
-            corpora[name], tokenizer, cache, add_bos=section.add_bos, add_eos=section.add_eos, progress=False
-        )
-        for name in ([split, "train"] if needs_train else [split])
-    }
-    return objective, objective.rows(stores[split], "pad"), stores.get("train")
-
-
-def open_task(recipe: Recipe, split: str, config):
-    """(task, encoded examples of a split); `config` is the model's, which says what its classes are called."""
-    cache, section, images = cache_folder(recipe), recipe.task, sees_images(recipe)
-    task_class, columns_of, _ = (None, None, None) if images else TASKS[section.name]
-    splits = open_splits(recipe) if images else open_examples(recipe.data, columns_of(section))
-    if COMPARES[section.name] == "classes":
-        section.label_names = agreed_classes(recipe, splits[split].source.class_names(section.label_field), config)
-    if images:
-        task = make_job(recipe, splits, cache)
-    else:
-        tokenizer = train_or_load_tokenizer(tokenizer_section(recipe), None, cache, progress=False)
-        task = task_class(section, tokenizer, splits["train"], cache, recipe.evaluation.metrics)
-    return task, task.rows(splits[split], cache)
-
-
-def agreed_classes(recipe: Recipe, in_data: list[str] | None, config) -> list[str]:
-    """The classes' names, in the order of the model's outputs.
-
-    Raises:
-        UserError: the recipe, or else the data, has other classes or another order of them.
-    """
-    models = [config.id2label[number] for number in range(config.num_labels)]
-    tasks = recipe.task.label_names or in_data
-    unnamed = models == [f"LABEL_{number}" for number in range(config.num_labels)]
-    if tasks is None or list(tasks) == models:
-        return models
-    if unnamed and len(tasks) == len(models):
-        return list(tasks)
-    raise UserError(
-        f"MODEL={recipe.model.name_or_path} tells {', '.join(models)} apart, but the classes of {recipe.name} are "
-        f"{', '.join(tasks)}; if they mean the same, in this order, add task.label_names='[{', '.join(models)}]'"
-    )
-
-
 # --------------------------------------------------------------------------------------------------- measuring
 
 
-def evaluate_rows(recipe: Recipe, job, model, rows) -> dict[str, float]:
-    """Loss and whatever else a pass over the rows gives, as training measures it."""
-    whole = getattr(rows, "dataset", rows)
-    if hasattr(job, "prepare_model"):
-        job.prepare_model(model)
+def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Rows, chosen: list[int]) -> dict[str, float]:
+    """Loss and whatever else a pass over the rows `chosen` gives, as training measures it."""
+    objective.prepare_model(model)
     with tempfile.TemporaryDirectory(prefix="anyformer-evaluate-") as folder:
         scratch = replace(recipe, training=replace(recipe.training, output_dir=folder))  # Trainer wants a folder
         trainer = AnyformerTrainer(
             model=model,
             args=training_arguments(scratch),
-            eval_dataset=rows,
-            data_collator=job.collator(packed=getattr(whole, "is_packed", True)),
-            processing_class=getattr(job, "tokenizer", None),  # nothing is saved
-            predicts_next=job.predicts_next,
-            scorer=job if hasattr(job, "outcome") else None,
+            eval_dataset=rows if len(chosen) == len(rows) else Subset(rows, chosen),
+            data_collator=objective.collator(rows.is_packed),
+            processing_class=objective.tokenizer,  # nothing is saved
+            shifts_labels=objective.shifts_labels,
+            scorer=objective.scorer(),
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}
@@ -249,9 +168,8 @@ def evaluate_rows(recipe: Recipe, job, model, rows) -> dict[str, float]:
 def print_evaluation(result: Evaluation) -> None:
     """The numbers as a table, with what they are of."""
     console = Console(highlight=False, soft_wrap=True)
-    what = "packed rows" if result.recipe["task"] is None else "examples"
     console.print(
-        f"{result.model} on {result.task}: {result.examples:,} {what} of {result.data} ({result.split}), "
+        f"{result.model} on {result.task}: {result.examples:,} {result.rows} of {result.data} ({result.split}), "
         f"{human_time(result.seconds)}",
         markup=False,
     )

@@ -14,13 +14,15 @@ import anyformer
 
 from ..errors import UserError
 from ..objectives.perplexity import perplexity
+from ..objectives.prepare import prepare_data
 from ..plots import plot_perplexity_by_position
+from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..training.progress import human_time
-from .evaluate import load, open_text
+from .evaluate import load
 
 BUCKETS = 32
 
@@ -46,9 +48,10 @@ def evaluate_by_position(
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()
     config = load(transformers.AutoConfig, recipe, trust_remote_code)
-    check_length(recipe, config)
-    job, rows, _ = open_text(recipe, split, [])
-    whole = [i for i in range(len(rows)) if rows.segments(i)[0][2] == rows.sequence_length]
+    check_length(objective_of(recipe), config)
+    data = prepare_data(recipe, splits=[split], model_config=config)
+    rows = data.rows[split]
+    whole = [i for i in range(len(rows)) if rows.documents(i)[0][2] == rows.sequence_length]
     if not whole:
         raise UserError(
             f"objective.sequence_length={rows.sequence_length} is longer than any document of {rows.store.name}; "
@@ -56,7 +59,7 @@ def evaluate_by_position(
         )
     if max_examples is not None and max_examples < len(whole):
         whole = [whole[i * len(whole) // max_examples] for i in range(max_examples)]
-    model = load(getattr(transformers, job.auto_class), recipe, trust_remote_code)
+    model = load(getattr(transformers, data.objective.auto_class), recipe, trust_remote_code)
     arguments = training_arguments(recipe)
     model.to(arguments.device)
     sums = nll_by_position(model, rows, whole, arguments.per_device_eval_batch_size)

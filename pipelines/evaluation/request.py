@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..generation import locate_model
+from ..plugins import objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.schema import Recipe, TrainingSection
 
@@ -16,17 +17,18 @@ SPLITS = ("test", "validation")
 RUNNING = ("per_device_eval_batch_size", "fp16", "fp16_full_eval", "bf16_full_eval", "use_cpu")
 
 
-def evaluation_recipe(model: str, task: str, overrides: list[str]) -> Recipe:
+def evaluation_recipe(model: str, task: str, overrides: list[str], **sections) -> Recipe:
     """The recipe `task` with a saved model in place of its own, and without what only training needs.
 
     Args:
         model: folder of a run or a model, or a Hub repository.
         task: name or path of a recipe.
+        overrides, sections: as load_recipe's.
 
     Raises:
         UserError: no such model, or as load_recipe.
     """
-    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(locate_model(model))}", *overrides])
+    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(locate_model(model))}", *overrides], **sections)
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
     idle = {name: getattr(fresh, name) for name in ("report_to", "torch_compile", "gradient_checkpointing")}
@@ -88,7 +90,7 @@ def check_writable(path: Path) -> None:
 
 def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:
     """Raise UserError where perplexity by position cannot be measured, plotted or written."""
-    if recipe.task is not None or recipe.objective.name != "causal":
+    if not objective_of(recipe).predicts_each_position:
         raise UserError(f"--by-position measures next-token predictions of a text; TASK={recipe.name} makes none")
     if output is None:
         raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; say where with --output FILE")

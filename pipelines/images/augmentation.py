@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..data.row_generators import row_generators
+from ..data.sample_ids import row_generators, row_ids
 
 # B rows, C channels, H height, W width, K classes
 
@@ -93,7 +93,7 @@ class ImageCollator:
 
     def __call__(self, rows: list[dict]) -> dict:
         images = torch.stack([row["pixel_values"] for row in rows])
-        batch = {"row_ids": [row["row_ids"] for row in rows]} if "row_ids" in rows[0] else {}
+        batch = row_ids(rows)
         if "labels" in rows[0]:
             batch["labels"] = torch.stack([row["labels"] for row in rows])
         if not rows[0].get("augment"):

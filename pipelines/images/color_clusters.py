@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.documents import sha
 from ..data.image_store import ImageStore
 from ..errors import UserError
-from ..storage.cache import cached_folder
+from ..storage.cache import cached_folder, sha
 
 SAMPLE = 1 << 20  # pixels that the clusters are fitted to, evenly spread over all
 EXACT = 1 << 12  # so many different colours or fewer are clustered by all of their pixels at once
@@ -25,9 +24,9 @@ def to_unit(pixels: np.ndarray) -> np.ndarray:
     return wide.astype(np.float32) / np.float32(127.5) - 1
 
 
-def to_bytes(colours: np.ndarray) -> np.ndarray:
+def to_bytes(colors: np.ndarray) -> np.ndarray:
     """The inverse of to_unit, for colour."""
-    return np.rint((np.asarray(colours) + 1) * 127.5).clip(0, 255).astype(np.uint8)
+    return np.rint((np.asarray(colors) + 1) * 127.5).clip(0, 255).astype(np.uint8)
 
 
 def sample_pixels(store: ImageStore, number: int = SAMPLE) -> np.ndarray:
@@ -48,12 +47,12 @@ def fit_clusters(store: ImageStore, number: int, cache: Path, field: str) -> np.
     def build(folder: Path) -> None:
         from sklearn.cluster import KMeans, MiniBatchKMeans
 
-        colours, counts = np.unique(sample_pixels(store), axis=0, return_counts=True)
-        if len(colours) < number:
-            raise UserError(f"{field}={number}, but the training images have {len(colours)} different colours only")
-        kmeans = KMeans if len(colours) <= EXACT else MiniBatchKMeans
+        colors, counts = np.unique(sample_pixels(store), axis=0, return_counts=True)
+        if len(colors) < number:
+            raise UserError(f"{field}={number}, but the training images have {len(colors)} different colours only")
+        kmeans = KMeans if len(colors) <= EXACT else MiniBatchKMeans
         settings = {} if kmeans is KMeans else {"batch_size": 1 << 14}
-        fitted = kmeans(number, n_init=3, random_state=0, **settings).fit(to_unit(colours), sample_weight=counts)
+        fitted = kmeans(number, n_init=3, random_state=0, **settings).fit(to_unit(colors), sample_weight=counts)
         centres = fitted.cluster_centers_.astype(np.float32)
         centres = centres[np.lexsort((*centres.T, centres.sum(axis=1).round(4)))]
         (folder / "clusters.json").write_text(json.dumps(centres.tolist()))
@@ -66,10 +65,10 @@ def fit_clusters(store: ImageStore, number: int, cache: Path, field: str) -> np.
 def quantise(pixels: np.ndarray, clusters: np.ndarray) -> np.ndarray:
     """Bytes (..., C) -> number of the nearest cluster (...), uint16, as the image processor finds it."""
     flat = to_unit(pixels.reshape(-1, pixels.shape[-1]))
-    colours, inverse = np.unique(flat, axis=0, return_inverse=True)
-    nearest = np.empty(len(colours), dtype=np.uint16)
-    for start in range(0, len(colours), CHUNK):
-        part = colours[start : start + CHUNK]
+    colors, inverse = np.unique(flat, axis=0, return_inverse=True)
+    nearest = np.empty(len(colors), dtype=np.uint16)
+    for start in range(0, len(colors), CHUNK):
+        part = colors[start : start + CHUNK]
         distances = (part**2).sum(axis=1)[:, None] - 2 * part @ clusters.T + (clusters**2).sum(axis=1)[None]
         nearest[start : start + CHUNK] = distances.argmin(axis=1)
     return nearest[inverse.ravel()].reshape(pixels.shape[:-1])

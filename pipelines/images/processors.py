@@ -10,32 +10,29 @@ import numpy as np
 import transformers
 from transformers import AutoConfig
 
-# Of `transformers` itself it is a name that wants torchvision, in 5.17.
+# transformers < 5.23: from `transformers` itself the class would need torchvision.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
-from transformers.utils import logging
 
-from ..data.documents import sha
 from ..data.example_store import in_batches
 from ..data.examples import Examples, examples_fingerprint
 from ..data.image_store import ImageStore, decode, store_images
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..recipes.checks import config_namespace
 from ..recipes.schema import Recipe
+from ..storage.cache import sha
+from ..transformers_logging import errors_only
 
 BATCH = 256  # images decoded and resized at once
 
 
 def load_image_processor(name: str):
     """The image processor of a checkpoint; raises UserError where there is none."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # a line about torchvision, which nobody needs
     try:
-        return AutoImageProcessor.from_pretrained(name)
+        with errors_only():  # otherwise a line about torchvision, which is not needed
+            return AutoImageProcessor.from_pretrained(name)
     except (OSError, ValueError, ImportError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise UserError(f"model.name_or_path={name!r} has no image processor that can be loaded: {reason}") from error
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 def image_gpt_processor(side: int):
@@ -54,8 +51,9 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
         try:
             config = AutoConfig.from_pretrained(recipe.model.name_or_path)
         except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(f"model.name_or_path={recipe.model.name_or_path!r} cannot be loaded: {reason}") from error
+            raise UserError(
+                f"model.name_or_path={recipe.model.name_or_path!r} cannot be loaded: {first_line(error)}"
+            ) from error
         if not hasattr(config, "image_size"):
             raise UserError(f"model.name_or_path={recipe.model.name_or_path!r} does not see images")
     size = config.image_size
@@ -70,7 +68,7 @@ def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):
     from anyformer.modeling.image_processing import AnyformerImageProcessor
 
     channels, height, width = shape
-    section = recipe.task or recipe.objective
+    section = recipe.learned
     processor = AnyformerImageProcessor(size={"height": height, "width": width}, num_channels=channels)
     processor.image_mean, processor.image_std = section.image_mean, section.image_std
     return processor

@@ -1,1 +1,1 @@
-"""Native transformers models <-> anyformer: one table of fields and weights per lineage, read in both directions."""
+"""Native transformers models <-> anyformer: one map of fields and weights per architecture, read in both directions."""

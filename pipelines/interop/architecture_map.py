@@ -1,4 +1,4 @@
-"""What a table of a lineage is made of: each native field and weight beside ours, read in both directions."""
+"""Architecture maps: each native field and weight beside ours, read in both directions."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +13,8 @@ from .weights import Weights, find
 
 
 @dataclass(frozen=True)
-class Only:
-    """A native field that changes the maths in a way we have no field for, except at this value."""
+class MustEqual:
+    """A native field that has a counterpart of ours at this value only: others change the maths."""
 
     value: Any
 
@@ -28,7 +28,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Choice:
-    """A native field whose few values stand for values of ours; the first is taken where none fits."""
+    """A native field with few values, each of them one value of ours; the first is written where none matches."""
 
     ours: str
     values: dict[Any, Any]
@@ -36,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Computed:
-    """Native fields that together say what other fields of ours say.
+    """Native fields and fields of ours that follow from each other by a computation.
 
     read: native config -> fields of ours. write: our config -> native fields.
     """
@@ -45,16 +45,19 @@ class Computed:
     write: Callable[[Any], dict[str, Any]]
 
 
-_MISSING = object()  # a field that this config, or this version of transformers, does not have
-# A native field that does not change what the model computes: read by nothing, by training, or by other heads.
-HARMLESS = object()
+# Summing in another order costs 1e-14 in float64, a wrong weight map 1e-1.
+TOLERANCE = 1e-9
 
-# Under our names in every native config that has them, and special tokens also where it does not declare them.
+_MISSING = object()  # a field that this config, or this version of transformers, does not have
+# A native field without effect on the outputs: not read at all, or only in training or by other heads.
+IRRELEVANT = object()
+
+# Fields with the same name on both sides; special tokens also where the native config does not declare them.
 TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 COMMON_FIELDS = ("vocab_size", *TOKEN_FIELDS, "tie_word_embeddings", "use_cache")
-# Of every PreTrainedConfig: what the labels of a classification head mean.
+# Fields of every PreTrainedConfig that name the classes of a classification head.
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
-# Fields of ours that act in training only, or name tokens for others to read: a twin need not have them.
+# Fields of ours that act in training only, or name tokens the model does not read: twins may differ in them.
 SILENT_FIELDS = ("hidden_dropout", "attention_dropout", "classifier_dropout", "initializer_range")
 SILENT_FIELDS += ("scale_residual_init", "use_cache", "sep_token_id", "cls_token_id", "mask_token_id")
 SILENT_FIELDS += ("label_smoothing",)
@@ -62,18 +65,20 @@ SILENT_FIELDS += ("router_aux_loss_coef", "router_z_loss_coef", "router_jitter_n
 
 
 @dataclass(frozen=True)
-class Lineage:
+class ArchitectureMap:
     """A native architecture as data.
 
     native: its `model_type`. preset: the file in configs/models of its best-known size.
     fixed: fields of ours that the architecture decides.
-    fields: native field, or several of them, dotted where nested -> field of ours, Only, Same, Choice, Computed or
-        HARMLESS. Fields that no config class declares are optional.
+    fields: native field, or several of them, dotted where nested -> field of ours, MustEqual, Same, Choice, Computed or
+        IRRELEVANT. Fields that no config class declares are optional.
     weights: native module, `*` for the layer number, without the base model's prefix -> modules of ours.
     family: which of ours it belongs to.
     heads: Auto class -> rows of what is behind the base model.
-    class_fields: native class -> fields of ours that it alone says, and not the native config.
-    tied_by_weights: the native config cannot say whether the head is tied to the embeddings; the weights do.
+    class_fields: native class -> fields of ours that follow from the class, not from the native config.
+    tied_by_weights: whether the head is tied to the embeddings is read from the weights; no native field records it.
+    tolerance: how far the outputs of both models, run in float64, may differ, as a part of the largest. More than the
+        default only where transformers' class has constants or tables of fewer digits.
     """
 
     native: str
@@ -85,9 +90,10 @@ class Lineage:
     heads: Heads = dataclasses.field(default_factory=lambda: DECODER_HEADS)
     class_fields: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     tied_by_weights: bool = False
+    tolerance: float = TOLERANCE
 
     def read(self, native) -> dict[str, Any]:
-        """Return the fields of ours that say what a native config says.
+        """Return the fields of ours that correspond to a native config.
 
         Raises UserError for a value that changes the maths and that we cannot express.
         """
@@ -104,7 +110,7 @@ class Lineage:
                     ours[row.ours] = row.values[value]
                 case Computed():
                     ours |= row.read(native)
-                case Only() if value != row.value:
+                case MustEqual() if value != row.value:
                     raise UserError(f"{self.native} with {name}={value!r} has no anyformer twin; {row.value!r} has one")
                 case Same() if value != (other := _value(native, row.native)):
                     raise UserError(
@@ -117,14 +123,14 @@ class Lineage:
         return {name: value for name, value in common.items() if value is not _MISSING} | ours
 
     def write(self, ours) -> dict[str, Any]:
-        """Return native fields for our config: its twin where `read` gives the config back, else as near as it gets."""
+        """Return native fields for our config: exact where `read` gives the config back, else the nearest."""
         declared = {f.name for f in dataclasses.fields(CONFIG_MAPPING[self.native])}
         native = {name: getattr(ours, name) for name in self.common_fields if name in declared or name in TOKEN_FIELDS}
         for name, row in self.fields.items():
             match row:
                 case str():
                     native[name] = getattr(ours, row)
-                case Only() if name.split(".")[0] in declared:
+                case MustEqual() if name.split(".")[0] in declared:
                     native[name] = row.value
                 case Choice():
                     wanted = getattr(ours, row.ours)
@@ -141,10 +147,7 @@ class Lineage:
 
     @property
     def common_fields(self) -> tuple[str, ...]:
-        """An encoder has no cache to use: what its config says about it is about decoders of the same class.
-
-        Images have no tokens at all.
-        """
+        """COMMON_FIELDS that have a meaning here: encoders have no cache, models of images no tokens."""
         if self.family == "vit":
             return ()
         return tuple(name for name in COMMON_FIELDS if name != "use_cache" or self.family != "encoder")

@@ -8,22 +8,22 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .families import (
     HEADS,
     PRETRAINING,
     WITHOUT_AUTO_CLASS,
-    family_of,
+    family_name,
     is_ours,
     module_of,
     native_class_names,
     native_classes,
     our_class_names,
 )
-from .matching import LINEAGES, lineage_of, native_config, our_config
+from .matching import ARCHITECTURES, architecture_of, native_config, our_config
 from .weights import stack_slices, take
 
-# Arguments of from_pretrained that say where a checkpoint is, and so also where its config is.
+# Arguments of from_pretrained that locate a checkpoint, and so also its config.
 WHERE = ("revision", "token", "cache_dir", "subfolder", "local_files_only", "trust_remote_code", "code_revision")
 
 
@@ -48,18 +48,18 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
         raise UserError(f"{next(iter(from_pretrained_kwargs))} has no effect on a model that is loaded already")
     if is_ours(native.config):
         raise UserError(f"{type(native).__name__} is an anyformer model already; to_native goes the other way")
-    lineage = lineage_of(native.config)
+    architecture = architecture_of(native.config)
     auto_class = auto_class_of(native)
-    cls = our_class(auto_class, lineage.family)
+    cls = our_class(auto_class, architecture.family)
     _check_plain(native)
     config, source = our_config(native.config), native.state_dict()
-    for field, value in _said_by_model(native, lineage, auto_class).items():
+    for field, value in _fields_of_class(native, architecture, auto_class).items():
         setattr(config, field, value)
     names, tied = _parameter_names(cls, config)
     prefixes = _prefix(type(native), source), _prefix(cls, names)
     weights, copies = {}, []
-    for name, row, ours in lineage.pairs(auto_class, source, *prefixes):
-        if row.copied:
+    for name, row, ours in architecture.pairs(auto_class, source, *prefixes):
+        if row.tied:
             copies.append((name, ours[0]))
         elif row.ours:
             weights |= zip(ours, row.split(source[name], config), strict=True)
@@ -67,8 +67,8 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
     if getattr(native.config, "tie_word_embeddings", False):  # otherwise copies are separate, and unused
         for name, ours in copies:
             if not _same_tensor(source[name], weights[ours]):
-                raise UserError(f"{lineage.native} with {name} that differs from its twin has no anyformer twin")
-    # What is tied is read from the weights: transformers leaves a head of its own as it is, whatever the config says.
+                raise UserError(f"{architecture.native} with {name} that differs from its twin has no anyformer twin")
+    # Read from the weights: transformers leaves a separate head untied, whatever the config says.
     for name, other in tied.items():
         config.tie_word_embeddings = name not in weights or weights[name].data_ptr() == weights[other].data_ptr()
     return _build(cls, config, weights, names - (tied.keys() - weights.keys()), like=native)
@@ -85,21 +85,21 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
         raise UserError(f"{type(model).__name__} is no anyformer model; from_native goes the other way")
     auto_class = auto_class_of(model)
     _check_plain(model)
-    lineage, config = native_config(model.config)
-    name = native_class_names(lineage.native).get(auto_class)
-    if name is None or auto_class not in lineage.heads:
-        raise UserError(f"{lineage.native} has no counterpart of {type(model).__name__} in transformers")
-    for other, fields in lineage.class_fields.items():
-        if other in native_classes(lineage.native, auto_class) and fields.items() <= vars(model.config).items():
+    architecture, config = native_config(model.config)
+    name = native_class_names(architecture.native).get(auto_class)
+    if name is None or auto_class not in architecture.heads:
+        raise UserError(f"{architecture.native} has no counterpart of {type(model).__name__} in transformers")
+    for other, fields in architecture.class_fields.items():
+        if other in native_classes(architecture.native, auto_class) and fields.items() <= vars(model.config).items():
             name = other
     cls, source = getattr(transformers, name), model.state_dict()
-    poolless = auto_class == "AutoModel" and lineage.family == "vit" and not _has_pooler(model)
+    poolless = auto_class == "AutoModel" and architecture.family == "vit" and not _has_pooler(model)
     arguments = {"add_pooling_layer": False} if poolless else {}
     names, _ = _parameter_names(cls, config, **arguments)
     prefixes = _prefix(cls, names), _prefix(type(model), source)
     weights = {}
-    for name, row, ours in lineage.pairs(auto_class, sorted(names), *prefixes):
-        if row.copied or not row.ours:
+    for name, row, ours in architecture.pairs(auto_class, sorted(names), *prefixes):
+        if row.tied or not row.ours:
             names.discard(name)  # transformers ties the one and computes the other
         else:
             weights[name] = row.join([take(source, part) for part in ours], model.config)
@@ -113,7 +113,7 @@ def load_config(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pr
             name_or_path, **{name: value for name, value in from_pretrained_kwargs.items() if name in WHERE}
         )
     if not is_ours(config):
-        lineage_of(config)
+        architecture_of(config)
     return config
 
 
@@ -140,12 +140,12 @@ def _loading(name_or_path: str | os.PathLike):
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         raise UserError(f"MODEL={name_or_path} cannot be loaded: {reason}") from error
 
 
 def auto_class_of(model: PreTrainedModel) -> str:
-    """Return the Auto class that stands for a model's head; raise UserError for a head without counterpart."""
+    """Return the Auto class of a model's head; raise UserError for a head without counterpart."""
     name = _auto_class_named(type(model).__name__, model.config)
     if name is None:
         raise UserError(
@@ -164,11 +164,11 @@ def our_class(auto_class: str, family: str) -> type[PreTrainedModel]:
 
 def _auto_class_named(class_name: str, config) -> str | None:
     if is_ours(config):
-        names = our_class_names(family_of(config))
+        names = our_class_names(family_name(config))
     else:
-        heads = LINEAGES[config.model_type].heads
+        heads = ARCHITECTURES[config.model_type].heads
         names = {auto: name for auto, name in native_class_names(config.model_type).items() if auto in heads}
-        if class_name in LINEAGES[config.model_type].class_fields:
+        if class_name in ARCHITECTURES[config.model_type].class_fields:
             return next(auto for auto in names if class_name in native_classes(config.model_type, auto))
     return next((auto for auto, name in names.items() if name == class_name), None)
 
@@ -182,7 +182,7 @@ def _auto_class_of_config(config) -> str:
 
 
 def _family(config) -> str:
-    return family_of(config) if is_ours(config) else lineage_of(config).family
+    return family_name(config) if is_ours(config) else architecture_of(config).family
 
 
 def _check_plain(model: PreTrainedModel) -> None:
@@ -192,10 +192,10 @@ def _check_plain(model: PreTrainedModel) -> None:
         raise UserError(f"{type(model).__name__} carries an adapter; merge it first")
 
 
-def _said_by_model(native, lineage, auto_class: str) -> dict:
-    """Fields of ours that a native model's class and its modules say, and not its config."""
-    fields = dict(lineage.class_fields.get(type(native).__name__, {}))
-    if auto_class == "AutoModel" and lineage.family == "vit":
+def _fields_of_class(native, architecture, auto_class: str) -> dict:
+    """Fields of ours that follow from a native model's class and modules, not from its config."""
+    fields = dict(architecture.class_fields.get(type(native).__name__, {}))
+    if auto_class == "AutoModel" and architecture.family == "vit":
         fields["add_pooling_layer"] = _has_pooler(native)
     return fields
 
@@ -205,7 +205,7 @@ def _has_pooler(model) -> bool:
 
 
 def _parameter_names(cls, config, **arguments) -> tuple[set[str], dict[str, str]]:
-    """The names of what a model of `cls` holds, and which of them are tied to which where it ties embeddings."""
+    """The parameter names of a model of `cls`, and {tied name: the name it is tied to} where embeddings are tied."""
     config = copy.deepcopy(config)
     config.tie_word_embeddings = True
     with torch.device("meta"):
@@ -214,7 +214,7 @@ def _parameter_names(cls, config, **arguments) -> tuple[set[str], dict[str, str]
 
 
 def _prefix(cls, names) -> str:
-    """Where a class keeps its base model: "" for a base model itself, and for classes that spread it out."""
+    """The attribute of a class that holds its base model, with a dot; "" for base models and classes without one."""
     prefix = f"{cls.base_model_prefix}."
     return prefix if any(name.startswith(prefix) for name in names) else ""
 

@@ -2,14 +2,12 @@
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..generation import locate_model
+from ..storage.atomic import make_sibling_folder
 
-# Of the largest logit. Both sides sum in other orders, over up to 32 layers; a wrong weight map is off by 0.1 or more.
-TOLERANCE = 1e-5
 PROBE_ROWS, PROBE_TOKENS, PROBE_SEED = 2, 48, 0
 DIRECTIONS = ("native", "anyformer")
 
@@ -17,8 +15,9 @@ DIRECTIONS = ("native", "anyformer")
 def convert(source: str, destination: str | os.PathLike, to: str | None = None) -> str:
     """Convert a saved model with its tokenizer and generation config; return what was done, in one line.
 
-    Both models are run in fp32 on the same random tokens; nothing is written unless the logits agree within 1e-5 of
-    the largest. The folder appears complete or not at all.
+    Both models are run in float64 on the same random tokens; nothing is written unless the logits agree within the
+    architecture's tolerance, 1e-9 of the largest for all but BLOOM and Marian. The folder appears complete or not at
+    all.
 
     Args:
         source: folder of a run or of a saved model, or a Hub repository; ours or native.
@@ -30,7 +29,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     """
     if to not in (None, *DIRECTIONS):
         raise UserError(f"to={to!r} is no direction; known: {', '.join(DIRECTIONS)}")
-    destination = check_destination(destination)
+    destination = destination_folder(destination)
     source = locate_model(str(source))
     from transformers.utils import logging
 
@@ -38,6 +37,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
 
     from .conversion import from_native, load_config, load_model, to_native
     from .families import is_ours
+    from .matching import architecture_of
     from .verify import probe, scale_and_difference
 
     anyformer.register()
@@ -51,14 +51,15 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     model = load_model(source)
     twin = to_native(model) if direction == "native" else from_native(model)
     count = sum(parameter.numel() for parameter in twin.parameters())
-    ours = model if direction == "native" else twin
+    ours, native = (model, twin) if direction == "native" else (twin, model)
+    tolerance = architecture_of(native.config).tolerance
     inputs = probe(ours, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
     scale, difference = scale_and_difference(model, twin, inputs)
     kinds = f"{model.config.model_type} -> {twin.config.model_type}"
-    if not difference <= TOLERANCE * scale:
+    if not difference <= tolerance * scale:
         raise UserError(
             f"{kinds}: the twin's logits differ by {difference:.2g} where the largest is {scale:.3g}, more than "
-            f"{TOLERANCE:g} of it; nothing was written"
+            f"{tolerance:g} of it; nothing was written"
         )
     kind = "an image processor" if "pixel_values" in inputs else "a tokenizer"
     del model
@@ -70,7 +71,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     )
 
 
-def check_destination(destination: str | os.PathLike) -> Path:
+def destination_folder(destination: str | os.PathLike) -> Path:
     """Return the folder to write; raise UserError where something is there already."""
     path = Path(destination).expanduser()
     if path.is_dir():
@@ -84,11 +85,10 @@ def check_destination(destination: str | os.PathLike) -> Path:
 def _save(parts: list, destination: Path) -> None:
     """Write what has a `save_pretrained` aside, then rename."""
     destination.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", suffix=".tmp", dir=destination.parent))
+    aside = make_sibling_folder(destination)
     try:
         for part in parts:
             part.save_pretrained(aside)
-        aside.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
         os.replace(aside, destination)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -107,7 +107,7 @@ def _tokenizer(source: str):
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         raise UserError(f"MODEL={source}: its tokenizer cannot be loaded: {reason}") from error
 
 
@@ -122,7 +122,7 @@ def _image_processor(source: str, to: str):
     try:
         processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         raise UserError(f"MODEL={source}: its image processor cannot be loaded: {reason}") from error
     if to != "native" or getattr(processor, "num_channels", None) != 3:  # transformers' makes no image grey
         return processor
@@ -130,9 +130,3 @@ def _image_processor(source: str, to: str):
     for name in ("image_mean", "image_std"):
         fields[name] = list(fields[name]) * (3 if len(fields[name]) == 1 else 1)
     return ViTImageProcessorPil(**fields, do_convert_rgb=True)
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask

@@ -1,4 +1,4 @@
-"""Our families: config class, module of classes, and what stands for each head."""
+"""Our families: their config classes, their modules, and the class of each head on both sides."""
 
 import importlib
 from types import ModuleType
@@ -14,7 +14,7 @@ CONFIGS = {
     "seq2seq": configuration.AnyformerSeq2SeqConfig,
     "vit": configuration.AnyformerViTConfig,
 }
-# What a checkpoint that does not name its architecture is taken for.
+# The head assumed for a checkpoint that names no class.
 PRETRAINING = {
     "decoder": "AutoModelForCausalLM",
     "moe": "AutoModelForCausalLM",
@@ -22,8 +22,8 @@ PRETRAINING = {
     "seq2seq": "AutoModelForSeq2SeqLM",
     "vit": "AutoModelForImageClassification",
 }
-# What a model can end in, by Auto class: transformers' table of class names by model_type. A class that stands in
-# several of them counts for the first.
+# Heads by Auto class: transformers' tables of class names by model_type. A class in several of them counts for the
+# first.
 HEADS = {
     "AutoModel": modeling_auto.MODEL_MAPPING_NAMES,
     "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -48,7 +48,7 @@ def is_ours(config) -> bool:
     return config.model_type.startswith(OURS)
 
 
-def family_of(config) -> str:
+def family_name(config) -> str:
     """The family of a config of ours: "decoder", "moe", "encoder", "seq2seq" or "vit"."""
     return config.model_type.removeprefix(OURS)
 
@@ -65,7 +65,7 @@ def our_class_names(family: str) -> dict[str, str]:
 
 
 def native_classes(model_type: str, auto_class: str) -> tuple[str, ...]:
-    """The classes of an architecture that an Auto class may stand for; which one, a checkpoint says."""
+    """The classes of an architecture that an Auto class may load; the checkpoint names one of them."""
     found = HEADS[auto_class].get(model_type, ())
     return found if isinstance(found, tuple) else (found,)
 

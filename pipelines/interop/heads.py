@@ -1,16 +1,16 @@
-"""Layers behind the base model: for each Auto class, rows of native modules beside ours, named from the whole model."""
+"""Heads: for each Auto class, the modules behind the base model, native beside ours, named from the whole model."""
 
-from .weights import Weights, convolution, copied, moved
+from .weights import Weights, convolution, renamed, tied
 
 Heads = dict[str, dict[str, Weights]]
 
-SCORE = {"score": moved("score")}
-CLASSIFIER = {"classifier": moved("score")}
-ANSWERS = {"qa_outputs": moved("qa_outputs")}
+SCORE = {"score": renamed("score")}
+CLASSIFIER = {"classifier": renamed("score")}
+ANSWERS = {"qa_outputs": renamed("qa_outputs")}
 
 DECODER_HEADS: Heads = {
     "AutoModel": {},
-    "AutoModelForCausalLM": {"lm_head": moved("lm_head")},
+    "AutoModelForCausalLM": {"lm_head": renamed("lm_head")},
     "AutoModelForSequenceClassification": SCORE,
     "AutoModelForTokenClassification": SCORE | CLASSIFIER,
     "AutoModelForQuestionAnswering": ANSWERS,
@@ -20,10 +20,10 @@ DECODER_HEADS: Heads = {
 def masked_lm(transform: str, norm: str, decoder: str, bias: str) -> dict[str, Weights]:
     """A masked-LM head: dense layer, norm, product with the vocabulary, and the vocabulary's bias kept once more."""
     return {
-        transform: moved("head_transform.dense"),
-        norm: moved("head_transform.norm"),
-        decoder: moved("lm_head"),
-        bias: copied("lm_head.bias"),
+        transform: renamed("head_transform.dense"),
+        norm: renamed("head_transform.norm"),
+        decoder: renamed("lm_head"),
+        bias: tied("lm_head.bias"),
     }
 
 
@@ -34,12 +34,12 @@ BERT_MASKED_LM = masked_lm(
     "cls.predictions.bias",
 )
 # The pooler belongs to the base model where a sequence is read through BERT's; RoBERTa has one in the head.
-POOLING_CLASSIFIER = {"classifier.dense": moved("model.pooler.dense"), "classifier.out_proj": moved("score")}
+POOLING_CLASSIFIER = {"classifier.dense": renamed("model.pooler.dense"), "classifier.out_proj": renamed("score")}
 
 BERT_HEADS: Heads = {
     "AutoModel": {},
     "AutoModelForMaskedLM": BERT_MASKED_LM,
-    "AutoModelForPreTraining": BERT_MASKED_LM | {"cls.seq_relationship": moved("seq_relationship")},
+    "AutoModelForPreTraining": BERT_MASKED_LM | {"cls.seq_relationship": renamed("seq_relationship")},
     "AutoModelForSequenceClassification": CLASSIFIER,
     "AutoModelForTokenClassification": CLASSIFIER,
     "AutoModelForQuestionAnswering": ANSWERS,
@@ -57,12 +57,12 @@ VIT_HEADS: Heads = {
     "AutoModel": {},
     "AutoModelForImageClassification": {
         **CLASSIFIER,
-        "cls_classifier": moved("score"),
-        "distillation_classifier": moved("distillation_score"),
+        "cls_classifier": renamed("score"),
+        "distillation_classifier": renamed("distillation_score"),
     },
     "AutoModelForMaskedImageModeling": {"decoder.0": convolution("decoder", 1)},
 }
 SEQ2SEQ_CLASSIFIER = {
-    "classification_head.dense": moved("pooler.dense"),
-    "classification_head.out_proj": moved("score"),
+    "classification_head.dense": renamed("pooler.dense"),
+    "classification_head.out_proj": renamed("score"),
 }

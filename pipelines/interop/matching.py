@@ -1,16 +1,17 @@
-"""Which lineage a native config belongs to, and which one a config of ours is a twin of."""
+"""Architecture maps by model_type: the one of a native config, and the closest one to a config of ours."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from anyformer.modeling.configuration import TransformerConfig
+from anyformer.modeling.traits import NORM_TYPES, POSITION_SCHEMES
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from ..errors import UserError, did_you_mean
 from ..recipes.introspection import family_fields
-from .architecture_map import SILENT_FIELDS, Lineage
+from .architecture_map import SILENT_FIELDS, ArchitectureMap
 from .architectures.albert import ALBERT
 from .architectures.bart import BART, MARIAN
 from .architectures.bert import BERT, LONGFORMER, ROBERTA
@@ -24,30 +25,38 @@ from .architectures.modernbert import MODERNBERT
 from .architectures.switch import SWITCH
 from .architectures.t5 import MT5, T5, UMT5
 from .architectures.vit import DEIT, VIT
-from .families import CONFIGS, family_of
+from .families import CONFIGS, family_name
 from .rotary import flat_rope
 
-# Where several are twins of one config, the first is taken, unless the config remembers where it came from.
+# Where several match a config, the first is taken, unless the config records where it comes from.
 DECODERS = (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GPT_NEO, GPT_NEOX, BLOOM, MPT, IMAGEGPT)
 ENCODERS = (BERT, ROBERTA, ALBERT, DEBERTA, DEBERTA_V2, LONGFORMER, MODERNBERT)
 SEQ2SEQ = (T5, MT5, UMT5, BART, MARIAN, SWITCH)
 MIXTURES = (MIXTRAL, QWEN3_MOE)
 VISION = (VIT, DEIT)
-LINEAGES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ, *MIXTURES, *VISION)}
-ORIGIN = "native_model_type"  # our config's memory: without a window, a Mistral is a LLaMA in all but name
+ARCHITECTURES = {row.native: row for row in (*DECODERS, *ENCODERS, *SEQ2SEQ, *MIXTURES, *VISION)}
+# A field of our config that records the source model_type: some architectures coincide, as Mistral without a window
+# and LLaMA.
+ORIGIN = "native_model_type"
 
 # Functions that transformers has under several names.
 SAME_ACTIVATION = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
 SAME_ACTIVATION |= {"gelu_python": "gelu"}
 
 
-def _acts_with(*position_encodings: str):
-    return lambda c: c.position_encoding in position_encodings
+ABSOLUTE = ("max_position_embeddings", "position_offset")  # of tables of absolute positions
 
 
 def _adds_absolute_positions(c) -> bool:
     """Whether there is a table of learned absolute positions beside disentangled ones."""
     return getattr(c, "position_biased_input", False) or getattr(c, "mask_decoder_layers", 0) > 0
+
+
+def _positions_read(field: str):
+    """config -> whether its position scheme, or a table of absolute positions beside it, reads this field."""
+    return lambda c: (
+        field in POSITION_SCHEMES[c.position_encoding].fields or (field in ABSOLUTE and _adds_absolute_positions(c))
+    )
 
 
 def feed_forward_kinds(c) -> list[str]:
@@ -63,19 +72,11 @@ MIXTURE_FIELDS = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_pro
 MIXTURE_FIELDS += ("router_scoring", "router_bias_update_rate", "shared_expert_intermediate_size", "expert_capacity")
 # Field -> whether it acts in this config.
 ACTS = {
-    "alibi_bias_max": _acts_with("alibi"),
-    "relative_attention_num_buckets": _acts_with("relative"),
-    "relative_attention_max_distance": _acts_with("relative"),
-    "relative_attention_shared": _acts_with("relative"),
-    "rope_parameters": _acts_with("rotary"),
-    "max_position_embeddings": lambda c: c.position_encoding in ("learned", "rotary") or _adds_absolute_positions(c),
-    "position_offset": lambda c: c.position_encoding == "learned" or _adds_absolute_positions(c),
-    "norm_bias": lambda c: c.norm_type == "layernorm",
-    **dict.fromkeys(("pos_att_type", "share_att_key", "position_buckets"), _acts_with("disentangled")),
-    **dict.fromkeys(("max_relative_positions", "relative_embedding_norm"), _acts_with("disentangled")),
+    **{field: _positions_read(field) for scheme in POSITION_SCHEMES.values() for field in scheme.fields},
+    "norm_bias": lambda c: NORM_TYPES[c.norm_type].has_bias,
     **dict.fromkeys(("conv_groups", "conv_act"), lambda c: c.conv_kernel_size > 0),
     # What transformers' classes say, or are told, beside their config.
-    "add_pooling_layer": lambda c: family_of(c) != "vit",
+    "add_pooling_layer": lambda c: family_name(c) != "vit",
     "distillation_head": lambda c: False,
     "pooler_act": lambda c: not getattr(c, "task_head_transform", False),
     "intermediate_size": lambda c: "dense" in feed_forward_kinds(c),
@@ -84,12 +85,12 @@ ACTS = {
 }
 
 
-def lineage_of(native: PreTrainedConfig) -> Lineage:
-    """Return the lineage of a native config; raise UserError where there is none."""
-    if native.model_type not in LINEAGES:
-        hint = did_you_mean(native.model_type, LINEAGES)
+def architecture_of(native: PreTrainedConfig) -> ArchitectureMap:
+    """Return the architecture of a native config; raise UserError where there is none."""
+    if native.model_type not in ARCHITECTURES:
+        hint = did_you_mean(native.model_type, ARCHITECTURES)
         raise UserError(f"model_type={native.model_type!r} has no anyformer twin{hint}")
-    return LINEAGES[native.model_type]
+    return ARCHITECTURES[native.model_type]
 
 
 def our_config(native: PreTrainedConfig) -> TransformerConfig:
@@ -97,16 +98,16 @@ def our_config(native: PreTrainedConfig) -> TransformerConfig:
 
     Raises UserError for an architecture, or a value of a field, that we cannot express.
     """
-    lineage = lineage_of(native)
+    architecture = architecture_of(native)
     try:
-        return CONFIGS[lineage.family](**lineage.read(native), **{ORIGIN: lineage.native})
+        return CONFIGS[architecture.family](**architecture.read(native), **{ORIGIN: architecture.native})
     except (ValueError, StrictDataclassError) as error:
-        raise UserError(f"{lineage.native} has no anyformer twin with these sizes: {error}") from error
+        raise UserError(f"{architecture.native} has no anyformer twin with these sizes: {error}") from error
 
 
 def effective_fields(config) -> dict[str, Any]:
-    """The fields of our config that decide what it computes, each said in one way."""
-    fields = {name: getattr(config, name) for name in family_fields(family_of(config)) if name not in SILENT_FIELDS}
+    """The fields of our config that have an effect on its outputs, each in a canonical form."""
+    fields = {name: getattr(config, name) for name in family_fields(family_name(config)) if name not in SILENT_FIELDS}
     fields = {name: value for name, value in fields.items() if name not in ACTS or ACTS[name](config)}
     del fields["layer_types"]
     fields["attention_pattern"] = config.attention_kinds
@@ -135,50 +136,59 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """How near a lineage comes to a config of ours: its native config, and the differences in words."""
+class Match:
+    """How near an architecture comes to a config of ours.
 
-    lineage: Lineage
+    config: the native config, None where transformers accepts none. differences: in words; none for a twin.
+    """
+
+    architecture: ArchitectureMap
     config: PreTrainedConfig | None
     differences: list[str]
 
 
-def fit(lineage: Lineage, ours) -> Fit:
-    """Translate our config there and back: what does not come back the same, the lineage cannot say."""
+def compare(architecture: ArchitectureMap, ours) -> Match:
+    """Translate our config there and back: a field that comes back with another value is a difference."""
     try:
-        native = lineage.native_config(ours)
+        native = architecture.native_config(ours)
         back = effective_fields(our_config(native))
-    except (
-        ValueError,
-        KeyError,
-        StrictDataclassError,
-        UserError,
-    ) as error:  # what transformers' own validation refuses
-        return Fit(lineage, None, [" ".join(str(error).split())])
+    except (ValueError, KeyError, StrictDataclassError, UserError) as error:  # transformers' own validation among them
+        return Match(architecture, None, [" ".join(str(error).split())])
     here = effective_fields(ours)
     names = [name for name in {**here, **back} if not same_value(here.get(name), back.get(name))]
-    if lineage.tied_by_weights:
+    if architecture.tied_by_weights:
         names = [name for name in names if name != "tie_word_embeddings"]
     # A field that acts on one side only follows from another difference, such as that of position_encoding.
     names = [name for name in names if name in here and name in back] or names
     words = [f"{name} ({here.get(name)!r} here, {back.get(name)!r} there)" for name in names]
-    return Fit(lineage, native, words)
+    return Match(architecture, native, words)
 
 
-def native_config(ours) -> tuple[Lineage, PreTrainedConfig]:
-    """Return the native lineage and config that compute what our config computes.
+def closest_match(ours) -> Match:
+    """Return the architecture that computes what our config computes, or the one with the fewest differences.
 
-    Raises UserError, naming the nearest lineage and what differs, where no native architecture does.
+    Of several without a difference the one the config comes from, else the first of ARCHITECTURES.
     """
-    fits = [fit(lineage, ours) for lineage in LINEAGES.values() if lineage.family == family_of(ours)]
-    twins = [row for row in fits if not row.differences]
-    if not twins:
-        # A lineage that transformers could not build was not compared in full: named only where nothing else is left.
-        nearest = min(fits, key=lambda row: (row.config is None, len(row.differences)))
+    family = family_name(ours)
+    matches = [compare(architecture, ours) for architecture in ARCHITECTURES.values() if architecture.family == family]
+
+    def distance(match: Match) -> tuple:
+        # Without a native config not all fields were compared: closest only where nothing else is left.
+        from_elsewhere = match.architecture.native != getattr(ours, ORIGIN, None)
+        return match.config is None, len(match.differences), not match.differences and from_elsewhere
+
+    return min(matches, key=distance)
+
+
+def native_config(ours) -> tuple[ArchitectureMap, PreTrainedConfig]:
+    """Return the native architecture and config that compute what our config computes.
+
+    Raises UserError, naming the nearest architecture and what differs, where there is none.
+    """
+    match = closest_match(ours)
+    if match.differences:
         raise UserError(
-            f"this model has no native twin; the nearest, {nearest.lineage.native}, differs in "
-            f"{', '.join(nearest.differences)}"
+            f"this model has no native twin; the nearest, {match.architecture.native}, differs in "
+            f"{', '.join(match.differences)}"
         )
-    origin = [row for row in twins if row.lineage.native == getattr(ours, ORIGIN, None)]
-    best = (origin or twins)[0]
-    return best.lineage, best.config
+    return match.architecture, match.config

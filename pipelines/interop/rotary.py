@@ -1,4 +1,4 @@
-"""Rotary parameters: ours may differ between layer types, those of the native lineages here may not."""
+"""Rotary parameters: one set per layer type in ours, one for all layers in the native architectures here."""
 
 from typing import Any
 

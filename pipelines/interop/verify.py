@@ -1,12 +1,14 @@
-"""Do two models compute the same? Asked with random tokens, one row of them padded, or random images."""
+"""Outputs of two models compared in float64, on random tokens (one row of them padded) or random images."""
 
 import math
+from contextlib import contextmanager
 
 import torch
 from anyformer.modeling.legality import image_sides
+from torch.overrides import TorchFunctionMode
 
 from .conversion import auto_class_of
-from .families import family_of
+from .families import family_name
 
 # Outputs to compare, each under the names that transformers' classes give it.
 OUTPUTS = (
@@ -25,26 +27,26 @@ MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 def probe(ours, rows: int, tokens: int, seed: int, padded: bool = True) -> dict[str, torch.Tensor]:
-    """Return what a model of ours and its twin take: input_ids and attention_mask (rows, tokens), and what else.
+    """Return inputs for a model of ours and its twin: input_ids and attention_mask (rows, tokens), and their head's.
 
-    Fewer tokens where the model has fewer positions. The last row is padded, at the begin of what a decoder reads and
-    at the end of what others do, unless `padded` is false. Without a pad token there is one row and no padding: a head
-    that reads the last token of a row could not tell which it is.
+    Fewer tokens where the model has fewer positions. The last row is padded, on the left for decoders and on the right
+    for others, unless `padded` is false. Without a pad token there is one row and no padding: a head that reads the
+    last token of a row could not find it.
     """
     config, head = ours.config, auto_class_of(ours)
     generator = torch.Generator().manual_seed(seed)
-    if family_of(config) == "vit":
+    if family_name(config) == "vit":
         return _images(config, head, rows, generator)
     tokens = min(tokens, config.max_position_embeddings)
     padding = tokens // 3 if padded and _pad_token(config) is not None else 0
     rows = 1 if _pad_token(config) is None else rows
-    left = family_of(config) in ("decoder", "moe")
+    left = family_name(config) in ("decoder", "moe")
     if head == "AutoModelForMultipleChoice":
         choices = [_texts(config, rows, tokens, padding, left, generator) for _ in range(CHOICES)]
         inputs = {name: torch.stack([choice[name] for choice in choices], dim=1) for name in choices[0]}
     else:
         inputs = _texts(config, rows, tokens, padding, left, generator)
-    if family_of(config) == "seq2seq":
+    if family_name(config) == "seq2seq":
         if head == "AutoModelForSequenceClassification":  # reads the last token of a text, which must be an eos
             lengths = inputs["attention_mask"].sum(dim=1, keepdim=True)
             inputs["input_ids"].scatter_(1, lengths - 1, _first(config.eos_token_id))
@@ -76,7 +78,7 @@ def _texts(config, rows, tokens, padding, left, generator) -> dict[str, torch.Te
     inputs = {"input_ids": ids, "attention_mask": mask}
     if getattr(config, "type_vocab_size", 0) > 0:
         inputs["token_type_ids"] = torch.randint(config.type_vocab_size, (rows, tokens), generator=generator) * mask
-    if "local_global_attention" in config.attention_kinds:
+    if config.has_global_tokens:
         # Given always: some heads of transformers' classes have defaults of their own.
         inputs["global_attention_mask"] = (torch.arange(tokens) % 7 == 0).long() * mask
     return inputs
@@ -91,11 +93,10 @@ def _first(token: int | list[int] | None) -> int | None:
 
 
 def scale_and_difference(model, twin, inputs: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Return the largest number that `model` gives and the largest difference of `twin`'s, computed in fp32.
+    """Return the largest number that `model` gives and the largest difference of `twin`'s, both run in float64.
 
     Of several outputs those of the one that differs most, measured by its largest number. Of a base model the hidden
-    states are compared, of every model what belongs to real tokens only: what a model makes of padding is nobody's
-    business. Models keep their dtypes.
+    states are compared. Padding positions are excluded: their outputs are undefined. Models keep their dtypes.
     """
     ours, theirs = _outputs(model, inputs), _outputs(twin, inputs)
     pairs = [
@@ -106,21 +107,64 @@ def scale_and_difference(model, twin, inputs: dict[str, torch.Tensor]) -> tuple[
 
 @torch.no_grad()
 def _outputs(model, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    dtypes = {name: tensor.dtype for name, tensor in tensors}
-    training = model.training
-    try:
-        out = model.float().eval()(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
-    finally:
-        model.train(training)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            tensor.data = tensor.data.to(dtypes[name])  # exact: fp32 holds what they hold
+    with _in_float64(model):
+        out = model(**{name: _in_double(tensor).to(model.device) for name, tensor in inputs.items()})
     found = [next((out[name].cpu() for name in names if name in out), None) for names in OUTPUTS]
     return [_of_real_tokens(tensor, inputs) for tensor in found if tensor is not None]
 
 
+@contextmanager
+def _in_float64(model):
+    """Inside, a model evaluates in float64 throughout; after it, parameters and buffers are bit-equal to before."""
+    training = model.training
+    parameters = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    buffers = [(module, name, tensor) for module in model.modules() for name, tensor in module._buffers.items()]
+    try:
+        model.double().eval()
+        with _Float64Mode():
+            for module in model.modules():
+                if _has_only_tables(module):
+                    model._init_weights(module)
+            yield
+    finally:
+        model.train(training)
+        for name, parameter in model.named_parameters():
+            parameter.data = parameter.data.to(parameters[name])  # exact: float64 holds what it held
+        for module, name, tensor in buffers:
+            module._buffers[name] = tensor
+
+
+class _Float64Mode(TorchFunctionMode):
+    """Computes in float64 what a model's code asks to compute in fp32: norms, softmax, routers, rotary angles.
+
+    Otherwise the rounding of these steps would be the limit of the comparison, whatever the dtype of the parameters.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.float:
+            return args[0].double()
+        if func is getattr(torch, "_grouped_mm", None):  # torch has no kernel for float64
+            return torch.ops.transformers.grouped_mm_fallback(*args[:2], kwargs["offs"])
+        args = [torch.float64 if arg is torch.float32 else arg for arg in args]
+        kwargs = {name: torch.float64 if arg is torch.float32 else arg for name, arg in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+def _has_only_tables(module) -> bool:
+    """Whether all that a module holds is computed from the config, such as rotary frequencies.
+
+    Two formulas for the same frequencies differ by the rounding of fp32, so both are evaluated again in float64.
+    """
+    tables = module._non_persistent_buffers_set
+    return bool(tables) and tables == set(module._buffers) and not module._parameters
+
+
+def _in_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
 def _of_real_tokens(tensor: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A classifier has one row of numbers for each text, all others one for each token of the texts or the targets."""
+    """An output without its padding positions; a classifier's, which has one row of numbers per text, as it is."""
     for name in MASKS:
         if name in inputs and tensor.shape[:2] == inputs[name].shape:
             return tensor[inputs[name].bool()]

@@ -1,4 +1,4 @@
-"""Rows of a lineage's weight table: native modules beside ours, and how a parameter is found in them."""
+"""Rows of an architecture's weight table: native modules beside ours, and how a parameter is found in them."""
 
 import re
 from collections import defaultdict
@@ -12,7 +12,7 @@ class Weights:
     """One native module (or single parameter) and the modules (or parameters) of ours that hold the same numbers.
 
     ours: none for what transformers computes and we do not keep, such as a table of sines.
-    copied: transformers has the module a second time, tied to that of another row, which alone is read.
+    tied: transformers has the module a second time, tied to that of another row, which alone is read.
     kernel: a convolution there, a matrix here: its side, or the field of our config that says it.
     """
 
@@ -20,7 +20,7 @@ class Weights:
     transposed: bool = False
     interleaved: bool = False
     as_row: bool = False
-    copied: bool = False
+    tied: bool = False
     kernel: str | int | None = None
 
     def split(self, native: torch.Tensor, config) -> list[torch.Tensor]:
@@ -50,7 +50,7 @@ class Weights:
         return rows.T if self.transposed and rows.ndim == 2 else rows
 
 
-def moved(ours: str, transposed: bool = False, as_row: bool = False) -> Weights:
+def renamed(ours: str, transposed: bool = False, as_row: bool = False) -> Weights:
     """The same module under another name.
 
     transposed: a Conv1D, which keeps its weight as (inputs, outputs). as_row: a vector of ours is (1, N) there.
@@ -66,9 +66,9 @@ def fused(*names: str, under: str, transposed: bool = False, interleaved: bool =
     return Weights(tuple(f"{under}.{name}" for name in names), transposed, interleaved)
 
 
-def copied(ours: str) -> Weights:
-    """A module that transformers ties to the one that another row moves to the same place."""
-    return Weights((ours,), copied=True)
+def tied(ours: str) -> Weights:
+    """A second copy of a module, which transformers ties to the one that another row maps to the same place."""
+    return Weights((ours,), tied=True)
 
 
 def convolution(ours: str, kernel: str | int) -> Weights:

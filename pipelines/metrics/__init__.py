@@ -1,25 +1,76 @@
-"""Metrics that need no network: subclasses of evaluate.Metric over scikit-learn, scipy and sacrebleu.
+"""Metrics that need no network: subclasses of evaluate.Metric over scikit-learn, scipy and sacrebleu, and of losses.
 
-`evaluate.load` downloads a script for each metric; these ship with the package. This table is all that recipes and
-`anyformer list` read: evaluate itself is imported when a metric is loaded.
+`evaluate.load` downloads a script for each metric; these ship with the package. The registry `plugins.METRICS` is all
+that recipes and `anyformer list` read: evaluate itself is imported when a metric is loaded.
 """
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from operator import methodcaller
+from typing import Any
 
 from ..errors import UserError, did_you_mean
+from ..plugins import METRICS
+
+COMPARED = ("classes", "numbers", "texts")
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A metric's class `name` in the module `compares` of this package, and which of its variants."""
+    """One metric.
 
-    compares: Literal["classes", "numbers", "texts"]
-    name: str
+    compares: "classes", "numbers" or "texts", where predictions stand beside references; "tokens" or "pixels", where it
+    is computed from summed losses. load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for
+    metrics of losses. of_losses: computes it from objectives/perplexity.py's TokenLosses or PixelLosses; None where a
+    pass over the rows does not give it. every_token: it needs each token predicted once. whole_text: it means nothing
+    for a part of the rows. needs_train: it reads the training rows, too. two_classes: it is of two classes alone.
+    """
+
+    compares: str
     description: str
-    variant: str | None = None
+    load: Callable[..., Any] | None = None
+    of_losses: Callable[[Any], float] | None = None
+    every_token: bool = False
+    whole_text: bool = False
+    needs_train: bool = False
+    two_classes: bool = False
+
+
+def _built_in(name: str, compares: str, cls: str, description: str, variant: str | None = None, **flags) -> None:
+    """Register class `cls` of the module `compares` of this package, which is imported when the metric is loaded."""
+
+    def load(**kwargs):
+        return getattr(importlib.import_module(f".{compares}", __name__), cls)(name, description, variant, **kwargs)
+
+    METRICS.add(name, MetricRow(compares, description, load, **flags))
+
+
+def register_metric(name: str, *, compares: str) -> Callable:
+    """Decorator of a function (predictions, references) -> number; its docstring's first line describes the metric.
+
+    Args:
+        name: as evaluation.metrics names it.
+        compares: "classes" (whole numbers), "numbers" or "texts".
+
+    Raises:
+        UserError: another `compares`, or a name that is taken.
+    """
+    if compares not in COMPARED:
+        raise UserError(f"metric {name!r}: compares={compares!r} is not known; known: {', '.join(COMPARED)}")
+
+    def register(function: Callable) -> Callable:
+        description = (function.__doc__ or name).strip().splitlines()[0].rstrip(".")
+
+        def load(**kwargs):
+            from .base import of_function
+
+            return of_function(compares, function)(name, description, None, **kwargs)
+
+        METRICS.add(name, MetricRow(compares, description, load))
+        return function
+
+    return register
 
 
 AVERAGES = {
@@ -32,33 +83,68 @@ _OF_CLASSES = {
     "precision": ("Precision", "share of the predictions of a class that are right"),
     "recall": ("Recall", "share of the examples of a class that are found"),
 }
-METRICS = {
-    "accuracy": MetricRow("classes", "Accuracy", "share of examples given the right class"),
-    **{
-        name if variant is None else f"{name}_{variant}": MetricRow("classes", cls, f"{words}, {of}", variant)
-        for name, (cls, words) in _OF_CLASSES.items()
-        for variant, of in AVERAGES.items()
-    },
-    "matthews_correlation": MetricRow("classes", "MatthewsCorrelation", "correlation of predicted and true classes"),
-    "pearson": MetricRow("numbers", "Pearson", "linear correlation of predicted and true numbers"),
-    "spearman": MetricRow("numbers", "Spearman", "correlation of the ranks of predicted and true numbers"),
-    "bleu": MetricRow("texts", "Bleu", "BLEU of sacrebleu, 0 to 100: word n-grams shared with the reference"),
-    "bleu_lowercase": MetricRow("texts", "Bleu", "BLEU of sacrebleu on lower-cased texts, 0 to 100", "lowercase"),
-    "chrf": MetricRow("texts", "Chrf", "chrF of sacrebleu, 0 to 100: character n-grams shared with the reference"),
-    "exact_match": MetricRow("texts", "ExactMatch", "share of texts equal to a reference"),
-}
-# What objectives report; perplexity.py computes these from summed losses, where nothing is compared.
-PERPLEXITIES = {
-    "perplexity": "exp of the mean loss per predicted token",
-    "unigram_perplexity": "that of a model which only counts how often each token occurs in the training text",
-    "word_perplexity": "exp of the summed loss per word and line end, so that tokenizers can be compared",
-}
-# Of objective pixels; objectives/pixels.py and linear_probe.py compute them.
-OF_PIXELS = {
-    "bits_per_pixel": "mean loss per pixel in bits, of images reduced to the recipe's colours",
-    "bits_per_dimension": "that for each of the three numbers of a colour; of grey images the same",
-    "linear_probe": "accuracy of a logistic regression on the averaged features of a middle layer",
-}
+METRICS.add(
+    "perplexity",
+    MetricRow("tokens", "exp of the mean loss per predicted token", of_losses=methodcaller("perplexity")),
+)
+METRICS.add(
+    "unigram_perplexity",
+    MetricRow(
+        "tokens",
+        "that of a model which only counts how often each token occurs in the training text",
+        of_losses=methodcaller("unigram_perplexity"),
+        every_token=True,
+        whole_text=True,
+        needs_train=True,
+    ),
+)
+METRICS.add(
+    "word_perplexity",
+    MetricRow(
+        "tokens",
+        "exp of the summed loss per word and line end, so that tokenizers can be compared",
+        of_losses=methodcaller("word_perplexity"),
+        every_token=True,
+        whole_text=True,
+    ),
+)
+METRICS.add(
+    "bits_per_pixel",
+    MetricRow(
+        "pixels",
+        "mean loss per pixel in bits, of images reduced to the recipe's colours",
+        of_losses=methodcaller("bits_per_pixel"),
+    ),
+)
+METRICS.add(
+    "bits_per_dimension",
+    MetricRow(
+        "pixels",
+        "that for each of the three numbers of a colour; of grey images the same",
+        of_losses=methodcaller("bits_per_dimension"),
+    ),
+)
+METRICS.add(
+    "linear_probe",
+    MetricRow(
+        "pixels", "accuracy of a logistic regression on the averaged features of a middle layer", needs_train=True
+    ),
+)
+_built_in("accuracy", "classes", "Accuracy", "share of examples given the right class")
+for _name, (_cls, _words) in _OF_CLASSES.items():
+    for _variant, _of in AVERAGES.items():
+        _built_in(
+            _name if _variant is None else f"{_name}_{_variant}",
+            *("classes", _cls, f"{_words}, {_of}", _variant),
+            two_classes=_variant is None,
+        )
+_built_in("matthews_correlation", "classes", "MatthewsCorrelation", "correlation of predicted and true classes")
+_built_in("pearson", "numbers", "Pearson", "linear correlation of predicted and true numbers")
+_built_in("spearman", "numbers", "Spearman", "correlation of the ranks of predicted and true numbers")
+_built_in("bleu", "texts", "Bleu", "BLEU of sacrebleu, 0 to 100: word n-grams shared with the reference")
+_built_in("bleu_lowercase", "texts", "Bleu", "BLEU of sacrebleu on lower-cased texts, 0 to 100", "lowercase")
+_built_in("chrf", "texts", "Chrf", "chrF of sacrebleu, 0 to 100: character n-grams shared with the reference")
+_built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a reference")
 
 
 def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", num_classes: int | None = None) -> None:
@@ -81,7 +167,7 @@ def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", n
                 f"{field}={name!r} compares {METRICS[name].compares}, but this task predicts {compares}; "
                 f"known: {', '.join(fitting)}"
             )
-        if name in _OF_CLASSES and num_classes is not None and num_classes > 2:
+        if METRICS[name].two_classes and num_classes is not None and num_classes > 2:
             raise UserError(f"{field}={name!r} is of two classes, here are {num_classes}; use {name}_macro")
 
 
@@ -94,11 +180,10 @@ def load_metric(name: str, **kwargs) -> Any:
     Raises:
         UserError: no such metric.
     """
-    if name not in METRICS:
-        raise UserError(f"metric {name!r} is not known{did_you_mean(name, METRICS)}")
-    row = METRICS[name]
-    module = importlib.import_module(f".{row.compares}", __name__)
-    return getattr(module, row.name)(name, row.description, row.variant, **kwargs)
+    compared = [known for known, row in METRICS.items() if row.load is not None]
+    if name not in compared:
+        raise UserError(f"metric {name!r} is not known{did_you_mean(name, compared)}")
+    return METRICS[name].load(**kwargs)
 
 
 def compute_metrics(names: Iterable[str], predictions, references) -> tuple[dict[str, float], dict[str, str]]:

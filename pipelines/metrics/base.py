@@ -47,3 +47,18 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
 def pairs_of(dtype: str) -> datasets.Features:
     """Features of one prediction and one reference of the same type."""
     return datasets.Features({"predictions": datasets.Value(dtype), "references": datasets.Value(dtype)})
+
+
+DTYPES = {"classes": "int64", "numbers": "float64", "texts": "string"}
+
+
+def of_function(compares: str, function) -> type[OfflineMetric]:
+    """An OfflineMetric over a function (predictions, references) -> number."""
+
+    class FunctionMetric(OfflineMetric):
+        features = [pairs_of(DTYPES[compares])]
+
+        def score(self, predictions, references, **options):
+            return function(predictions, references, **options)
+
+    return FunctionMetric

@@ -1,43 +1,53 @@
 """Next-token prediction over packed rows."""
 
-import torch
+from pathlib import Path
 
-from ..data.packing import PackedDataset, StreamingPackedDataset, TokenStore
-from ..data.row_generators import row_ids
-from ..recipes.schema import ObjectiveSection
-from ..tokenizers.special_tokens import NEEDED
+from ..plugins import register_objective
+from .text import TextObjective
 
 
-class CausalObjective:
-    """Each token predicts the next one of its own document (Radford et al. 2018, eq. 1)."""
+@register_objective
+class Causal(TextObjective):
+    """Next-token prediction over packed rows.
 
+    Each token predicts the next one of its own document (Radford et al. 2018, eq. 1).
+    """
+
+    name = "causal"
     auto_class = "AutoModelForCausalLM"
-    predicts_next = True
-    framing = NEEDED["causal"]
-
-    def __init__(self, section: ObjectiveSection, tokenizer, seed: int = 0):
-        self.section, self.tokenizer = section, tokenizer  # nothing here is random
-
-    def rows(self, store: TokenStore, tail: str) -> PackedDataset:
-        """Rows of `sequence_length` tokens from documents tokenised before."""
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
-        return PackedDataset(store, self.section.sequence_length, tail=tail, pad_token_id=pad)
-
-    def stream(self, corpus) -> StreamingPackedDataset:
-        """The same rows, tokenised and packed while training."""
-        section = self.section
-        return StreamingPackedDataset(
-            corpus,
-            self.tokenizer,
-            section.sequence_length,
-            tail=section.tail,
-            add_bos=section.add_bos,
-            add_eos=section.add_eos,
-        )
+    families = ("decoder", "moe")
+    shifts_labels = True
+    continues_prompts = True
+    predicts_each_position = True
+    counts_every_token = True
+    hub_task = "text-generation"
 
     def collator(self, packed: bool) -> "CausalCollator":
-        """packed: whether any row holds several documents."""
         return CausalCollator(packed)
+
+    def how_to_use(self, folder: Path) -> str:
+        return f'anyformer generate {folder} "your prompt"'
+
+    def legend(self):
+        from .showing import NOT_PREDICTED, PADDING, marked
+
+        return marked(
+            "a colour per document, ",
+            ("underlined", NOT_PREDICTED),
+            ": not predicted (no context in this row), │ where a document ends: no attention across, ",
+            ("struck through", PADDING),
+            ": padding; labels stand beside their own token, and the model shifts them by one",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import documents_line, head_table, is_label, print_lines, row_text
+
+        documents = rows.documents(number, row)
+        predicted = int(is_label(row["labels"]).sum())
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
+        console.print(documents_line(documents), markup=False)
+        console.print(row_text(row, documents, self.tokenizer))
+        print_lines(console, head_table(row, self.tokenizer))
 
 
 class CausalCollator:
@@ -52,4 +62,8 @@ class CausalCollator:
         self.keys = ("input_ids", "labels", "position_ids") if packed else ("input_ids", "labels")
 
     def __call__(self, rows: list[dict]) -> dict:
+        import torch
+
+        from ..data.sample_ids import row_ids
+
         return {key: torch.stack([row[key] for row in rows]) for key in self.keys} | row_ids(rows)

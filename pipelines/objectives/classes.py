@@ -2,38 +2,69 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from ..data.documents import sha
-from ..data.examples import Examples, examples_fingerprint
 from ..errors import UserError, did_you_mean
-from ..metrics import check_metrics, compute_metrics
-from ..recipes.schema import TaskSection
-from ..storage.cache import cached_folder
+from ..recipes.types import show
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
 
 
 class ClassTask:
     """What all tasks of one class per example share; the class's name is the model's answer.
 
-    Args:
-        train: training examples, from which the classes are taken where the recipe does not name them.
-        metrics: names of what is measured beside the loss.
-
-    Raises:
-        UserError: labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
+    The recipe's task.label_names are the classes, else they are taken from the training examples. `prepare` raises
+    UserError for labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
     """
 
-    predicts_next = False
+    compares = "classes"
+    default_metrics = ("accuracy",)
+    validates_metrics = True
 
-    def __init__(self, section: TaskSection, train: Examples, cache: Path, metrics: list[str]):
-        self.section, self.metrics = section, metrics
-        self.label_names = section.label_names or names_in_data(section, train, cache)
+    def check(self) -> None:
+        super().check()
+        names = self.settings.label_names
+        if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
+            raise UserError(f"task.label_names={show(names)} must be two or more different names")
+
+    def check_metrics(self) -> None:
+        from ..metrics import check_metrics
+
+        names = self.settings.label_names
+        check_metrics(
+            self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(names) if names else None
+        )
+
+    def adopt(self, config, source: "Examples") -> None:
+        """The classes of the model that is measured, in the order of its outputs.
+
+        Raises UserError where the recipe, or else the data, has other classes or another order of them.
+        """
+        recipe, model = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
+        wanted = self.settings.label_names or source.source.class_names(self.settings.label_field)
+        unnamed = model == [f"LABEL_{number}" for number in range(config.num_labels)]
+        if wanted is None or list(wanted) == model:
+            self.settings.label_names = model
+        elif unnamed and len(wanted) == len(model):
+            self.settings.label_names = list(wanted)
+        else:
+            raise UserError(
+                f"MODEL={recipe.model.name_or_path} tells {', '.join(model)} apart, but the classes of {recipe.name} "
+                f"are {', '.join(wanted)}; if they mean the same, in this order, add "
+                f"task.label_names='[{', '.join(model)}]'"
+            )
+
+    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+        from ..metrics import check_metrics
+
+        super().prepare(splits, cache, progress)
+        self.label_names = self.settings.label_names or names_in_data(self.settings.label_field, splits["train"], cache)
         self._numbers = {name: number for number, name in enumerate(self.label_names)}
-        check_metrics(metrics, "classes", "evaluation.metrics", len(self.label_names))
+        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(self.label_names))
 
     def config_fields(self) -> dict:
-        """Fields of the model's config that belong to the task; the names are what `pipeline()` answers with."""
+        """The classes' names are what `pipeline()` answers with."""
         return {
             "num_labels": len(self.label_names),
             "id2label": dict(enumerate(self.label_names)),
@@ -41,12 +72,9 @@ class ClassTask:
             "problem_type": "single_label_classification",
         }
 
-    def prepare_model(self, model) -> None:
-        """Nothing: the config says it all."""
-
     def class_of(self, value, place: str) -> int:
         """The number of a label: numbers are class numbers, strings are looked up. Raises UserError."""
-        field = f"task.label_field={self.section.label_field!r}"
+        field = f"task.label_field={self.settings.label_field!r}"
         if isinstance(value, str):
             if value not in self._numbers:
                 raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, self.label_names)}")
@@ -60,45 +88,59 @@ class ClassTask:
             )
         return int(value)
 
-    def outcome(self, logits, labels):
-        """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has."""
-        return torch.stack([logits.argmax(-1), labels], dim=-1)
-
-    def measure(self, outcomes) -> dict[str, float]:
-        """Metrics of all rows' outcomes, an array of shape (rows, 2)."""
-        predictions, references = outcomes.T.tolist()
-        return compute_metrics(self.metrics, predictions, references)[0]
-
-    def counts(self, labels) -> dict[str, int]:
+    def class_histogram(self, labels) -> dict[str, int]:
         """How many of some class numbers are of which class, by name."""
+        import torch
+
         found = torch.bincount(torch.as_tensor(labels), minlength=len(self.label_names)).tolist()
         return dict(zip(self.label_names, found))
+
+    # ---- measuring: the objective itself is its scorer
+
+    def scorer(self):
+        return self
+
+    def predictions(self, logits, labels):
+        """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has."""
+        import torch
+
+        return torch.stack([logits.argmax(-1), labels], dim=-1)
+
+    def compute_metrics(self, predictions) -> dict[str, float]:
+        """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
+        from ..metrics import compute_metrics
+
+        given, true = predictions.T.tolist()
+        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
 
 
 def near(name: str, known: list[str]) -> str:
     return did_you_mean(name, known) or f"; there are {len(known)} classes"
 
 
-def names_in_data(section: TaskSection, train: Examples, cache: Path) -> list[str]:
+def names_in_data(label_field: str, train: "Examples", cache: Path) -> list[str]:
     """The classes' names: those the data carries, else its strings in alphabetical order, else LABEL_0, LABEL_1, ..."""
-    named = train.source.class_names(section.label_field)
+    from ..data.examples import examples_fingerprint
+    from ..storage.cache import cached_folder, sha
+
+    named = train.source.class_names(label_field)
     if named is not None:
         return list(named)
     folder = cached_folder(
         cache,
         "classes",
-        sha([examples_fingerprint(train), section.label_field]),
-        lambda work: (work / "names.json").write_text(json.dumps(_scan(section, train))),
+        sha([examples_fingerprint(train), label_field]),
+        lambda work: (work / "names.json").write_text(json.dumps(_scan(label_field, train))),
         lambda path: (path / "names.json").is_file(),
     )
     return json.loads((folder / "names.json").read_text())
 
 
-def _scan(section: TaskSection, train: Examples) -> list[str]:
-    field = f"task.label_field={section.label_field!r}"
+def _scan(label_field: str, train: "Examples") -> list[str]:
+    field = f"task.label_field={label_field!r}"
     names, highest, kind = set(), 0, None
     for place, row in train:
-        value = row[section.label_field]
+        value = row[label_field]
         if not isinstance(value, (str, int)):
             raise UserError(f"{field}: {place} holds {value!r}, which is no class (a whole number or a name)")
         if isinstance(value, int) and value < 0:

@@ -1,69 +1,90 @@
 """One class for an image."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch.utils.data import Dataset
-
-from ..data.examples import Examples
-from ..data.image_store import ImageStore
-from ..images.augmentation import Augmentation, ImageCollator
-from ..images.processors import normalisation, prepare_images, settle_normalisation
-from ..recipes.schema import TaskSection
+from ..data.rows import Rows
+from ..plugins import register_objective
+from ..recipes.schema import doc
+from .base import pipeline_command
 from .classes import ClassTask
+from .images import ImageObjective, NormalizedSettings
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
+    from ..images.augmentation import ImageCollator
 
 
-def columns_of(section: TaskSection) -> dict[str, str]:
-    """Recipe field -> column the task reads."""
-    return {"image_field": section.image_field, "label_field": section.label_field}
+@dataclass
+class ImageClassificationSettings(NormalizedSettings):
+    label_field: str = doc("column that holds the class, a number or a name", "label")
+    label_names: list[str] | None = doc(
+        "names of the classes, in the order of their numbers; null: taken from the data"
+    )
+    crop_padding: int = doc("training images are shifted at random by up to so many pixels", 0, at_least=0)
+    horizontal_flip: float = doc("probability that a training image is mirrored", 0.0, at_least=0, at_most=1)
+    mixup_alpha: float = doc(
+        "each training image is blended with another, by shares of Beta(alpha, alpha); 0: off", 0.0, at_least=0
+    )
+    cutmix_alpha: float = doc(
+        "a box of each training image is taken from another, by Beta(alpha, alpha); 0: off; with mixup a coin decides",
+        0.0,
+        at_least=0,
+    )
 
 
-class ImageClassification(ClassTask):
-    """Images and their classes; the class's name is the model's answer.
+@register_objective
+class ImageClassification(ClassTask, ImageObjective):
+    """One class for an image.
 
-    Args:
-        processor: what makes pixel_values of an image; where the recipe names neither mean nor std, those of the
-            training images are written into it as soon as its rows are made.
-        shape: (channels, height, width) of the model's images.
-        train, metrics: as ClassTask's.
-        seed: of all that is random about a row.
-
-    Raises:
-        UserError: as ClassTask.
+    Where the recipe names neither mean nor std, those of the training images are written into the processor as soon as
+    the training rows are made.
     """
 
+    name = "image_classification"
+    section = "task"
     auto_class = "AutoModelForImageClassification"
-    images = True
+    families = ("vit",)
+    hub_task = "image-classification"
+    row_noun = "example"
+    loss_unit = "nats per example"
+    Settings = ImageClassificationSettings
+    _train = None  # images of the training rows, with which others are mixed
 
-    def __init__(self, section: TaskSection, processor, shape, train: Examples, cache: Path, metrics, seed: int = 0):
-        super().__init__(section, train, cache, metrics)
-        self.processor, self.shape, self.seed = processor, shape, seed
-        self.augmentation = Augmentation(
-            section.crop_padding, section.horizontal_flip, section.mixup_alpha, section.cutmix_alpha
-        )
-        self._train: ImageStore | None = None
+    def check(self) -> None:
+        super().check()
+        self.check_normalization()
 
-    def rows(self, examples: Examples, cache: Path) -> "ImageRows":
+    def columns(self) -> dict[str, str]:
+        return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}
+
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "ImageRows":
         """Decoded images with their class numbers; those of the training split are for augmentation."""
+        from ..images.processors import prepare_images, settle_normalisation
+
         store = prepare_images(
-            examples,
+            source,
             self.processor,
             self.shape,
             cache,
             class_of=self.class_of,
             classes=self.label_names,
-            label_facts=lambda labels: {"classes": self.counts(labels)},
+            label_facts=lambda labels: {"classes": self.class_histogram(labels)},
         )
-        if examples.split == "train":
+        if split == "train":
             self._train = store
             settle_normalisation(self.processor, store)
-        return ImageRows(store, augment=examples.split == "train")
+        return ImageRows(store, augment=split == "train")
 
-    def collator(self, packed: bool) -> ImageCollator:
+    def collator(self, packed: bool) -> "ImageCollator":
         """For rows of all splits."""
-        mean, std = normalisation(self.processor, self.shape[0])
+        from ..images.augmentation import Augmentation, ImageCollator
+        from ..images.processors import normalisation
+
+        section, (mean, std) = self.settings, normalisation(self.processor, self.shape[0])
         return ImageCollator(
-            self.augmentation,
+            Augmentation(section.crop_padding, section.horizontal_flip, section.mixup_alpha, section.cutmix_alpha),
             store=self._train,
             num_classes=len(self.label_names),
             mean=mean,
@@ -72,7 +93,6 @@ class ImageClassification(ClassTask):
         )
 
     def describe(self, rows: "ImageRows") -> str:
-        """One line for people."""
         facts, (channels, height, width) = rows.facts, self.shape
         classes = ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
         return (
@@ -80,20 +100,46 @@ class ImageClassification(ClassTask):
             f"{'grey' if channels == 1 else 'colour'}; {classes}"
         )
 
+    def how_to_use(self, folder: Path) -> str:
+        return pipeline_command("image-classification", folder, "your_image.png")
 
-class ImageRows(Dataset):
+    def legend(self):
+        from .showing import SHADES, marked
+
+        return marked(
+            "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe "
+            "says), darker to brighter ",
+            (SHADES, "bold"),
+            ", two characters for a pixel or a block of them, and what has to be answered",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import image_text, shares_text
+
+        batch, names = self.collated(rows, number, row), self.label_names
+        pixels = batch["pixel_values"][0]
+        console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
+        console.print(image_text(pixels))
+        low, high, mean, std = (float(value) for value in (pixels.min(), pixels.max(), pixels.mean(), pixels.std()))
+        size = " x ".join(map(str, pixels.shape))
+        console.print(
+            f"answer: {shares_text(batch['labels'][0], names)}; {size} numbers from {low:.2f} to {high:.2f}, "
+            f"mean {mean:.2f}, deviation {std:.2f}",
+            markup=False,
+        )
+
+
+class ImageRows(Rows):
     """The rows of a store; `augment` in a row tells the collator that it is one of the training set's."""
 
-    is_packed = False
-
-    def __init__(self, store: ImageStore, augment: bool):
+    def __init__(self, store, augment: bool):
         self.store, self.augment = store, augment
         self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
 
     def __len__(self) -> int:
         return len(self.store)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int) -> dict:
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         row = self.store[index]

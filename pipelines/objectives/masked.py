@@ -1,61 +1,65 @@
 """Masked language modelling over packed rows (Devlin et al. 2019, section 3.1)."""
 
-import numpy as np
-import torch
+from dataclasses import dataclass
+from pathlib import Path
 
-from ..data.packing import PackedDataset, StreamingPackedDataset, TokenStore
-from ..data.row_generators import row_generators, row_ids
-from ..data.row_layout import IGNORED
 from ..errors import UserError
-from ..recipes.schema import ObjectiveSection
-from ..tokenizers.special_tokens import NEEDED
+from ..plugins import register_objective
+from ..recipes.schema import doc
+from ..recipes.types import show
+from .base import pipeline_command
+from .text import TextObjective, TextSettings
 
 
-class MaskedObjective:
-    """Some tokens of each row are hidden, and predicted from those on both sides.
+@dataclass
+class MaskedSettings(TextSettings):
+    begins_documents = True  # a text for an encoder begins with <|cls|>
 
-    Documents follow each other in a row, each attending to itself alone; where a row's end cuts one, the next row goes
-    on with its next token. Raises UserError for a tokenizer without a mask token.
+    mask_probability: float = doc("share of a row's tokens that is predicted", 0.15, above=0, below=1)
+    mask_replace: float = doc("share of those that the mask token hides", 0.8, at_least=0)
+    random_replace: float = doc("share of those that a random token replaces; the rest stays", 0.1, at_least=0)
+
+
+@register_objective
+class Masked(TextObjective):
+    """Masked language modelling over packed rows (Devlin et al. 2019, section 3.1).
+
+    Some tokens of each row are hidden, and predicted from those on both sides. Documents follow each other in a row,
+    each attending to itself alone; where a row's end cuts one, the next row goes on with its next token. Raises
+    UserError for a tokenizer without a mask token.
     """
 
+    name = "masked"
     auto_class = "AutoModelForMaskedLM"
-    predicts_next = False
-    framing = NEEDED["masked"]
+    families = ("encoder",)
+    special_tokens = "cls_sep"
+    hub_task = "fill-mask"
+    loss_unit = "nats per masked token"
+    Settings = MaskedSettings
 
-    def __init__(self, section: ObjectiveSection, tokenizer, seed: int = 0):
-        if tokenizer.mask_token_id is None:
+    def check(self) -> None:
+        super().check()
+        section = self.settings
+        if section.mask_replace + section.random_replace > 1:
+            raise UserError(
+                f"objective.mask_replace={show(section.mask_replace)} and "
+                f"objective.random_replace={show(section.random_replace)} are shares of the same tokens; "
+                f"together they must be at most 1"
+            )
+
+    def use_tokenizer(self, tokenizer) -> None:
+        super().use_tokenizer(tokenizer)
+        if self.tokenizer.mask_token_id is None:
             raise UserError(
                 "objective.name=masked needs a tokenizer with a mask token; this one has none: "
                 "remove tokenizer.name_or_path to train one, or name that of an encoder"
             )
-        self.section, self.tokenizer, self.seed = section, tokenizer, seed
 
     def config_fields(self) -> dict:
-        """Fields of a fresh model's config that belong to the objective."""
         return {name: getattr(self.tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id")}
 
-    def rows(self, store: TokenStore, tail: str) -> PackedDataset:
-        """Rows of `sequence_length` tokens from documents tokenised before; labels are the tokens themselves."""
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
-        length = self.section.sequence_length
-        return PackedDataset(store, length, tail=tail, pad_token_id=pad, predicts_next=False)
-
-    def stream(self, corpus) -> StreamingPackedDataset:
-        """The same rows, tokenised and packed while training."""
-        section = self.section
-        return StreamingPackedDataset(
-            corpus,
-            self.tokenizer,
-            section.sequence_length,
-            tail=section.tail,
-            add_bos=section.add_bos,
-            add_eos=section.add_eos,
-            predicts_next=False,
-        )
-
     def collator(self, packed: bool) -> "MaskedCollator":
-        """packed: whether any row holds several documents."""
-        section = self.section
+        section = self.settings
         return MaskedCollator(
             self.tokenizer,
             packed,
@@ -65,6 +69,38 @@ class MaskedObjective:
             seed=self.seed,
         )
 
+    def how_to_use(self, folder: Path) -> str:
+        return pipeline_command("fill-mask", folder, "your text")
+
+    def legend(self):
+        from .showing import PREDICTED, marked
+
+        return marked(
+            "what each token really is; a colour per document, │ where one ends: no attention across; predicted are ",
+            ("⟦word⟧", PREDICTED),
+            ": the model sees the mask token, ",
+            ("⟦word→other⟧", PREDICTED),
+            ": it sees another token, ",
+            ("⟦word=⟧", PREDICTED),
+            ": it sees the word itself; as in the first epoch, others in each further one",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import documents_line, is_label, masked_table, masked_text, print_lines
+
+        batch, documents = self.collated(rows, number, row), rows.documents(number, row)
+        predicted = is_label(batch["labels"][0])
+        seen, true = batch["input_ids"][0][predicted], row["input_ids"][predicted]
+        hidden, kept = int((seen == self.tokenizer.mask_token_id).sum()), int((seen == true).sum())
+        console.rule(
+            f"row {number}: {len(row['input_ids'])} tokens, {len(seen)} predicted: {hidden} masked, "
+            f"{len(seen) - hidden - kept} replaced, {kept} kept",
+            align="left",
+        )
+        console.print(documents_line(documents), markup=False)
+        console.print(masked_text(row, batch, documents, self.tokenizer))
+        print_lines(console, masked_table(row, batch, self.tokenizer))
+
 
 class MaskedCollator:
     """Rows -> one batch: input_ids with hidden tokens, labels (B, T) that name them (-100 elsewhere).
@@ -73,7 +109,7 @@ class MaskedCollator:
     one: where BERT throws a coin per token, each row has equally much to predict, and short ones always something. Each
     labelled token becomes the mask token with probability mask_replace, a random entry of the vocabulary that is
     not special with probability random_replace, and stays as it is otherwise. Which ones depends on the seed, the epoch
-    and the row's number alone (row_generators.py).
+    and the row's number alone (data/sample_ids.py).
 
     packed: position_ids restart with each document and with padding, so that padding is a document of its own and no
     attention_mask is needed. Otherwise there is an attention_mask in batches with a padded row, and only there.
@@ -89,6 +125,8 @@ class MaskedCollator:
         random_replace: float,
         seed: int,
     ):
+        import numpy as np
+
         self.packed, self.seed, self.mask_id = packed, seed, tokenizer.mask_token_id
         self.mask_probability, self.mask_replace, self.random_replace = mask_probability, mask_replace, random_replace
         special = np.array(tokenizer.all_special_ids)
@@ -98,23 +136,33 @@ class MaskedCollator:
         self.is_special[special] = True
 
     def __call__(self, rows: list[dict]) -> dict:
+        import numpy as np
+        import torch
+
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.sample_ids import row_generators, row_ids
+
         input_ids = np.stack([row["input_ids"].numpy() for row in rows])
         tokens = np.stack([row["labels"].numpy() for row in rows])  # -100: padding
-        labels = np.full_like(tokens, IGNORED)
-        choosable = (tokens != IGNORED) & ~self.is_special[input_ids]
+        labels = np.full_like(tokens, IGNORE_INDEX)
+        choosable = (tokens != IGNORE_INDEX) & ~self.is_special[input_ids]
         for place, generator in enumerate(row_generators(rows, self.seed)):
             self._hide(input_ids[place], labels[place], np.flatnonzero(choosable[place]), generator)
         batch = {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
         if self.packed:
             batch["position_ids"] = torch.stack([row["position_ids"] for row in rows])
         else:
-            padding = (tokens == IGNORED) & (tokens != IGNORED).any(axis=1, keepdims=True)  # not in rows that fill up
+            padding = (tokens == IGNORE_INDEX) & (tokens != IGNORE_INDEX).any(
+                axis=1, keepdims=True
+            )  # not in rows that fill up
             if padding.any():
                 batch["attention_mask"] = torch.from_numpy((~padding).astype(np.int64))
         return batch | row_ids(rows)
 
-    def _hide(self, ids: np.ndarray, labels: np.ndarray, places: np.ndarray, generator: np.random.Generator) -> None:
-        """Choose among `places`, write the labels and change the ids there, in place."""
+    def _hide(self, ids, labels, places, generator) -> None:
+        """Choose among `places`, write the labels and change the ids there, in place (arrays, a numpy generator)."""
+        import numpy as np
+
         if not len(places):
             return
         number = max(1, round(self.mask_probability * len(places)))

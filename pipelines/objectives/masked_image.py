@@ -1,57 +1,95 @@
 """Hidden patches of an image from the others (SimMIM, Xie et al. 2022)."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch.utils.data import Dataset
-
-from ..data.examples import Examples
-from ..data.image_store import ImageStore
-from ..data.row_generators import row_generators, row_ids
-from ..data.row_layout import IGNORED
-from ..images.processors import normalisation, prepare_images, settle_normalisation
-from ..recipes.schema import ObjectiveSection
+from ..data.rows import Rows
+from ..errors import UserError
+from ..plugins import register_objective
+from ..recipes.schema import doc
+from .images import ImageObjective, NormalizedSettings
 
 
-class MaskedImageObjective:
-    """Some patches of each image are hidden; their pixels are predicted, and the loss is the mean distance to them.
+@dataclass
+class MaskedImageSettings(NormalizedSettings):
+    mask_ratio: float = doc("share of an image's patches that is hidden", 0.6, above=0, below=1)
 
-    Args:
-        processor: the image processor; mean and std are filled in as soon as the training rows are made.
-        shape: (channels, height, width) of the images. patch_size: of the model's patches, in pixels.
+
+@register_objective
+class MaskedImage(ImageObjective):
+    """Hidden patches of an image from the others (SimMIM, Xie et al. 2022).
+
+    Some patches of each image are hidden; their pixels are predicted, and the loss is the mean distance to them.
     """
 
+    name = "masked_image"
     auto_class = "AutoModelForMaskedImageModeling"
-    predicts_next = False
-    images = True
+    families = ("vit",)
+    hub_task = "image-feature-extraction"
+    loss_unit = "mean distance per hidden pixel value"
+    Settings = MaskedImageSettings
 
-    def __init__(self, section: ObjectiveSection, processor, shape: tuple[int, int, int], patch_size: int, seed: int):
-        self.section, self.processor, self.shape, self.seed = section, processor, shape, seed
-        self.grid = (shape[1] // patch_size, shape[2] // patch_size)
-        self.patches = self.grid[0] * self.grid[1]
+    def check(self) -> None:
+        super().check()
+        self.check_normalization()
 
-    def rows(self, examples: Examples, cache: Path) -> "MaskedImageRows":
-        """Decoded images."""
-        store = prepare_images(examples, self.processor, self.shape, cache)
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
+        from transformers import AutoConfig
+
+        from ..recipes.checks import config_namespace
+
+        super().prepare(splits, cache, progress)
+        name = self.recipe.model.name_or_path
+        config = config_namespace(self.recipe) or AutoConfig.from_pretrained(name)
+        if not config.model_type.startswith("anyformer_"):
+            raise UserError(
+                f"objective.name=masked_image trains models of family vit, and model.name_or_path={name!r} is a "
+                f"{config.model_type}; convert it first, with anyformer convert"
+            )
+        self.grid = (self.shape[1] // config.patch_size, self.shape[2] // config.patch_size)
+
+    @property
+    def patches(self) -> int:
+        """Patches of an image."""
+        return self.grid[0] * self.grid[1]
+
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> "MaskedImageRows":
+        from ..images.processors import prepare_images, settle_normalisation
+
+        store = prepare_images(source, self.processor, self.shape, cache)
         settle_normalisation(self.processor, store)
         return MaskedImageRows(store)
 
     def collator(self, packed: bool) -> "MaskedImageCollator":
         """packed has no meaning here: each row is one image."""
-        mean, std = normalisation(self.processor, self.shape[0])
-        return MaskedImageCollator(self.section.mask_ratio, self.patches, mean=mean, std=std, seed=self.seed)
+        from ..images.processors import normalisation
 
-    def final_metrics(self, names: list[str], loss: float) -> dict[str, float]:
-        """Nothing but the loss is measured."""
-        return {}
+        mean, std = normalisation(self.processor, self.shape[0])
+        return MaskedImageCollator(self.settings.mask_ratio, self.patches, mean=mean, std=std, seed=self.seed)
 
     def describe(self, rows: "MaskedImageRows") -> str:
-        """One line for people."""
         _, height, width = self.shape
-        hidden = hidden_patches(self.section.mask_ratio, self.patches)
+        hidden = hidden_patches(self.settings.mask_ratio, self.patches)
         return (
             f"{len(rows):,} images of {rows.name}, {height} x {width} pixels; {hidden} of {self.patches} patches hidden"
         )
+
+    def legend(self):
+        from .showing import PREDICTED, marked
+
+        return marked(
+            "a training image as the model sees it, ",
+            ("▒", PREDICTED),
+            " where a patch is hidden and has to be predicted; as in the first epoch, others in each further one",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import patches_text
+
+        batch = self.collated(rows, number, row)
+        pixels, masked = batch["pixel_values"][0], batch["bool_masked_pos"][0]
+        console.rule(f"row {number}: {int(masked.sum())} of {len(masked)} patches hidden", align="left")
+        console.print(patches_text(pixels, masked.view(self.grid)))
 
 
 def hidden_patches(ratio: float, patches: int) -> int:
@@ -59,19 +97,19 @@ def hidden_patches(ratio: float, patches: int) -> int:
     return max(1, round(ratio * patches))
 
 
-class MaskedImageRows(Dataset):
+class MaskedImageRows(Rows):
     """Rows {"pixel_values" uint8 (C, H, W), "labels" ()}: the label only says, by -100, which rows fill a batch up."""
 
-    is_packed = False
-
-    def __init__(self, store: ImageStore):
+    def __init__(self, store):
         self.store = store
         self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
 
     def __len__(self) -> int:
         return len(self.store)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int) -> dict:
+        import torch
+
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         return {"pixel_values": self.store.images([index])[0], "labels": torch.tensor(0)}
@@ -80,21 +118,28 @@ class MaskedImageRows(Dataset):
 class MaskedImageCollator:
     """Rows -> one batch: pixel_values float32 (B, C, H, W), normalised, and bool_masked_pos (B, N).
 
-    Which patches are hidden depends on the seed, the epoch and the row's number alone (row_generators.py). labels
+    Which patches are hidden depends on the seed, the epoch and the row's number alone (data/sample_ids.py). labels
     (B, N) are 0 at hidden patches and -100 elsewhere, so that Trainer counts them; the model does not see them.
     """
 
     def __init__(self, ratio: float, patches: int, *, mean: list[float], std: list[float], seed: int):
+        import torch
+
         self.hidden, self.patches, self.seed = hidden_patches(ratio, patches), patches, seed
         self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
     def __call__(self, rows: list[dict]) -> dict:
+        import torch
+
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.sample_ids import row_generators, row_ids
+
         masked = torch.zeros(len(rows), self.patches, dtype=torch.bool)
         for place, (row, generator) in enumerate(zip(rows, row_generators(rows, self.seed))):
             chosen = generator.permutation(self.patches)[: self.hidden]
-            if int(row["labels"]) != IGNORED:
+            if int(row["labels"]) != IGNORE_INDEX:
                 masked[place, torch.from_numpy(chosen)] = True
         images = torch.stack([row["pixel_values"] for row in rows]).float()
-        labels = torch.where(masked, 0, IGNORED)
+        labels = torch.where(masked, 0, IGNORE_INDEX)
         batch = {"pixel_values": (images - self.mean) / self.std, "bool_masked_pos": masked, "labels": labels}
         return batch | row_ids(rows)

@@ -1,6 +1,7 @@
-"""Perplexities: of the model, of a unigram model on the same tokens, and per word."""
+"""Metrics of summed losses: perplexities (of the model, of a unigram model on the same tokens, per word) and bits."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,17 +34,40 @@ def unigram_perplexity(train: TokenStore, rows: PackedDataset, vocab_size: int) 
     return perplexity(total / max(1, count))
 
 
-def final_metrics(
-    names, nll: float, predictions: float, rows: PackedDataset, train: TokenStore, vocab_size: int
-) -> dict:
-    """The metrics a recipe asks for, from the summed negative log-likelihood of `predictions` tokens.
+@dataclass
+class TokenLosses:
+    """What perplexities are computed from: the summed negative log-likelihood of `predictions` tokens of some rows.
 
-    word_perplexity divides by words, not tokens: whitespace-separated words and one end per line (WikiText-2's
-    convention), so that models with different tokenizers can be compared.
+    train: tokens of the training text, where they are stored.
     """
-    compute = {
-        "perplexity": lambda: perplexity(nll / predictions),
-        "unigram_perplexity": lambda: unigram_perplexity(train, rows, vocab_size),
-        "word_perplexity": lambda: perplexity(nll / rows.store.num_words),
-    }
-    return {"loss": nll / predictions} | {name: compute[name]() for name in names}
+
+    nll: float
+    predictions: float
+    rows: PackedDataset
+    train: TokenStore | None
+    vocab_size: int
+
+    def perplexity(self) -> float:
+        return perplexity(self.nll / self.predictions)
+
+    def unigram_perplexity(self) -> float:
+        return unigram_perplexity(self.train, self.rows, self.vocab_size)
+
+    def word_perplexity(self) -> float:
+        """Divided by words, not tokens: whitespace-separated words and one end per line (WikiText-2's convention), so
+        that models with different tokenizers can be compared."""
+        return perplexity(self.nll / self.rows.store.num_words)
+
+
+@dataclass
+class PixelLosses:
+    """What bits are computed from: the mean loss per pixel, in nats, of images whose colours are `channels` numbers."""
+
+    loss: float
+    channels: int
+
+    def bits_per_pixel(self) -> float:
+        return self.loss / math.log(2)
+
+    def bits_per_dimension(self) -> float:
+        return self.bits_per_pixel() / self.channels

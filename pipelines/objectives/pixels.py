@@ -1,100 +1,217 @@
 """The next pixel of an image, row by row, as one of a few colours (ImageGPT, Chen et al. 2020)."""
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch.utils.data import Dataset
+from ..data.rows import Rows
+from ..errors import UserError
+from ..plugins import METRICS, register_objective
+from ..recipes.schema import ObjectiveSettings, doc
+from .base import FinishedModel
+from .images import ImageObjective
 
-from ..data.examples import Examples
-from ..data.image_store import ImageStore
-from ..data.row_generators import row_ids
-from ..images.color_clusters import fit_clusters, store_codes, to_bytes
-from ..images.processors import prepare_images, read_labels
-from ..recipes.schema import ObjectiveSection
+PICTURE = "completions.png"
 
 
-class PixelsObjective:
-    """Each pixel is predicted from those before it, the first one from a start token.
+@dataclass
+class PixelSettings(ObjectiveSettings):
+    image_field: str = doc("column that holds the image", "image")
+    label_field: str | None = doc("column that holds the class, for the metric linear_probe alone")
+    image_size: int = doc("images are resized to so many pixels a side, each of them a token", 32, at_least=2)
+    clusters: int = doc("colours, found by k-means over the pixels of the training images", 512, at_least=2)
+    probe_layer: int | None = doc("layer before which linear_probe reads; null: the middle one", at_least=0)
+
+
+@register_objective
+class Pixels(ImageObjective):
+    """The next pixel of an image, row by row, as one of a few colours (ImageGPT, Chen et al. 2020).
 
     An image of S x S pixels is a row of S * S tokens: the start token and all pixels but the last are read, all pixels
-    are predicted. The start token is the last of the vocabulary, and never predicted.
-
-    Args:
-        processor: transformers' ImageGPT image processor; without clusters they are fitted to the first rows made, the
-            training set's, and written into it.
-        shape: (channels, height, width) of the images after resizing.
+    are predicted. The start token is the last of the vocabulary, and never predicted. The processor is transformers'
+    ImageGPT image processor; without clusters they are fitted to the training images and written into it.
     """
 
+    name = "pixels"
     auto_class = "AutoModelForCausalLM"
-    predicts_next = False  # labels stand beside what predicts them
-    images = True
+    families = ("decoder", "moe")
+    Settings = PixelSettings
+    compares = "pixels"
+    default_metrics = ("bits_per_pixel",)
+    picture = PICTURE
+    loss_unit = "nats per pixel"
 
-    def __init__(self, section: ObjectiveSection, processor, shape: tuple[int, int, int], seed: int = 0):
-        self.section, self.processor, self.shape, self.seed = section, processor, shape, seed
+    def check(self) -> None:
+        super().check()
+        section, fields = self.settings, self.recipe.model.fields
+        pixels, most = section.image_size**2, fields.get("max_position_embeddings")
+        if most is not None and most < pixels:
+            raise UserError(
+                f"model.max_position_embeddings={most} must be at least {pixels}, as objective.image_size="
+                f"{section.image_size} makes {pixels} pixels; remove it"
+            )
+        if "linear_probe" in self.recipe.evaluation.metrics and section.label_field is None:
+            raise UserError("evaluation.metrics: linear_probe needs objective.label_field, the column of the classes")
+        layers = fields.get("num_hidden_layers")
+        if None not in (section.probe_layer, layers) and section.probe_layer > layers:
+            raise UserError(
+                f"objective.probe_layer={section.probe_layer} must be at most {layers}, the number of layers"
+            )
+
+    def check_model_length(self, most: int) -> None:
+        side = self.settings.image_size
+        if side**2 > most:
+            raise UserError(
+                f"objective.image_size={side} makes {side**2} pixels, more than the model's "
+                f"max_position_embeddings={most}; at most {math.isqrt(most)} works"
+            )
+
+    def step_words(self) -> str:
+        return f"images x {self.settings.image_size**2} pixels"
+
+    # ---- data
+
+    def columns(self) -> dict[str, str]:
+        labels = {"label_field": self.settings.label_field} if self.settings.label_field else {}
+        return {"image_field": self.settings.image_field} | labels
+
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
+        from ..images.processors import image_gpt_processor, load_image_processor
+
+        side, checkpoint = self.settings.image_size, self.recipe.model.name_or_path
+        if checkpoint is not None:
+            self.processor = load_image_processor(checkpoint)
+            side = self.processor.size["height"]
+        else:
+            self.processor = image_gpt_processor(side)
+        self.shape = (3, side, side)
+
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
+        """Images as colour numbers; with objective.label_field their classes are kept for the linear probe."""
+        from ..images.color_clusters import fit_clusters, store_codes
+        from ..images.processors import prepare_images, read_labels
+
+        store = prepare_images(source, self.processor, self.shape, cache)
+        if self.processor.clusters is None:
+            self.processor.clusters = fit_clusters(store, self.settings.clusters, cache, "objective.clusters")
+        labels = read_labels(source, self.settings.label_field) if self.settings.label_field else None
+        return PixelRows(store, store_codes(store, self.clusters, cache), len(self.clusters), labels)
+
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
+        """packed has no meaning here: each row is one image."""
+        return stack_pixels
+
+    def describe(self, rows: "PixelRows") -> str:
+        _, height, width = self.shape
+        kind = "grey levels" if self.channels == 1 else "colours"
+        return f"{len(rows):,} images of {rows.name}, {height} x {width} pixels of {len(self.clusters)} {kind}"
+
+    # ---- the model
 
     @property
-    def clusters(self) -> np.ndarray:
-        """Colours (K, 3) from -1 to 1."""
+    def clusters(self):
+        """Colours (K, 3) from -1 to 1, float32."""
+        import numpy as np
+
         return np.asarray(self.processor.clusters, dtype=np.float32)
 
     @property
     def channels(self) -> int:
         """Numbers that a colour is made of: 1 where all clusters are grey."""
-        return 1 if np.ptp(self.clusters, axis=1).max() < 1e-4 else 3
-
-    @property
-    def length(self) -> int:
-        """Pixels of an image."""
-        return self.shape[1] * self.shape[2]
+        return 1 if (self.clusters.max(axis=1) - self.clusters.min(axis=1)).max() < 1e-4 else 3
 
     def config_fields(self) -> dict:
-        """Fields of a fresh model's config that belong to the objective."""
         number = len(self.clusters)
         return {
             "vocab_size": number + 1,
             "output_vocab_size": number,
-            "max_position_embeddings": self.length,
+            "max_position_embeddings": self.shape[1] * self.shape[2],
             "tie_word_embeddings": False,
             "bos_token_id": number,
         }
 
-    def rows(self, examples: Examples, cache: Path) -> "PixelRows":
-        """Images as colour numbers; with objective.label_field their classes are kept for the linear probe."""
-        store = prepare_images(examples, self.processor, self.shape, cache)
-        if self.processor.clusters is None:
-            self.processor.clusters = fit_clusters(store, self.section.clusters, cache, "objective.clusters")
-        labels = read_labels(examples, self.section.label_field) if self.section.label_field else None
-        return PixelRows(store, store_codes(store, self.clusters, cache), len(self.clusters), labels)
+    # ---- measuring
 
-    def collator(self, packed: bool) -> "PixelCollator":
-        """packed has no meaning here: each row is one image."""
-        return PixelCollator()
+    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
+        return [split, "train"] if any(METRICS[name].needs_train for name in metrics) else [split]
 
-    def final_metrics(self, names: list[str], loss: float) -> dict[str, float]:
-        """Those of `names` that follow from the mean loss in nats per pixel."""
-        bits = loss / math.log(2)
-        known = {"bits_per_pixel": bits, "bits_per_dimension": bits / self.channels}
-        return {name: known[name] for name in names if name in known}
+    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
+        from .perplexity import PixelLosses
 
-    def pictures(self, codes) -> np.ndarray:
+        losses = PixelLosses(result["loss"], self.channels)
+        rows_of = {name: METRICS[name] for name in metrics}
+        return {name: row.of_losses(losses) for name, row in rows_of.items() if row.of_losses is not None}
+
+    def finishes_on(self) -> str:
+        return "one"
+
+    def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
+        from .linear_probe import linear_probe
+
+        if "linear_probe" not in self.recipe.evaluation.metrics:
+            return {}
+        batch_size = self.recipe.training.per_device_train_batch_size
+        layer = self.settings.probe_layer
+        accuracy = linear_probe(finished.model, train, rows, layer=layer, batch_size=batch_size, seed=self.seed)
+        return {"linear_probe": accuracy}
+
+    def samples(self, finished: FinishedModel, splits) -> list[dict]:
+        """None but a picture in the run's folder."""
+        split = list(splits)[-1]
+        if split != "train":
+            self.draw(finished, splits[split], Path(finished.path) / PICTURE)
+        return []
+
+    def draw(self, finished: FinishedModel, rows, path: Path) -> bool:
+        """Images completed from their upper halves, as PNG."""
+        from .pixel_completion import write_completions
+
+        number = self.recipe.evaluation.sample_images
+        if number:
+            write_completions(path, finished.model, self, rows, number, self.seed)
+        return number > 0
+
+    def pictures(self, codes):
         """Colour numbers (B, S * S) -> bytes (B, S, S, 3)."""
+        import numpy as np
+
+        from ..images.color_clusters import to_bytes
+
         return to_bytes(self.clusters)[np.asarray(codes)].reshape(len(codes), *self.shape[1:], 3)
 
-    def describe(self, rows: "PixelRows") -> str:
-        """One line for people."""
-        _, height, width = self.shape
-        kind = "grey levels" if self.channels == 1 else "colours"
-        return f"{len(rows):,} images of {rows.name}, {height} x {width} pixels of {len(self.clusters)} {kind}"
+    # ---- words
+
+    def how_to_use(self, folder: Path) -> str:
+        return f"look at {folder / PICTURE}: upper half, completion, original"
+
+    def legend(self):
+        from .showing import SHADES, marked
+
+        return marked(
+            "an image reduced to the recipe's colours, darker to brighter ",
+            (SHADES, "bold"),
+            "; its pixels are predicted row by row, each from those before it",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        import torch
+
+        from .showing import MOST, image_text
+
+        codes = row["labels"].tolist()
+        console.rule(f"row {number}: {len(codes)} pixels, {len(set(codes))} colours", align="left")
+        picture = torch.from_numpy(self.pictures([codes])[0])
+        console.print(image_text(picture.permute(2, 0, 1)))
+        tokens = " ".join(map(str, row["input_ids"][:MOST].tolist()))
+        predicted = " ".join(map(str, codes[:MOST]))
+        console.print(f"read: {tokens} ...; predicted: {predicted} ...", markup=False, style="dim")
 
 
-class PixelRows(Dataset):
+class PixelRows(Rows):
     """Rows {"input_ids", "labels"} of S * S tokens each; `codes` are (N, S * S), `labels`, classes, (N,) or None."""
 
-    is_packed = False
-
-    def __init__(self, store: ImageStore, codes: np.ndarray, start: int, labels: np.ndarray | None):
+    def __init__(self, store, codes, start: int, labels):
         self.store, self.codes, self.start, self.labels = store, codes, start, labels
         self.fingerprint, self.name = store.fingerprint, store.name
         self.facts = store.facts | {"tokens": int(codes.size)}
@@ -102,19 +219,24 @@ class PixelRows(Dataset):
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int) -> dict:
+        import numpy as np
+        import torch
+
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         labels = torch.from_numpy(self.codes[index].astype(np.int64))
         return {"input_ids": torch.cat([torch.tensor([self.start]), labels[:-1]]), "labels": labels}
 
 
-class PixelCollator:
+def stack_pixels(rows: list[dict]) -> dict:
     """Rows -> one batch: input_ids and labels (B, T), which are aligned with the predictions: the model must not shift.
 
     They are there twice, as a decoder of ours calls such labels shift_labels.
     """
+    import torch
 
-    def __call__(self, rows: list[dict]) -> dict:
-        batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
-        return batch | {"shift_labels": batch["labels"]} | row_ids(rows)
+    from ..data.sample_ids import row_ids
+
+    batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
+    return batch | {"shift_labels": batch["labels"]} | row_ids(rows)

@@ -2,71 +2,96 @@
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow
-
-from ..data.documents import sha
-from ..data.example_store import EncodedExamples, encode_examples, in_batches
-from ..data.examples import Examples, examples_fingerprint, text_of
-from ..data.length_batching import PaddingCollator
 from ..errors import UserError
-from ..recipes.schema import TaskSection
-from ..tokenizers.load import tokenizer_fingerprint
-from ..tokenizers.special_tokens import NEEDED
+from ..plugins import register_objective
+from ..recipes.schema import ObjectiveSettings, doc
+from .base import pipeline_command
 from .classes import ClassTask
+from .examples import TextTask
+
+if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+
+# A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
+FRAMING_OF_FAMILY = {"decoder": "none", "moe": "none", "seq2seq": "eos"}
 
 
-def columns_of(section: TaskSection) -> dict[str, str]:
-    """Recipe field -> column the task reads."""
-    pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
-    return {"text_field": section.text_field, **pair, "label_field": section.label_field}
+@dataclass
+class SequenceClassificationSettings(ObjectiveSettings):
+    text_field: str = doc("column that holds the text", "text")
+    text_pair_field: str | None = doc("column of a second text, judged together with the first")
+    label_field: str = doc("column that holds the class, a number or a name", "label")
+    label_names: list[str] | None = doc(
+        "names of the classes, in the order of their numbers; null: taken from the data"
+    )
+    max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, at_least=2)
 
 
-def text_columns_of(section: TaskSection) -> dict[str, str]:
-    """Those of `columns_of` that hold text."""
-    return {field: column for field, column in columns_of(section).items() if field != "label_field"}
+@register_objective
+class SequenceClassification(ClassTask, TextTask):
+    """One class for a text or a pair of texts."""
 
-
-class SequenceClassification(ClassTask):
-    """Texts and their classes; arguments and errors as ClassTask's."""
-
+    name = "sequence_classification"
     auto_class = "AutoModelForSequenceClassification"
-    framing = NEEDED["sequence_classification"]
+    families = ("decoder", "moe", "encoder", "seq2seq")
+    hub_task = "text-classification"
+    Settings = SequenceClassificationSettings
 
-    def __init__(self, section: TaskSection, tokenizer, train: Examples, cache: Path, metrics: list[str]):
-        super().__init__(section, train, cache, metrics)
-        self.tokenizer = tokenizer
+    def framing(self) -> str:
+        wanted = self.recipe.tokenizer.framing
+        return wanted or FRAMING_OF_FAMILY.get(self.recipe.model.family, self.special_tokens)
 
-    def collator(self, packed: bool) -> PaddingCollator:
-        return PaddingCollator(self.tokenizer.pad_token_id, self.tokenizer.padding_side == "left")
+    def columns(self) -> dict[str, str]:
+        return {**self.text_columns(), "label_field": self.settings.label_field}
 
-    def rows(self, examples: Examples, cache: Path) -> EncodedExamples:
+    def text_columns(self) -> dict[str, str]:
+        section = self.settings
+        pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
+        return {"text_field": section.text_field, **pair}
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
         """The examples as input_ids, labels (the class's number) and, for a pair of texts, token_type_ids."""
-        pair = self.section.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
+        import pyarrow
+
+        from ..data.example_store import encode_examples
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
+        pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
         ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
         schema = pyarrow.schema(
             [("input_ids", ids), *([("token_type_ids", byte)] if pair else []), ("labels", pyarrow.int32())]
         )
         key = sha(
             [
-                examples_fingerprint(examples),
-                tokenizer_fingerprint(self.tokenizer),
-                [self.section.max_length, self.label_names, schema.names],
+                examples_fingerprint(source),
+                self.processor_fingerprint(),
+                [self.settings.max_length, self.label_names, schema.names],
             ]
         )
-        return encode_examples(cache, key, examples.name, schema, lambda: self._batches(examples), self._facts)
+        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
 
-    def _batches(self, examples: Examples) -> Iterator[dict[str, list]]:
-        columns = text_columns_of(self.section)
+    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+        from ..data.example_store import in_batches
+        from ..data.examples import text_of
+
+        columns = self.text_columns()
         tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
         for batch in in_batches(examples):
             texts = [[text_of(row, column, field, place) for place, row in batch] for field, column in columns.items()]
-            encoded = tokenizer(*texts, truncation=True, max_length=self.section.max_length, padding=False)
+            encoded = tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
             for (place, _), ids in zip(batch, encoded["input_ids"]):
                 if not ids:
-                    raise UserError(f"task.text_field={self.section.text_field!r}: {place} holds no token")
-            labels = [self.class_of(row[self.section.label_field], place) for place, row in batch]
+                    raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
+            labels = [self.class_of(row[self.settings.label_field], place) for place, row in batch]
             yield {**encoded, "labels": labels}
 
     def _facts(self, batch: dict[str, list]) -> dict:
@@ -74,15 +99,29 @@ class SequenceClassification(ClassTask):
         return {
             "examples": len(lengths),
             "tokens": sum(lengths),
-            "at_max_length": sum(length >= self.section.max_length for length in lengths),
-            "classes": self.counts(batch["labels"]),
+            "at_max_length": sum(length >= self.settings.max_length for length in lengths),
+            "classes": self.class_histogram(batch["labels"]),
         }
 
-    def describe(self, rows: EncodedExamples) -> str:
-        """One line for people."""
+    def describe(self, rows: "EncodedExamples") -> str:
         facts = rows.facts
         classes = ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
         return (
             f"{facts['examples']:,} examples of {rows.name}, {facts['tokens'] / facts['examples']:.0f} tokens each, "
-            f"{facts['at_max_length'] / facts['examples']:.1%} fill max_length={self.section.max_length}; {classes}"
+            f"{facts['at_max_length'] / facts['examples']:.1%} fill max_length={self.settings.max_length}; {classes}"
         )
+
+    def how_to_use(self, folder: Path) -> str:
+        return pipeline_command("text-classification", folder, "your text")
+
+    def legend(self):
+        from .showing import PREDICTED, marked
+
+        return marked("the text as the model reads it, ", ("special tokens", PREDICTED), " included, and its class")
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import sequence_text
+
+        label = self.label_names[int(row["labels"])]
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, class {label}", align="left")
+        console.print(sequence_text(row["input_ids"].tolist(), self.tokenizer))

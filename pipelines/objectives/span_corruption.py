@@ -1,82 +1,103 @@
 """Span corruption (Raffel et al. 2020, section 3.1.4), with the lengths of T5's code."""
 
-import numpy as np
-import torch
+from dataclasses import dataclass
 
-from ..data.packing import PackedDataset, StreamingPackedDataset, TokenStore
-from ..data.row_generators import row_generators, row_ids
-from ..data.row_layout import IGNORED
 from ..errors import UserError
-from ..recipes.schema import ObjectiveSection
-from ..tokenizers.special_tokens import NEEDED, sentinel
+from ..plugins import register_objective
+from ..recipes.schema import doc
+from ..recipes.types import show
+from ..tokenizers.special_tokens import SENTINELS, sentinel
+from .text import TextObjective, TextSettings
 
 
-class SpanCorruptionObjective:
-    """Spans of tokens are left out of the encoder's input, a sentinel in place of each; the decoder writes them.
+@dataclass
+class SpanCorruptionSettings(TextSettings):
+    noise_density: float = doc("share of the tokens that is left out", 0.15, above=0, below=1)
+    mean_span_length: float = doc("tokens per left-out span, on average", 3.0, at_least=1)
 
-    Rows are slices of one stream of documents, each ended by eos, as in T5: a row may hold the end of one document and
-    the beginning of the next, and tokens attend to the whole row. The slices are as long as it takes for the input to
-    come to sequence_length tokens. Raises UserError for a tokenizer without eos, padding or with too few sentinels.
+
+@register_objective
+class SpanCorruption(TextObjective):
+    """Span corruption (Raffel et al. 2020, section 3.1.4), with the lengths of T5's code.
+
+    Spans of tokens are left out of the encoder's input, a sentinel in place of each; the decoder writes them. Rows are
+    slices of one stream of documents, each ended by eos, as in T5: a row may hold the end of one document and the
+    beginning of the next, and tokens attend to the whole row. The slices are as long as it takes for the input to come
+    to sequence_length tokens. Raises UserError for a tokenizer without eos, padding or with too few sentinels.
     """
 
+    name = "span_corruption"
     auto_class = "AutoModelForSeq2SeqLM"
-    predicts_next = False
-    framing = NEEDED["span_corruption"]
+    families = ("seq2seq",)
+    special_tokens = "eos"
+    sentinels = SENTINELS
+    Settings = SpanCorruptionSettings
 
-    def __init__(self, section: ObjectiveSection, tokenizer, seed: int = 0):
-        self.section, self.tokenizer, self.seed = section, tokenizer, seed
-        for name, words in (("eos_token_id", "an end-of-text"), ("pad_token_id", "a padding")):
-            if getattr(tokenizer, name) is None:
-                raise UserError(
-                    f"objective.name=span_corruption needs a tokenizer with {words} token; this one has none"
-                )
-        self.raw_length = raw_length(section.sequence_length, section.noise_density, section.mean_span_length)
-        _, spans = noise_counts(self.raw_length, section.noise_density, section.mean_span_length)
-        self.sentinels = sentinel_ids(tokenizer)
-        if len(self.sentinels) < spans:
+    def check(self) -> None:
+        super().check()
+        section = self.settings
+        smallest = section.noise_density / (1 - section.noise_density)
+        if section.mean_span_length < smallest:
+            raise UserError(
+                f"objective.mean_span_length={show(section.mean_span_length)} must be at least {smallest:.3g} with "
+                f"objective.noise_density={show(section.noise_density)}, so that a kept token stands between two spans"
+            )
+
+    def use_tokenizer(self, tokenizer) -> None:
+        super().use_tokenizer(tokenizer)
+        self.need_tokens(eos="an end-of-text", pad="a padding")
+        section = self.settings
+        _, spans = noise_counts(self.row_length, section.noise_density, section.mean_span_length)
+        self.sentinel_ids = sentinel_ids(self.tokenizer)
+        if len(self.sentinel_ids) < spans:
             raise UserError(
                 f"objective.sequence_length={section.sequence_length} leaves out {spans} spans a row, but the "
-                f"tokenizer has {len(self.sentinels)} sentinels ({sentinel(0)}, {sentinel(1)}, ...)"
+                f"tokenizer has {len(self.sentinel_ids)} sentinels ({sentinel(0)}, {sentinel(1)}, ...)"
             )
+
+    @property
+    def row_length(self) -> int:
+        section = self.settings
+        return raw_length(section.sequence_length, section.noise_density, section.mean_span_length)
 
     def config_fields(self) -> dict:
-        """Fields of a fresh model's config that belong to the objective: padding begins each target, as in T5."""
+        """Padding begins each target, as in T5."""
         return {"decoder_start_token_id": self.tokenizer.pad_token_id}
 
-    def rows(self, store: TokenStore, tail: str) -> PackedDataset:
-        """Rows of the raw tokens, from documents tokenised before; the collator corrupts them."""
-        if tail == "drop" and 1 < store.num_tokens < self.raw_length:
+    def pack(self, store, tail: str):
+        if tail == "drop" and 1 < store.num_tokens < self.row_length:
             raise UserError(
-                f"objective.sequence_length={self.section.sequence_length} takes {self.raw_length} tokens of text, "
+                f"objective.sequence_length={self.settings.sequence_length} takes {self.row_length} tokens of text, "
                 f"more than the whole text of {store.name} ({store.num_tokens:,} tokens); set objective.tail=pad"
             )
-        pad = self.tokenizer.pad_token_id
-        return PackedDataset(store, self.raw_length, tail=tail, pad_token_id=pad, predicts_next=False)
-
-    def stream(self, corpus) -> StreamingPackedDataset:
-        """The same rows, tokenised and packed while training."""
-        section = self.section
-        return StreamingPackedDataset(
-            corpus,
-            self.tokenizer,
-            self.raw_length,
-            tail=section.tail,
-            add_bos=section.add_bos,
-            add_eos=section.add_eos,
-            predicts_next=False,
-        )
+        return super().pack(store, tail)
 
     def collator(self, packed: bool) -> "SpanCorruptionCollator":
         """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
-        section = self.section
+        section = self.settings
         return SpanCorruptionCollator(
             self.tokenizer,
-            self.sentinels,
+            self.sentinel_ids,
             section.sequence_length,
             noise_density=section.noise_density,
             mean_span_length=section.mean_span_length,
             seed=self.seed,
         )
+
+    def legend(self):
+        from .showing import PREDICTED, marked
+
+        return marked(
+            "source: what the encoder reads, ",
+            ("<extra_id_N>", PREDICTED),
+            " where a span was left out; target: each of them with its span; as in the first epoch, others in each "
+            "further one",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import show_source_and_target
+
+        show_source_and_target(console, self, rows, number, row)
 
 
 class SpanCorruptionCollator:
@@ -85,13 +106,13 @@ class SpanCorruptionCollator:
     Inputs are the kept tokens with a sentinel for each span left out, then eos; labels each sentinel with its span,
     then eos. The model makes decoder_input_ids from the labels. A row that came out shorter (the padded last one) is
     padded, its labels by -100, and the batch then has an attention_mask. Which spans are left out depends on the seed,
-    the epoch and the row's number alone (row_generators.py).
+    the epoch and the row's number alone (data/sample_ids.py).
     """
 
     def __init__(
         self,
         tokenizer,
-        sentinels: np.ndarray,
+        sentinels,
         input_length: int,
         *,
         noise_density: float,
@@ -107,11 +128,17 @@ class SpanCorruptionCollator:
         self.input_length, self.target_length = input_length, noise + spans + 1
 
     def __call__(self, rows: list[dict]) -> dict:
+        import numpy as np
+        import torch
+
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.sample_ids import row_generators, row_ids
+
         input_ids = np.full((len(rows), self.input_length), self.pad, dtype=np.int64)
-        labels = np.full((len(rows), self.target_length), IGNORED, dtype=np.int64)
+        labels = np.full((len(rows), self.target_length), IGNORE_INDEX, dtype=np.int64)
         attention_mask = np.zeros_like(input_ids)
         for place, (row, generator) in enumerate(zip(rows, row_generators(rows, self.seed))):
-            real = row["labels"].numpy() != IGNORED
+            real = row["labels"].numpy() != IGNORE_INDEX
             tokens = row["input_ids"].numpy()
             source, target = self.corrupt(tokens[real] if real.any() else tokens, generator)
             input_ids[place, : len(source)] = source
@@ -123,8 +150,10 @@ class SpanCorruptionCollator:
             batch["attention_mask"] = torch.from_numpy(attention_mask)
         return batch | row_ids(rows)
 
-    def corrupt(self, tokens: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Source and target of one row of raw tokens, eos included."""
+    def corrupt(self, tokens, generator) -> tuple:
+        """Source and target, arrays of ids with eos, of one row of raw tokens (an array)."""
+        import numpy as np
+
         noise, spans = noise_counts(len(tokens), self.noise_density, self.mean_span_length)
         kept = random_segments(len(tokens) - noise, spans, generator)
         left_out = random_segments(noise, spans, generator)
@@ -168,16 +197,20 @@ def raw_length(input_length: int, noise_density: float, mean_span_length: float)
     return length
 
 
-def random_segments(items: int, segments: int, generator: np.random.Generator) -> np.ndarray:
-    """Lengths of `segments` parts, none empty, that `items` fall into; every way to cut equally likely."""
+def random_segments(items: int, segments: int, generator):
+    """Lengths (an array) of `segments` parts, none empty, that `items` fall into; every way to cut equally likely."""
+    import numpy as np
+
     if items < segments:  # a row of one token has nothing to keep
         return np.array([items])
     cuts = np.sort(generator.permutation(items - 1)[: segments - 1]) + 1
     return np.diff(cuts, prepend=0, append=items)
 
 
-def sentinel_ids(tokenizer) -> np.ndarray:
-    """Ids of <extra_id_0>, <extra_id_1>, ..., as many as the tokenizer has."""
+def sentinel_ids(tokenizer):
+    """Ids (an array) of <extra_id_0>, <extra_id_1>, ..., as many as the tokenizer has."""
+    import numpy as np
+
     vocabulary, ids = tokenizer.get_vocab(), []
     while sentinel(len(ids)) in vocabulary:
         ids.append(vocabulary[sentinel(len(ids))])

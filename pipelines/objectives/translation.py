@@ -1,101 +1,130 @@
 """A text in one language from a text in another, or any other text from a text."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow
-import torch
-
-from ..data.documents import sha
-from ..data.example_store import EncodedExamples, encode_examples, in_batches
-from ..data.examples import Examples, examples_fingerprint, text_of
-from ..data.length_batching import PaddingCollator
 from ..errors import UserError
-from ..metrics import check_metrics, compute_metrics
-from ..recipes.schema import TaskSection
-from ..tokenizers.load import tokenizer_fingerprint
-from ..tokenizers.special_tokens import NEEDED
+from ..plugins import register_objective
+from ..recipes.schema import ObjectiveSettings, doc
+from .base import SAMPLES, FinishedModel
+from .examples import TextTask
+
+if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+    from ..data.length_batching import PaddingCollator
 
 
-def columns_of(section: TaskSection) -> dict[str, str]:
-    """Recipe field -> column the task reads; both hold text."""
-    return {"source_field": section.source_field, "target_field": section.target_field}
+@dataclass
+class TranslationSettings(ObjectiveSettings):
+    source_field: str | None = doc("column that holds the text to translate")
+    target_field: str | None = doc("column that holds its translation")
+    max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, at_least=2)
+    max_target_length: int | None = doc("tokens per target text; null: as max_length", at_least=2)
+    num_beams: int = doc("beams of the search; 1: greedy", 5, at_least=1)
+    length_penalty: float = doc("above 0 the search prefers longer texts, below 0 shorter ones", 1.0)
+    max_new_tokens: int | None = doc("most tokens generated; null: as max_target_length", at_least=1)
 
 
-class Translation:
-    """Source texts and their translations (Vaswani et al. 2017), with one tokenizer for both languages.
+@register_objective
+class Translation(TextTask):
+    """A text in one language from a text in another, or any other text from a text.
 
-    Args:
-        train: training examples; nothing is taken from them here.
-        metrics: names of what is measured on the generated translations.
-
-    Raises:
-        UserError: a tokenizer without padding or end-of-text token.
+    Source texts and their translations (Vaswani et al. 2017), with one tokenizer for both languages. `prepare` raises
+    UserError for a tokenizer without padding or end-of-text token.
     """
 
+    name = "translation"
     auto_class = "AutoModelForSeq2SeqLM"
-    predicts_next = False
-    framing = NEEDED["translation"]
+    families = ("seq2seq",)
+    special_tokens = "eos"
+    Settings = TranslationSettings
+    compares = "texts"
+    default_metrics = ("bleu",)
+    continues_prompts = True
+    hub_task = "translation"
+    loss_unit = "nats per token"
+    samples_are_answers = True
 
-    def __init__(self, section: TaskSection, tokenizer, train: Examples, cache: Path, metrics: list[str]):
-        self.section, self.tokenizer, self.metrics = section, tokenizer, metrics
-        for name, words in (("eos_token_id", "an end-of-text"), ("pad_token_id", "a padding")):
-            if getattr(tokenizer, name) is None:
-                raise UserError(f"task.name=translation needs a tokenizer with {words} token; this one has none")
-        check_metrics(metrics, "texts", "evaluation.metrics")
-        self.signatures: dict[str, str] = {}  # of the metrics, once they were computed: what their numbers depend on
+    def check(self) -> None:
+        for name in ("source_field", "target_field"):
+            if not getattr(self.settings, name):
+                raise UserError(f"task.{name} is not set; translation needs the column of each language, such as en")
+        super().check()
+
+    def check_metrics(self) -> None:
+        from ..metrics import check_metrics
+
+        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
+
+    def columns(self) -> dict[str, str]:
+        return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
+
+    def lengths(self) -> dict[str, int | None]:
+        section = self.settings
+        return {name: getattr(section, name) for name in ("max_length", "max_target_length", "max_new_tokens")}
+
+    # ---- data
+
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
+        super().prepare(splits, cache, progress)
+        self.need_tokens(eos="an end-of-text", pad="a padding")
+        section = self.settings
         self.max_target_length = section.max_target_length or section.max_length
         self.max_new_tokens = section.max_new_tokens or self.max_target_length
 
-    def config_fields(self) -> dict:
-        """Fields of a fresh model's config that belong to the task: padding begins each target, as in T5 and Marian."""
-        return {"decoder_start_token_id": self.tokenizer.pad_token_id, "is_encoder_decoder": True}
+    def collator(self, packed: bool) -> "PaddingCollator":
+        from ..data.length_batching import PaddingCollator
 
-    def prepare_model(self, model) -> None:
-        """Let `generate` search as the recipe says; saved as generation_config.json."""
-        config, section = model.generation_config, self.section
-        config.update(
-            num_beams=section.num_beams,
-            max_new_tokens=self.max_new_tokens,
-            max_length=None,  # that of some checkpoints, which would compete with max_new_tokens
-            length_penalty=section.length_penalty if section.num_beams > 1 else None,
-            early_stopping=section.num_beams > 1,
-            do_sample=False,
-        )
-        if config.decoder_start_token_id is None:
-            config.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None)
-
-    def collator(self, packed: bool) -> PaddingCollator:
         return PaddingCollator(self.tokenizer.pad_token_id)
 
-    def rows(self, examples: Examples, cache: Path) -> EncodedExamples:
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
         """The examples as input_ids and labels (unshifted), with the raw texts beside them for measuring."""
+        import pyarrow
+
+        from ..data.example_store import encode_examples
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
         ids = pyarrow.list_(pyarrow.int32())
         columns = [("input_ids", ids), ("labels", ids)]
-        if examples.split != "train":
+        if split != "train":
             columns += [("source", pyarrow.string()), ("target", pyarrow.string())]
         schema = pyarrow.schema(columns)
         key = sha(
             [
-                examples_fingerprint(examples),
-                tokenizer_fingerprint(self.tokenizer),
-                [self.section.max_length, self.max_target_length, schema.names],
+                examples_fingerprint(source),
+                self.processor_fingerprint(),
+                [self.settings.max_length, self.max_target_length, schema.names, *self.encoding_key()],
             ]
         )
-        return encode_examples(cache, key, examples.name, schema, lambda: self._batches(examples), self._facts)
+        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
 
-    def _batches(self, examples: Examples) -> Iterator[dict[str, list]]:
+    def source_text(self, text: str) -> str:
+        """What the model reads of a source; a subclass may put a prefix before it."""
+        return text
+
+    def encoding_key(self) -> list:
+        """Further settings that the encoded examples depend on, as JSON."""
+        return []
+
+    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+        from ..data.example_store import in_batches
+        from ..data.examples import text_of
+
         tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
         for batch in in_batches(examples):
             source, target = (
-                [text_of(row, column, field, place) for place, row in batch]
-                for field, column in columns_of(self.section).items()
+                [text_of(row, column, field, place) for place, row in batch] for field, column in self.columns().items()
             )
-            inputs = tokenizer(source, truncation=True, max_length=self.section.max_length)
+            read = [self.source_text(text) for text in source]
+            inputs = tokenizer(read, truncation=True, max_length=self.settings.max_length)
             labels = tokenizer(text_target=target, truncation=True, max_length=self.max_target_length)
             yield {
-                "input_ids": [self._ended(ids, self.section.max_length) for ids in inputs["input_ids"]],
+                "input_ids": [self._ended(ids, self.settings.max_length) for ids in inputs["input_ids"]],
                 "labels": [self._ended(ids, self.max_target_length) for ids in labels["input_ids"]],
                 "source": source,
                 "target": target,
@@ -109,7 +138,7 @@ class Translation:
     def _facts(self, batch: dict[str, list]) -> dict:
         inputs, labels = ([len(ids) for ids in batch[name]] for name in ("input_ids", "labels"))
         full = sum(
-            a >= self.section.max_length or b >= self.max_target_length for a, b in zip(inputs, labels, strict=True)
+            a >= self.settings.max_length or b >= self.max_target_length for a, b in zip(inputs, labels, strict=True)
         )
         return {
             "examples": len(inputs),
@@ -118,8 +147,7 @@ class Translation:
             "at_max_length": full,
         }
 
-    def describe(self, rows: EncodedExamples) -> str:
-        """One line for people."""
+    def describe(self, rows: "EncodedExamples") -> str:
         facts = rows.facts
         number, target = facts["examples"], facts["target_tokens"]
         return (
@@ -127,8 +155,65 @@ class Translation:
             f"{target / number:.1f} target tokens each, {facts['at_max_length'] / number:.1%} fill their maximum length"
         )
 
-    def generate(self, model, rows: EncodedExamples, numbers: list[int], batch_size: int) -> list[str]:
+    # ---- the model
+
+    def config_fields(self) -> dict:
+        """Padding begins each target, as in T5 and Marian."""
+        return {"decoder_start_token_id": self.tokenizer.pad_token_id, "is_encoder_decoder": True}
+
+    def prepare_model(self, model) -> None:
+        """Let `generate` search as the recipe says; saved as generation_config.json."""
+        config, section = model.generation_config, self.settings
+        config.update(
+            num_beams=section.num_beams,
+            max_new_tokens=self.max_new_tokens,
+            max_length=None,  # that of some checkpoints, which would compete with max_new_tokens
+            length_penalty=section.length_penalty if section.num_beams > 1 else None,
+            early_stopping=section.num_beams > 1,
+            do_sample=False,
+        )
+        if config.decoder_start_token_id is None:
+            config.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None)
+
+    # ---- measuring
+
+    def finishes_on(self) -> str:
+        return "all"
+
+    def finish(self, finished: FinishedModel, splits) -> tuple[dict[str, float], list[dict]]:
+        metrics, samples = {}, []
+        for split, rows in splits.items():
+            if split == "train":
+                continue
+            texts, references = self.answers(finished, rows, range(len(rows))), rows.texts("target")
+            metrics |= {f"{split}_{name}": value for name, value in self.measure_texts(texts, references).items()}
+            sources = rows.texts("source")[:SAMPLES]
+            samples = [{"prompt": s, "reference": r, "text": t} for s, r, t in zip(sources, references, texts)]
+        prompts = self.recipe.evaluation.sample_prompts
+        if prompts:
+            texts = self.generate_texts(finished.model, prompts)
+            samples = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts)]
+        return metrics, samples
+
+    def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
+        references = rows.texts("target")
+        return self.measure_texts(self.answers(finished, rows, numbers), [references[i] for i in numbers])
+
+    def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        """Metrics of translations."""
+        from ..metrics import compute_metrics
+
+        numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, predictions, references)
+        return numbers
+
+    def answers(self, finished: FinishedModel, rows: "EncodedExamples", numbers: Sequence[int]) -> list[str]:
+        """Translations of the rows `numbers`, in that order; every process answers for a share of them."""
+        return finished.shared(numbers, lambda mine: self.generate(finished.model, rows, mine, finished.batch_size))
+
+    def generate(self, model, rows: "EncodedExamples", numbers: list[int], batch_size: int) -> list[str]:
         """Translations of the rows `numbers`, in that order, by the model's generation config."""
+        from ..data.example_store import in_batches
+
         found = {}
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
         for batch in in_batches(longest_first, batch_size):
@@ -137,17 +222,33 @@ class Translation:
 
     def generate_texts(self, model, sources: list[str]) -> list[str]:
         """Translations of texts that stand in no row."""
-        tokenizer = copy.deepcopy(self.tokenizer)
-        ids = tokenizer(sources, truncation=True, max_length=self.section.max_length)["input_ids"]
-        return self._answers(model, [torch.tensor(self._ended(row, self.section.max_length)) for row in ids])
+        import torch
 
-    def _answers(self, model, ids: list[torch.Tensor]) -> list[str]:
+        tokenizer, longest = copy.deepcopy(self.tokenizer), self.settings.max_length
+        read = [self.source_text(text) for text in sources]
+        ids = tokenizer(read, truncation=True, max_length=longest)["input_ids"]
+        return self._answers(model, [torch.tensor(self._ended(row, longest)) for row in ids])
+
+    def _answers(self, model, ids: list) -> list[str]:
+        import torch
+
         inputs = self.collator(packed=False)([{"input_ids": row} for row in ids])
         with torch.inference_mode():
             output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
         return self.tokenizer.batch_decode(output, skip_special_tokens=True)
 
-    def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        """Metrics of the translations of a whole split."""
-        numbers, self.signatures = compute_metrics(self.metrics, predictions, references)
-        return numbers
+    # ---- words
+
+    def sample_title(self, prompt: str) -> str:
+        return f"translation of {prompt!r}"
+
+    def how_to_use(self, folder: Path) -> str:
+        return f'anyformer generate {folder} "your text"'
+
+    def legend(self):
+        return "source: what the encoder reads; target: what the decoder has to write"
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import show_source_and_target
+
+        show_source_and_target(console, self, rows, number, row)

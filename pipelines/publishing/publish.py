@@ -1,6 +1,6 @@
-"""To the Hub: weights, tokenizer, the code the model loads with, and its card, in one commit.
+"""Publishing on the Hub: weights, tokenizer, the code the model loads with and its card, in one commit.
 
-Publishing only reads the folder, so it can be repeated after any failure.
+The folder is only read, so publishing can be repeated after any failure.
 """
 
 import re
@@ -12,14 +12,16 @@ from pathlib import Path
 from ..errors import UserError
 from ..storage.model_folder import ModelFolder, open_model_folder
 from .model_card import MARKER, is_own_card, render_model_card, write_model_card
+from .objective_facts import objective_facts
+from .run_facts import RunFacts
 
-# What travels beside weights, code and card. Everything else stays: checkpoints, optimizer states, pickles, logs.
-TRAVELLING = [
+# Files published beside weights, code, card and its picture. No others: checkpoints, optimizer states, pickles, logs.
+PUBLISHED = [
     *("config.json", "generation_config.json", "recipe.yaml", "run.json", "metrics.jsonl"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
-    *("completions.png", "router.jsonl", "router.png"),
+    *("router.jsonl", "router.png"),
 ]
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")  # the form of the Hub's access tokens
@@ -48,7 +50,7 @@ def publish(
     """
     model = open_model_folder(folder)
     files = files_to_publish(model)
-    repo_id = check_destination(repo_id)
+    repo_id = resolve_repo_id(repo_id)
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi()
@@ -76,9 +78,10 @@ def publish(
 
 
 def prepare_folder(folder: Path | str) -> None:
-    """Complete a saved model in place: code files it lacks, and the model card.
+    """Write into a saved model's folder what it lacks: code files and the model card.
 
-    Raises UserError as `publish` does for a folder that cannot be published.
+    Raises:
+        UserError: the folder cannot be published, as in `publish`.
     """
     model = open_model_folder(folder)
     for name, file in model.code_files().items():
@@ -87,10 +90,11 @@ def prepare_folder(folder: Path | str) -> None:
     write_model_card(model.path)
 
 
-def check_destination(repo_id: str) -> str:
-    """Return `repo_id` as owner/name, after asking the Hub who is logged in.
+def resolve_repo_id(repo_id: str) -> str:
+    """Return `repo_id` as owner/name, after asking the Hub who is logged in; one request, made before a run trains.
 
-    Cheap, so a run can ask before it trains. Raises UserError: malformed id, not logged in, Hub not reachable.
+    Raises:
+        UserError: malformed id, not logged in, Hub not reachable.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
@@ -116,13 +120,16 @@ def check_destination(repo_id: str) -> str:
 def files_to_publish(model: ModelFolder) -> dict[str, Path]:
     """Path in the repository -> file on disk, the card excepted.
 
-    Raises UserError where weights are damaged, code is missing, or a text file holds an access token of the Hub.
+    Raises:
+        UserError: weights are damaged, code is missing, or a text file holds an access token of the Hub.
     """
-    model.parameter_count()  # reads every weight file's header: a damaged one is not worth an upload
+    model.parameter_count()  # reads the header of every weight file, so a damaged one is found before the upload
+    picture = objective_facts(RunFacts.read(model.path).recipe).picture
+    patterns = PUBLISHED if picture is None else [*PUBLISHED, picture]
     texts = {
         file.name: file
         for file in sorted(model.path.iterdir())
-        if file.is_file() and any(fnmatch(file.name, pattern) for pattern in TRAVELLING)
+        if file.is_file() and any(fnmatch(file.name, pattern) for pattern in patterns)
     }
     for file in [*texts.values(), model.path / "README.md"]:
         if file.suffix in (".yaml", ".json", ".jsonl", ".md") and file.is_file():
@@ -134,7 +141,10 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path]:
 
 @contextmanager
 def hub_errors(what: str, passing: tuple[int, ...] = ()):
-    """Turn whatever the Hub or the way to it answers into one sentence; HTTP statuses in `passing` go through."""
+    """Turn errors of the Hub and of the connection into a UserError that begins with `what`.
+
+    passing: HTTP statuses whose error is raised as it is.
+    """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
     try:
@@ -157,18 +167,18 @@ def hub_errors(what: str, passing: tuple[int, ...] = ()):
         raise
     except ValueError as error:  # the card's metadata, which the Hub checks before the upload
         raise UserError(f"{what}: {_one_line(str(error))}") from error
-    except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: the Xet client's
+    except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: from the Xet client
         reason = _one_line(str(error) or type(error).__name__)
         raise UserError(f"{what}: no connection ({reason}); run the same again") from error
 
 
 def _has_foreign_card(api, repo_id: str, revision: str | None) -> bool:
-    """Whether the repository's card is one that a person wrote or changed."""
+    """Whether the repository has a card that a person wrote or changed."""
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
     with hub_errors(f"the card of {repo_id} could not be read"):
         try:
-            # By name of the commit, not through the cache of a branch that another process may have moved.
+            # Read by commit: the cached name of a branch may be out of date where another process has pushed.
             commit = api.repo_info(repo_id, revision=revision).sha
             card = api.hf_hub_download(repo_id, "README.md", revision=commit)
         except RemoteEntryNotFoundError:

@@ -1,98 +1,17 @@
-"""What a recipe's settings allow beside their types: ranges, exclusions, and the model's legality table.
+"""What a recipe's settings allow beside their types and bounds: exclusions, and the model's legality table.
 
 Everything here reads the recipe alone; what depends on data or checkpoints is checked where they are opened.
 """
 
 import re
-from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any
 
 from ..errors import UserError, did_you_mean
-from ..metrics import check_metrics
+from ..plugins import SOURCES, objective_of
 from . import introspection
-from .image_checks import METRICS_OF_IMAGES, check_examples, check_images, check_no_tokenizer, sees_images
-from .objective_checks import check_framing, check_objective, smallest_vocabulary
-from .schema import MixtureSource, Recipe, SourceSection, TaskSection
+from .schema import DataSection, MixtureSource, Recipe, SourceSection
 from .types import show
 
-# (dotted name, smallest value, whether the smallest itself is allowed)
-LOWER_BOUNDS = [
-    ("tokenizer.vocab_size", 2, True),
-    ("tokenizer.min_frequency", 1, True),
-    ("tokenizer.max_training_bytes", 1, True),
-    ("data.max_documents", 1, True),
-    ("data.max_document_bytes", 1, True),
-    ("data.max_line_bytes", 1, True),
-    ("data.validation_fraction", 0, True),
-    ("tokenizer.sentinels", 0, True),
-    ("objective.sequence_length", 2, True),
-    ("objective.mask_probability", 0, False),
-    ("objective.mask_replace", 0, True),
-    ("objective.random_replace", 0, True),
-    ("objective.noise_density", 0, False),
-    ("objective.mean_span_length", 1, True),
-    ("task.max_length", 2, True),
-    ("task.max_target_length", 2, True),
-    ("task.num_beams", 1, True),
-    ("task.max_new_tokens", 1, True),
-    ("objective.image_size", 2, True),
-    ("objective.clusters", 2, True),
-    ("objective.probe_layer", 0, True),
-    ("objective.mask_ratio", 0, False),
-    ("evaluation.sample_images", 0, True),
-    ("task.crop_padding", 0, True),
-    ("task.horizontal_flip", 0, True),
-    ("task.mixup_alpha", 0, True),
-    ("task.cutmix_alpha", 0, True),
-    ("training.seed", 0, True),
-    ("training.num_train_epochs", 0, False),
-    ("training.per_device_train_batch_size", 1, True),
-    ("training.gradient_accumulation_steps", 1, True),
-    ("training.learning_rate", 0, False),
-    ("training.muon_learning_rate", 0, False),
-    ("training.weight_decay", 0, True),
-    ("training.adam_beta2", 0, True),
-    ("training.max_grad_norm", 0, True),
-    ("training.warmup_steps", 0, True),
-    ("training.decay_steps", 0, False),
-    ("training.logging_steps", 1, True),
-    ("training.save_steps", 1, True),
-    ("training.save_total_limit", 2, True),
-    ("evaluation.every_steps", 1, True),
-    ("evaluation.max_rows", 1, True),
-    ("evaluation.average_checkpoints", 2, True),
-    ("evaluation.sample_tokens", 1, True),
-]
-BELOW_ONE = [
-    "data.validation_fraction",
-    "training.adam_beta2",
-    "objective.mask_probability",
-    "objective.noise_density",
-    "objective.mask_ratio",
-]
-# What each task predicts, in the words of the metrics' table, and what is reported where the recipe does not say.
-COMPARES = {"sequence_classification": "classes", "translation": "texts", "image_classification": "classes"}
-DEFAULT_METRICS = {
-    "sequence_classification": ["accuracy"],
-    "translation": ["bleu"],
-    "image_classification": ["accuracy"],
-    "pixels": ["bits_per_pixel"],
-    "masked_image": [],
-}  # of all others perplexity
-PERPLEXITIES = ("perplexity", "unigram_perplexity", "word_perplexity")
-# The fields of the task section that each task reads, beside its name; the others have no effect with it.
-TASK_FIELDS = {
-    "sequence_classification": ("text_field", "text_pair_field", "label_field", "label_names", "max_length"),
-    "translation": (
-        *("source_field", "target_field", "max_length", "max_target_length"),
-        *("num_beams", "length_penalty", "max_new_tokens"),
-    ),
-    "image_classification": (
-        *("image_field", "label_field", "label_names", "image_mean", "image_std"),
-        *("crop_padding", "horizontal_flip", "mixup_alpha", "cutmix_alpha"),
-    ),
-}
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_OPTIMIZERS = ("adamw", "muon")
 OWN_SCHEDULES = ("wsd",)
@@ -132,39 +51,22 @@ OWNED_ARGUMENTS = {
 }
 
 
-def _get(recipe: Recipe, path: str) -> Any:
-    """A setting by its dotted name; None where the recipe has no such section (objective or task)."""
-    section, name = path.split(".")
-    return getattr(getattr(recipe, section), name, None)
-
-
 def check_recipe(recipe: Recipe) -> None:
-    """Raise UserError for the first setting that cannot be run, before anything heavy is imported."""
-    _check_ranges(recipe)
+    """Raise UserError for the first setting that cannot be run, before anything heavy is imported.
+
+    Types and bounds of single settings have been checked when they were read (types.build).
+    """
+    objective = objective_of(recipe)
     _check_training(recipe)
-    _check_data(recipe)
-    _check_tokenizer(recipe)
-    _check_positions(recipe)
-    _check_evaluation(recipe)
-    if recipe.task is not None:
-        _check_task(recipe)
-    elif sees_images(recipe):
-        check_images(recipe)
-    else:
-        check_objective(recipe)
-
-
-def _check_ranges(recipe: Recipe) -> None:
-    rows = [(path, _get(recipe, path), low, allowed) for path, low, allowed in LOWER_BOUNDS]
-    for i, source in enumerate(recipe.data.mixture):
-        rows.append((f"data.mixture.{i}.weight", source.weight, 0, False))
-        rows.append((f"data.mixture.{i}.max_documents", source.max_documents, 1, True))
-    for path, value, low, allowed in rows:
-        if value is not None and (value < low or (value == low and not allowed)):
-            raise UserError(f"{path}={show(value)} must be {f'at least {low}' if allowed else f'above {low}'}")
-    for path in BELOW_ONE:
-        if (_get(recipe, path) or 0) >= 1:
-            raise UserError(f"{path}={show(_get(recipe, path))} must be below 1")
+    check_data(recipe.data)
+    if recipe.data.streaming and recipe.training.max_steps < 1:
+        raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
+    objective.check_family()
+    objective.check_tokenizer()
+    _check_positions(recipe, objective)
+    objective.check_metrics()
+    _check_evaluation(recipe, objective)
+    objective.check()
 
 
 def _check_training(recipe: Recipe) -> None:
@@ -201,6 +103,8 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
     if len(given) > 1:
         names = [f"{path}.{name}" for name in given]
         raise UserError(f"{' and '.join(names)} are both set; keep one and set the other to null")
+    if source.source is not None and source.source not in SOURCES:
+        raise UserError(f"{path}.source={show(source.source)} is not known{did_you_mean(source.source, SOURCES)}")
     if source.files is not None and not all([source.files] if isinstance(source.files, str) else source.files or [""]):
         raise UserError(f"{path}.files={show(source.files)} names no file")
     for name in ("config_name", "revision"):
@@ -208,77 +112,35 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
             raise UserError(f"{path}.{name}={show(getattr(source, name))} has no effect without {path}.dataset")
 
 
-def _check_data(recipe: Recipe) -> None:
-    data = recipe.data
+def check_data(data: DataSection) -> None:
+    """Raise UserError for settings of the data section that exclude each other; no file is touched."""
     _check_source(data, "data", data.mixture)
     for i, source in enumerate(data.mixture):
         _check_source(source, f"data.mixture.{i}", [])
+    if data.mixture and data.max_documents is not None:
+        raise UserError(
+            "data.max_documents does not go with data.mixture; set max_documents in the sources of the mixture."
+        )
     for name in ("validation_split", "test_split"):
         if getattr(data, name) is not None and data.dataset is None:
             raise UserError(f"data.{name}={show(getattr(data, name))} has no effect without data.dataset")
     for part in ("validation", "test"):
         if getattr(data, f"{part}_split") is not None and getattr(data, f"{part}_files") is not None:
             raise UserError(f"data.{part}_split and data.{part}_files are both set; keep one and set the other to null")
-    if data.streaming:
-        if data.dataset is None and not (data.mixture and all(source.dataset for source in data.mixture)):
-            raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
-        if recipe.training.max_steps < 1:
-            raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
+    if data.streaming and data.dataset is None and not (data.mixture and all(part.dataset for part in data.mixture)):
+        raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
 
 
-def _check_tokenizer(recipe: Recipe) -> None:
-    tokenizer = recipe.tokenizer
-    if sees_images(recipe):
-        check_no_tokenizer(recipe)
-        return
-    check_framing(recipe)
-    if tokenizer.name_or_path is not None:
-        return
-    if recipe.model.name_or_path is not None:
-        raise UserError(
-            "tokenizer is trained anew, but model.name_or_path brings its own; remove the tokenizer section"
-        )
-    size = tokenizer.vocab_size
-    if size is None:
-        if tokenizer.type != "char":
-            raise UserError(f"tokenizer.vocab_size is not set; tokenizer.type={tokenizer.type} needs it, such as 8192")
-        return
-    smallest = smallest_vocabulary(recipe)
-    if tokenizer.type == "byte_bpe" and size < smallest:
-        raise UserError(f"tokenizer.vocab_size={size} must be at least {smallest}: 256 bytes and the special tokens")
-    rows = recipe.model.fields.get("vocab_size")
-    if rows is not None and rows < size:
-        raise UserError(f"model.vocab_size={rows} is smaller than tokenizer.vocab_size={size}; remove model.vocab_size")
-
-
-def _check_positions(recipe: Recipe) -> None:
+def _check_positions(recipe: Recipe, objective) -> None:
     config = config_namespace(recipe)
-    if config is None or config.position_encoding != "learned" or not hasattr(config, "max_position_embeddings"):
-        return
-    for path in ("objective.sequence_length", "task.max_length", "task.max_target_length"):
-        length = None if sees_images(recipe) else _get(recipe, path)
-        if length is not None and length > config.max_position_embeddings:
-            raise UserError(
-                f"{path}={length} is longer than model.max_position_embeddings={config.max_position_embeddings}; "
-                f"learned positions need one for each token"
-            )
+    if config is not None and config.position_encoding == "learned" and hasattr(config, "max_position_embeddings"):
+        objective.check_length(config.max_position_embeddings, "model.max_position_embeddings")
 
 
-def _check_evaluation(recipe: Recipe) -> None:
-    section, task = recipe.evaluation, recipe.task.name if recipe.task else None
-    if task is not None:
-        classes = len(recipe.task.label_names) if recipe.task.label_names else None
-        check_metrics(section.metrics, COMPARES[task], "evaluation.metrics", classes)
-    if task is None:
-        known = metrics_of_objective(recipe)
-        for name in section.metrics:
-            if name not in known:
-                near = did_you_mean(name, known) if known else "; only the loss is measured"
-                raise UserError(f"evaluation.metrics={name!r} is not for objective.name={recipe.objective.name}{near}")
-    if section.sample_prompts and COMPARES.get(task) == "classes":
-        raise UserError(f"evaluation.sample_prompts has no effect with task.name={task}; remove it")
+def _check_evaluation(recipe: Recipe, objective) -> None:
+    section = recipe.evaluation
     if section.best_metric is not None:
-        known = ["loss", *(section.metrics if COMPARES.get(task) == "classes" else [])]
+        known = ["loss", *(section.metrics if objective.validates_metrics else [])]
         if section.best_metric not in known:
             raise UserError(
                 f"evaluation.best_metric={section.best_metric!r} is not measured during training"
@@ -293,32 +155,6 @@ def _check_evaluation(recipe: Recipe) -> None:
             f"evaluation.average_checkpoints={section.average_checkpoints} needs so many checkpoints; set "
             f"training.save_total_limit to at least {section.average_checkpoints}"
         )
-
-
-def metrics_of_objective(recipe: Recipe) -> tuple[str, ...]:
-    """Names of what can be measured beside the loss of the recipe's objective."""
-    return METRICS_OF_IMAGES.get(recipe.objective.name, PERPLEXITIES)
-
-
-def _check_task(recipe: Recipe) -> None:
-    task, data = recipe.task, recipe.data
-    for field in fields(TaskSection):
-        if field.name == "name" or field.name in TASK_FIELDS[task.name]:
-            continue
-        if getattr(task, field.name) != field.default:
-            raise UserError(f"task.{field.name} has no effect with task.name={task.name}; remove it")
-    if sees_images(recipe):
-        check_images(recipe)
-    names = task.label_names
-    if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
-        raise UserError(f"task.label_names={show(names)} must be two or more different names")
-    if task.name == "translation":
-        for name in ("source_field", "target_field"):
-            if not getattr(task, name):
-                raise UserError(f"task.{name} is not set; translation needs the column of each language, such as en")
-        if recipe.model.family not in (None, "seq2seq"):
-            raise UserError(f"model.family={recipe.model.family} cannot translate; set it to seq2seq")
-    check_examples(data, "task")
 
 
 def config_namespace(recipe: Recipe) -> SimpleNamespace | None:

@@ -8,18 +8,25 @@ from their sources (introspection.py).
 import copy
 import fnmatch
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from ..errors import UserError, did_you_mean
+from ..plugins import OBJECTIVES
 from . import introspection
 from .checkpoint_overrides import checkpoint_field
-from .checks import DEFAULT_METRICS, OWNED_ARGUMENTS, check_model, check_recipe
+from .checks import OWNED_ARGUMENTS, check_model, check_recipe
 from .files import read_yaml_file
-from .schema import ModelSection, ObjectiveSection, Recipe, TrainingSection
+from .schema import DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
 from .strict_yaml import parse_yaml
-from .types import as_mapping, build, convert, default_of, show, type_words, unknown_key
+from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key
+
+LEARNED = ("objective", "task")  # the sections that say what is learned
+WHAT = {
+    "objective": "what the model learns to predict of plain text or images",
+    "task": "what the model learns from labelled examples, in place of an objective",
+}
 
 # Settings that leave the run's mathematics alone: they may change between a run and its resumption. The rest may not.
 FREE_ON_RESUME = [
@@ -112,14 +119,28 @@ def _index(entries: list, part: str, path: list[str], depth: int) -> int:
 # ------------------------------------------------------------------------------------------------ composing
 
 
-def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the composed, checked recipe of a file or of a shipped name, with `section.key=value` overrides.
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = (), **sections: dict[str, Any] | None) -> Recipe:
+    """Return the composed, checked recipe of a file or of a shipped name.
+
+    Args:
+        overrides: texts of the form `section.key=value`, as on the command line.
+        sections: settings that win over the recipe's, such as training={"max_steps": 50}; None leaves a section out.
 
     Raises:
         UserError: no such recipe, an unknown key, a wrong type, or settings that exclude each other.
     """
-    data, stem = read_yaml_file(name_or_path, "recipes", "recipe")
-    return _compose(data if data.get("name") else {**data, "name": stem}, [_parse_override(text) for text in overrides])
+    data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
+    given = [_parse_override(text) for text in overrides] + list(_overrides_of(sections))
+    return _compose(data if data.get("name") else {**data, "name": stem}, given)
+
+
+def _overrides_of(sections: dict[str, Any]) -> Iterator[tuple[list[str], Any]]:
+    """Settings given as mappings -> (path, value), as `_parse_override` gives them."""
+    for section, settings in sections.items():
+        if isinstance(settings, dict):
+            yield from (([section, name], value) for name, value in settings.items())
+        else:
+            yield [section], settings
 
 
 def recipe_from_dict(data: dict[str, Any]) -> Recipe:
@@ -151,9 +172,12 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
         if key not in {f.name for f in fields(Recipe)}:
             raise unknown_key("", key, [f.name for f in fields(Recipe)])
     model, training = final.pop("model", None), final.pop("training", None)
+    learned = {section: final.pop(section, None) for section in LEARNED}
     recipe: Recipe = build(Recipe, final, "")
+    recipe.objective, recipe.task = _learned_sections(learned)
     recipe.model, recipe.training = _model_section(model), _training_section(training)
-    _settle_task(recipe, final)
+    if recipe.evaluation.metrics is None:
+        recipe.evaluation.metrics = list(OBJECTIVES[recipe.learned.name].default_metrics)
     if recipe.model.name_or_path is not None and not final.get("tokenizer"):
         recipe.tokenizer.name_or_path = recipe.model.name_or_path
     check_model(recipe)
@@ -161,17 +185,53 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     return recipe
 
 
-def _settle_task(recipe: Recipe, given: dict) -> None:
-    """Leave exactly one of objective and task, and fill in what depends on which."""
-    if given.get("objective") is not None and given.get("task") is not None:
+def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, ObjectiveSettings | None]:
+    """(objective, task), exactly one of which is not None: the settings that the chosen name has."""
+    if given["objective"] is not None and given["task"] is not None:
         raise UserError("objective and task are both set; keep one and set the other to null")
-    if recipe.task is not None:
-        recipe.objective = None
-    elif recipe.objective is None:
-        recipe.objective = ObjectiveSection()
-    if recipe.evaluation.metrics is None:
-        name = recipe.task.name if recipe.task else recipe.objective.name
-        recipe.evaluation.metrics = list(DEFAULT_METRICS.get(name, ["perplexity"]))
+    section = "objective" if given["task"] is None else "task"
+    data = as_mapping(given[section], section)
+    name = data.get("name", DEFAULT_NAMES[section])
+    cls = OBJECTIVES.get(name) if isinstance(name, str) else None
+    if cls is None or cls.section != section:
+        raise _unknown_name(section, name, cls)
+    own = {row.name for row in fields(cls.Settings)}
+    data = {key: value for key, value in data.items() if key in own or not _is_idle(section, name, key, value)}
+    settings = build(cls.Settings, {**data, "name": name}, section)
+    return (settings, None) if section == "objective" else (None, settings)
+
+
+def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
+    """The error for a name that is none of the section's."""
+    if found is not None:
+        return UserError(
+            f"{section}.name={name} belongs into the section {found.section}; write {found.section}.name={name}"
+        )
+    near = did_you_mean(str(name), names_of(section))
+    return UserError(f"{section}.name={show(name)} is not one of its choices{near}")
+
+
+def names_of(section: str) -> list[str]:
+    """The names that `objective.name` or `task.name` takes, plug-ins' included."""
+    return [name for name, cls in OBJECTIVES.items() if cls.section == section]
+
+
+def _is_idle(section: str, name: str, key: str, value: Any) -> bool:
+    """Whether a setting of another objective says nothing: recipes saved by 0.1 spell out those of all objectives.
+
+    Raises UserError where it says something, which would have no effect.
+    """
+    owners = [
+        other for other in names_of(section) if any(row.name == key for row in fields(OBJECTIVES[other].Settings))
+    ]
+    if not owners:
+        return False  # `build` names the nearest setting
+    defaults = [getattr(OBJECTIVES[owner].Settings(), key) for owner in owners]
+    if value is None or any(value == default for default in defaults):
+        return True
+    raise UserError(
+        f"{section}.{key} has no effect with {section}.name={name}; it belongs to {' and '.join(owners)}, remove it"
+    )
 
 
 def _preset_layer(preset: str, pretrained_tokenizer: str | None) -> dict[str, Any]:
@@ -245,7 +305,8 @@ def resume_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
 
     Keys one of them lacks (written by another version) count as their defaults. None: the same run.
     """
-    defaults, before, after = _flatten(Recipe().to_dict()), _flatten(old), _flatten(new)
+    before, after = _flatten(_of_one_objective(old)), _flatten(_of_one_objective(new))
+    defaults = _flatten(Recipe().to_dict()) | _flatten(_default_sections(new))
     for path in dict.fromkeys([*after, *before]):
         if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):
             continue
@@ -255,24 +316,72 @@ def resume_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     return None
 
 
+def _of_one_objective(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A saved recipe without the settings of other objectives than its own, which 0.1 spelled out."""
+    return recipe | {
+        section: {key: value for key, value in settings.items() if key in _settings_of(settings)}
+        for section, settings in _learned_in(recipe)
+    }
+
+
+def _default_sections(recipe: dict[str, Any]) -> dict[str, Any]:
+    return {section: _settings_of(settings) for section, settings in _learned_in(recipe)}
+
+
+def _learned_in(recipe: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The section of a saved recipe that says what is learned, where its name is known."""
+    for section in LEARNED:
+        settings = recipe.get(section)
+        if isinstance(settings, dict) and settings.get("name") in OBJECTIVES:
+            yield section, settings
+
+
+def _settings_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """The default settings of the objective that a saved section names."""
+    return asdict(OBJECTIVES[settings["name"]].Settings())
+
+
 @dataclass(frozen=True)
 class FieldDoc:
-    """One setting as help and documentation show it."""
+    """One setting as help and documentation show it. owners: the objectives or tasks that have it; else empty."""
 
     name: str
     type: str
     default: Any
     help: str
+    owners: tuple[str, ...] = ()
 
 
 def describe_fields() -> Iterator[FieldDoc]:
-    """Yield every setting of the schema in order; the text stands in schema.py alone."""
+    """Yield every setting of the schema in order; the text stands beside each field alone."""
     for section in fields(Recipe):
         cls = next((arm for arm in (section.type, *get_args(section.type)) if is_dataclass(arm)), None)
-        if cls is not None:
+        if section.name in LEARNED:
+            yield from _describe_learned(section.name)
+        elif cls is not None:
             yield from _describe(cls, section.name)
         else:
             yield FieldDoc(section.name, type_words(section.type), default_of(section), section.metadata["help"])
+
+
+def _describe_learned(section: str) -> Iterator[FieldDoc]:
+    """The name, then the settings of every objective or task: each once, with the names of those that have it."""
+    names = names_of(section)
+    yield FieldDoc(f"{section}.name", ", ".join(map(repr, names)), DEFAULT_NAMES[section], WHAT[section])
+    owners: dict[tuple, list[str]] = {}
+    for name in names:
+        for row in describe_objective(name):
+            owners.setdefault((row.name, row.type, repr(row.default), row.help), []).append(name)
+    described = {(row.name, row.type, repr(row.default), row.help): row for n in names for row in describe_objective(n)}
+    for key, found in owners.items():
+        row = described[key]
+        yield FieldDoc(row.name, row.type, row.default, f"{', '.join(found)}: {row.help}", tuple(found))
+
+
+def describe_objective(name: str) -> Iterator[FieldDoc]:
+    """The settings of one objective or task beside its name."""
+    cls = OBJECTIVES[name]
+    yield from (row for row in _describe(cls.Settings, cls.section) if row.name != f"{cls.section}.name")
 
 
 def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
@@ -280,7 +389,9 @@ def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
         if row.name in ("fields", "extra"):
             yield FieldDoc(f"{path}.*", "any value", None, row.metadata["help"])
             continue
-        yield FieldDoc(f"{path}.{row.name}", type_words(row.type), default_of(row), row.metadata["help"])
+        yield FieldDoc(
+            f"{path}.{row.name}", type_words(row.type) + bounds_words(row), default_of(row), row.metadata["help"]
+        )
         inner = next((arm for arm in get_args(row.type) if is_dataclass(arm)), None)
         if inner is not None:  # of data.mixture's entries only what a plain source does not have
             base = {f.name for f in fields(inner.__mro__[1])}

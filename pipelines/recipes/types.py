@@ -126,19 +126,41 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
         rest: field that takes every other key, if its name is in `allow` (checked by the caller against its type).
 
     Raises:
-        UserError: an unknown key or a value of the wrong type.
+        UserError: an unknown key, or a value of the wrong type or out of the field's bounds.
     """
     value = as_mapping(value, path or "recipe")
     known = {f.name: f for f in fields(cls) if f.name != rest}
     taken, other = {}, {}
     for key, item in value.items():
         if key in known:
-            taken[key] = convert(item, known[key].type, f"{path}.{key}" if path else key)
+            name = f"{path}.{key}" if path else key
+            taken[key] = within_bounds(convert(item, known[key].type, name), known[key], name)
         elif key in allow:
             other[key] = item
         else:
             raise unknown_key(path, key, [*known, *allow])
     return cls(**taken, **({rest: other} if rest else {}))
+
+
+OUTSIDE = {
+    "at least": lambda value, limit: value < limit,
+    "above": lambda value, limit: value <= limit,
+    "at most": lambda value, limit: value > limit,
+    "below": lambda value, limit: value >= limit,
+}
+
+
+def within_bounds(value: Any, field, path: str) -> Any:
+    """Return `value`; raise UserError where it is outside the bounds that the dataclass field states."""
+    for words, limit in field.metadata.get("bounds", {}).items():
+        if value is not None and OUTSIDE[words](value, limit):
+            raise UserError(f"{path}={show(value)} must be {words} {limit}")
+    return value
+
+
+def bounds_words(field) -> str:
+    """The bounds of a field in words, such as `, above 0, below 1`; empty where it has none."""
+    return "".join(f", {words} {limit}" for words, limit in field.metadata.get("bounds", {}).items())
 
 
 def default_of(field) -> Any:

@@ -1,8 +1,8 @@
 """Checkpoints that are complete or invisible.
 
 A checkpoint is written to `.incomplete/checkpoint-N`, gets a manifest of all its files (size and sha256) and is then
-renamed to `checkpoint-N`. Looking for one to go on from, the manifest is verified: what a crash, a full disk or a bad
-sector damaged is set aside as `corrupt-checkpoint-N`, and the one before is used.
+renamed to `checkpoint-N`. The manifest is verified before a run resumes: a checkpoint damaged by a crash, a full disk
+or a bad sector is renamed to `corrupt-checkpoint-N`, and the one before it is used.
 """
 
 import hashlib
@@ -12,29 +12,11 @@ import re
 import shutil
 from pathlib import Path
 
-STAGING = ".incomplete"
+from .atomic import sync_file, write_atomically
+
+STAGING = ".incomplete"  # folder of a run, in which checkpoints and the final model are written
 MANIFEST = "manifest.json"
 RUN_FILE = "anyformer_run.json"  # identity of the run, in each checkpoint
-
-
-def sync_file(path: Path) -> None:
-    """Ask the system to put the file (or folder) on the disk now."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file so that a reader sees the old or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        sync_file(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def sha256(path: Path) -> str:
@@ -46,21 +28,21 @@ def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
 
 
-def seal(staged: Path, final: Path) -> None:
+def commit(staged: Path, final: Path) -> None:
     """Write the manifest of a staged checkpoint and make it visible under its final name."""
     files = _files(staged)
     entries = {str(f.relative_to(staged)): {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
     for file in files:
         sync_file(file)
     write_atomically(staged / MANIFEST, json.dumps(entries, indent=1))
-    if final.exists():  # the same step again: a run that went on from an earlier checkpoint
+    if final.exists():  # the same step again, of a run resumed from an earlier checkpoint
         shutil.rmtree(final)
     os.replace(staged, final)
     sync_file(final.parent)
 
 
-def damage(checkpoint: Path) -> str | None:
-    """Say what is wrong with a checkpoint, or None if every file of its manifest is there and unchanged."""
+def find_corruption(checkpoint: Path) -> str | None:
+    """The first difference between a checkpoint and its manifest, in words; None for an intact checkpoint."""
     try:
         stored = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         entries = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in stored.items()}
@@ -84,14 +66,14 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.split("-")[1]), reverse=True)
 
 
-def retire(folder: Path, keep: int | None, best: str | None = None) -> None:
-    """Delete all but the newest `keep` checkpoints and the best one (None: delete none).
+def prune(folder: Path, keep: int | None, best: str | Path | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints and the best one; keep=None deletes none.
 
-    Each is first renamed into the staging folder: a run killed while deleting leaves no visible half.
+    Each is first renamed into the staging folder: a run killed while deleting leaves no half of one visible.
     """
     for checkpoint in list_checkpoints(folder)[keep:] if keep else []:
         if best is None or checkpoint.resolve() != Path(best).resolve():
-            doomed = folder / STAGING / f"retired-{checkpoint.name}"
+            doomed = folder / STAGING / f"pruned-{checkpoint.name}"
             shutil.rmtree(doomed, ignore_errors=True)
             doomed.parent.mkdir(exist_ok=True)
             os.replace(checkpoint, doomed)
@@ -99,13 +81,13 @@ def retire(folder: Path, keep: int | None, best: str | None = None) -> None:
 
 
 def find_last_complete(folder: Path, report=print) -> Path | None:
-    """The newest undamaged checkpoint; damaged ones are renamed and reported, staged ones removed."""
+    """The newest intact checkpoint; damaged ones are renamed and reported, unfinished ones removed."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     for checkpoint in list_checkpoints(folder):
-        problem = damage(checkpoint)
+        problem = find_corruption(checkpoint)
         if problem is None:
             return checkpoint
-        aside = checkpoint.with_name(f"corrupt-{checkpoint.name}")  # a name that no one takes for a checkpoint
+        aside = checkpoint.with_name(f"corrupt-{checkpoint.name}")  # list_checkpoints does not match this name
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(checkpoint, aside)
         report(f"{checkpoint} is damaged ({problem}); set aside as {aside.name}, looking for an earlier one")

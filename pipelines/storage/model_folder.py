@@ -1,4 +1,4 @@
-"""A folder that holds a saved model: its config, its weights and the code files it loads with."""
+"""Model folders: a saved model's config, weights and the code files it loads with."""
 
 import ast
 import json
@@ -17,14 +17,14 @@ OUR_CODE = Path(modeling.__file__).parent
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A saved model on disk. Open it with `open_model_folder`, which checks that it is one."""
+    """A saved model on disk. `open_model_folder` makes one and checks that the folder holds a model."""
 
     path: Path
     config: dict[str, Any]
 
     @property
     def is_ours(self) -> bool:
-        """Whether the model is of an anyformer family, whose code we can supply."""
+        """Whether the model is of an anyformer family, whose code this package has."""
         return str(self.config.get("model_type", "")).startswith("anyformer_")
 
     @property
@@ -61,7 +61,7 @@ class ModelFolder:
                 continue
             try:
                 with safe_open(file, framework="np") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 - no mapping, it cannot be iterated
+                    for name in tensors.keys():  # noqa: SIM118 - not a mapping, iterating over it fails
                         count = 1
                         for size in tensors.get_slice(name).get_shape():
                             count *= size
@@ -71,9 +71,9 @@ class ModelFolder:
         return total
 
     def code_files(self) -> dict[str, Path]:
-        """Every code file the model loads with, by name: those of `auto_map` and their siblings, transitively.
+        """Every code file the model loads with, by name: those of `auto_map` and all siblings they import.
 
-        What the folder lacks is taken from the installed package, for models of ours.
+        Files that the folder of an anyformer model lacks are taken from the installed package.
 
         Raises:
             UserError: a file is missing and cannot be supplied, because the model is not ours or because the files
@@ -141,14 +141,14 @@ def _auto_map_modules(auto_map: dict[str, Any]) -> set[str]:
     modules = set()
     for value in auto_map.values():
         for reference in value if isinstance(value, list | tuple) else [value]:
-            # "owner/name--module.Class" is code in another repository, which is fetched from there.
+            # "owner/name--module.Class" is code in another repository, which transformers downloads.
             if reference is not None and "--" not in reference:
                 modules.add(reference.split(".")[0])
     return modules
 
 
 def _sibling_imports(file: Path) -> set[str]:
-    """Modules that `file` imports with one dot: the only relative imports transformers carries along."""
+    """Modules that `file` imports with one dot: the only relative imports that transformers copies."""
     tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return {node.module for node in imports if node.level == 1 and node.module}

@@ -3,24 +3,34 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..data.documents import Corpus, sha
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..recipes.schema import TokenizerSection
-from ..storage.cache import cached_folder
+from ..storage.cache import cached_folder, sha
 from .special_tokens import CLS, MASK, SEP, begin_and_end, sentinel, special_tokens, template
 from .train import DEFAULT_VOCAB_SIZE, PAD, TRAINERS, UNKNOWN, Plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+
+class Documents(Protocol):
+    """What a tokenizer is trained on: a corpus, or the texts of examples."""
+
+    def documents(self) -> Iterator[Any]:
+        """Documents, each with its `text`, from the first one."""
+
+    def fingerprint(self) -> str:
+        """Identity of the documents."""
+
+
 _FORMAT = 1  # raise it when training changes, so that older cache entries are not taken for its result
 _CHUNK = 2**20  # characters; the trainers keep several times a text's size in memory while they read it
 
 
 def train_or_load_tokenizer(
-    section: TokenizerSection, corpus: Corpus, cache_dir: Path, *, progress: bool
+    section: TokenizerSection, corpus: Documents, cache_dir: Path, *, progress: bool
 ) -> "PreTrainedTokenizerFast":
     """The pretrained tokenizer of `name_or_path`, or one trained on the first `max_training_bytes` of the corpus.
 
@@ -67,7 +77,7 @@ def plain_backend(tokenizer: "PreTrainedTokenizerFast"):
     return backend
 
 
-def training_texts(corpus: Corpus, max_bytes: int) -> Iterator[str]:
+def training_texts(corpus: Documents, max_bytes: int) -> Iterator[str]:
     """The text of the corpus up to `max_bytes` of UTF-8, in chunks of a million characters or less."""
     left = max_bytes
     for document in corpus.documents():
@@ -93,15 +103,10 @@ def _chunks(text: str) -> Iterator[str]:
 
 
 def _plan(section: TokenizerSection) -> Plan:
-    if section.type not in TRAINERS:
-        known = ", ".join(sorted(TRAINERS))
-        raise UserError(f"tokenizer.type={section.type!r}: no such type; known: {known}.")
     special = special_tokens(section)
     for token in section.special_tokens:
         if not token or special.count(token) > 1:
             raise UserError(f"tokenizer.special_tokens: {token!r} is empty or stands there twice; leave it out.")
-    if section.max_training_bytes < 1:
-        raise UserError(f"tokenizer.max_training_bytes={section.max_training_bytes} must be at least 1.")
     if section.vocab_size is not None and section.vocab_size <= len(special):
         raise UserError(
             f"tokenizer.vocab_size={section.vocab_size} leaves no room beside the {len(special)} special tokens."
@@ -115,7 +120,7 @@ def _plan(section: TokenizerSection) -> Plan:
     )
 
 
-def _cache_key(plan: Plan, section: TokenizerSection, corpus: Corpus) -> str:
+def _cache_key(plan: Plan, section: TokenizerSection, corpus: Documents) -> str:
     import tokenizers
 
     settings = [section.type, vars(plan), section.max_training_bytes]
@@ -124,7 +129,7 @@ def _cache_key(plan: Plan, section: TokenizerSection, corpus: Corpus) -> str:
     return sha([_FORMAT, tokenizers.__version__, settings, corpus.fingerprint()])
 
 
-def _train(plan: Plan, section: TokenizerSection, corpus: Corpus, progress: bool) -> "PreTrainedTokenizerFast":
+def _train(plan: Plan, section: TokenizerSection, corpus: Documents, progress: bool) -> "PreTrainedTokenizerFast":
     from transformers import PreTrainedTokenizerFast
 
     backend = TRAINERS[section.type](lambda: training_texts(corpus, section.max_training_bytes), plan, progress)
@@ -176,7 +181,7 @@ def _load_pretrained(section: TokenizerSection) -> "PreTrainedTokenizerFast":
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(Path(section.name_or_path).expanduser()))
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise UserError(f"{field} cannot be loaded: {reason}.") from error
     if not tokenizer.is_fast:
         raise UserError(f"{field} has no fast version (tokenizer.json), which is needed here.")

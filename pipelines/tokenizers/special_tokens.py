@@ -1,46 +1,14 @@
-"""What stands around a text: which special tokens a tokenizer trained for a recipe has, and where it puts them.
+"""Special tokens of a tokenizer that is trained for a recipe, and where its post-processor puts them around a text.
 
+none: nothing stands around a text. cls_sep: CLS a SEP, of a pair CLS a SEP b SEP. eos: a END, of a pair a END b END.
 Standard library only: recipes are checked with it.
 """
 
-from dataclasses import replace
-
-from ..recipes.schema import Recipe, TokenizerSection
+from ..recipes.schema import TokenizerSection
 from .train import END, PAD, UNKNOWN
 
 CLS, SEP, MASK = "<|cls|>", "<|sep|>", "<|mask|>"
 SENTINELS = 100  # T5's number
-
-# Framing of a text (none: nothing; cls_sep: CLS a SEP b SEP; eos: a END b END) that each objective and task needs.
-NEEDED = {
-    "causal": "none",
-    "masked": "cls_sep",
-    "span_corruption": "eos",
-    "sequence_classification": "cls_sep",
-    "translation": "eos",
-}
-# Where a task needs a pooled vector, the family says which token gives it: a decoder's last, a decoder stack's eos.
-OF_FAMILY = {"decoder": "none", "moe": "none", "seq2seq": "eos"}
-
-
-def framing_of(recipe: Recipe) -> str:
-    """The framing of the recipe's own tokenizer: as set, or what its task or else its objective needs."""
-    if recipe.tokenizer.framing is not None:
-        return recipe.tokenizer.framing
-    task = getattr(recipe, "task", None)
-    if task is None:
-        return NEEDED[recipe.objective.name]
-    needed = NEEDED[task.name]
-    return OF_FAMILY.get(recipe.model.family, needed) if needed == "cls_sep" else needed
-
-
-def tokenizer_section(recipe: Recipe) -> TokenizerSection:
-    """The tokenizer section with its framing and number of sentinels spelled out, as the recipe needs them."""
-    section, task = recipe.tokenizer, getattr(recipe, "task", None)
-    sentinels = section.sentinels
-    if sentinels is None:
-        sentinels = SENTINELS if task is None and recipe.objective.name == "span_corruption" else 0
-    return replace(section, framing=framing_of(recipe), sentinels=sentinels)
 
 
 def sentinel(number: int) -> str:

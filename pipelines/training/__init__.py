@@ -1,1 +1,1 @@
-"""One run: the trainer and its parts, arguments, optimizers, the run folder."""
+"""Training: the run, the trainer and its parts, arguments, optimizers, the run folder."""

@@ -1,4 +1,4 @@
-"""A recipe's training section as transformers' TrainingArguments, with Trainer's quiet traps set right."""
+"""TrainingArguments of transformers from a recipe's training section, with safe values for Trainer's other options."""
 
 import importlib.util
 import os
@@ -7,15 +7,14 @@ from importlib import resources
 
 import torch
 from transformers import TrainingArguments
-from transformers.trainer_utils import SchedulerType
-from transformers.training_args import OptimizerNames
 
 from ..accounting.flops import prefers_bf16
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, first_line
 from ..recipes.schema import Recipe, TrainingSection
 
 SCHEDULES = {"wsd": "warmup_stable_decay"}
 OWN_OPTIMIZERS = {"adamw": "adamw_torch_fused", "muon": "adamw_torch_fused"}
+# transformers < 5.23: activation_checkpointing was called gradient_checkpointing.
 CHECKPOINTING = next(
     name
     for name in ("activation_checkpointing", "gradient_checkpointing")
@@ -31,11 +30,6 @@ def schedule(section: TrainingSection, total_steps: int | None) -> tuple[str, di
     if name == "cosine" and COSINE_FLOORS & kwargs.keys():
         name = "cosine_with_min_lr"
     name = SCHEDULES.get(name, name)
-    known = {t.value for t in SchedulerType} | set(SCHEDULES)
-    if name not in known:
-        raise UserError(
-            f"training.lr_scheduler_type={section.lr_scheduler_type!r} is not known{did_you_mean(name, known)}"
-        )
     if name == "warmup_stable_decay" and "num_decay_steps" not in kwargs:
         share = section.decay_steps
         if share < 1 and total_steps is None:
@@ -79,14 +73,11 @@ def total_steps(section: TrainingSection, rows: int | None, world_size: int) -> 
 def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArguments:
     """Build TrainingArguments; `rows` (training rows) is needed where a schedule depends on the length of the run.
 
-    Raises UserError for unknown names and for values that TrainingArguments refuses.
+    Raises UserError for values that TrainingArguments refuses, such as unknown names.
     """
     section, device = recipe.training, device_type()
-    if device == "cpu":  # accelerate imports DeepSpeed where it is installed, and DeepSpeed looks for an accelerator
+    if device == "cpu":  # accelerate imports DeepSpeed where it is installed, and DeepSpeed searches for an accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    optimizers = set(OWN_OPTIMIZERS) | {o.value for o in OptimizerNames}
-    if section.optim not in optimizers:
-        raise UserError(f"training.optim={section.optim!r} is not known{did_you_mean(section.optim, optimizers)}")
     trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
     for tracker in set(trackers) & {"wandb", "trackio", "tensorboard"}:
         if importlib.util.find_spec(tracker) is None:
@@ -114,7 +105,6 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
         "lr_scheduler_kwargs": scheduler_kwargs,
         "warmup_steps": section.warmup_steps,
         "bf16": resolve_bf16(section, device),
-        # Renamed in transformers 5.2x; the old name still works there, with a warning.
         CHECKPOINTING: section.gradient_checkpointing,
         "torch_compile": section.torch_compile,
         "logging_steps": section.logging_steps,
@@ -127,11 +117,11 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
         "greater_is_better": recipe.evaluation.best_metric != "loss",
         # Without an accelerator the process group must be gloo; with one this stays off.
         "use_cpu": device == "cpu",
-        # Traps of Trainer: NaN logged as 0.0; our own guard stops the run instead.
+        # Trainer's default leaves NaN out of the logged loss; LossGuard stops the run instead.
         "logging_nan_inf_filter": False,
-        # A second traversal of the graph at every step, for parameters we do not have.
+        # True costs a second traversal of the graph at every step; none of our parameters stays unused.
         "ddp_find_unused_parameters": False,
-        # Our rows carry exactly what the model takes, and their numbers for error messages.
+        # Rows hold the model's inputs and their sample ids, which the trainer takes out.
         "remove_unused_columns": False,
         "prediction_loss_only": True,
         "disable_tqdm": True,
@@ -143,14 +133,13 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     try:
         return TrainingArguments(**(values | extra))
     except (ValueError, TypeError, ImportError) as error:
-        sentence = str(error).strip().splitlines()[0]
-        raise UserError(f"training: transformers refuses these settings: {sentence}") from error
+        raise UserError(f"training: transformers refuses these settings: {first_line(error)}") from error
 
 
 def start_deepspeed(arguments: TrainingArguments) -> None:
     """Start DeepSpeed's own process group before a ZeRO-3 model is built.
 
-    A ZeRO-3 model is sharded while it is built, and DeepSpeed then counts its processes: without this it sees one.
+    A ZeRO-3 model is sharded over DeepSpeed's processes while it is built; without this there would be one.
     """
     from transformers.integrations import is_deepspeed_zero3_enabled
 
@@ -162,10 +151,13 @@ def start_deepspeed(arguments: TrainingArguments) -> None:
 
 @contextmanager
 def whole_weights(arguments: TrainingArguments):
-    """Let a fresh model be built whole on every process, also under ZeRO-3, which would build it in shards.
+    """Build fresh models whole on every process, also under ZeRO-3, which would build them in shards.
 
-    The shards would be initialised in another order: the same seed would give other weights than DDP has. The price is
-    host memory for the whole model on each process; a checkpoint is still loaded in shards.
+    Shards are initialised in another order, so that a seed would give other weights than under DDP. This costs host
+    memory for the whole model on each process; a checkpoint is still loaded in shards.
+
+    transformers reads ZeRO-3 from a module-level variable (5.23: integrations/deepspeed.py, line 267), and no argument
+    overrides it: it is unset for the block and set again.
     """
     config = getattr(arguments, "hf_deepspeed_config", None)
     if config is None:  # the engine may come from the launcher's file instead of the recipe

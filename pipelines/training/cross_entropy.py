@@ -1,15 +1,15 @@
-"""The cross-entropy of any model's logits, exact per label: over accumulated batches, processes and fillers."""
+"""Cross-entropy of any model's logits, exact per label over accumulated batches and processes."""
 
 import torch
 
-IGNORED = -100
+from ..data.batch_keys import IGNORE_INDEX
 
 
 def loss_of_logits(outputs, labels, num_items_in_batch=None, *, shift: bool, label_smoothing: float = 0.0):
-    """Cross-entropy of `outputs.logits` (..., C), summed and divided by num_items_in_batch (None: by the labels).
+    """Cross-entropy of `outputs.logits` (..., C), summed and divided by num_items_in_batch (None: number of labels).
 
-    labels: class numbers (...), -100 not counted, or shares of the classes (..., C), of which num_items_in_batch counts
-    every entry, as Trainer does. shift: they are aligned with the inputs, not with the predictions.
+    labels: class numbers (...), -100 not counted; or probabilities of the classes (..., C), of which num_items_in_batch
+    counts every entry, as Trainer does. shift: labels are aligned with the inputs, each predicted one place before.
     """
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     if labels.is_floating_point():
@@ -22,8 +22,8 @@ def loss_of_logits(outputs, labels, num_items_in_batch=None, *, shift: bool, lab
     total = torch.nn.functional.cross_entropy(
         logits.flatten(0, -2).float(),
         labels.flatten(),
-        ignore_index=IGNORED,
+        ignore_index=IGNORE_INDEX,
         reduction="sum",
         label_smoothing=label_smoothing,
     )
-    return total / (labels.ne(IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
+    return total / (labels.ne(IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch)

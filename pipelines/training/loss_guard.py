@@ -1,4 +1,4 @@
-"""Stop a run whose loss is no longer a number, and say where it happened."""
+"""The loss guard stops a run whose loss is NaN or infinite, and names the step and the rows."""
 
 from collections import deque
 from pathlib import Path
@@ -10,10 +10,10 @@ from ..storage.checkpoints import list_checkpoints
 
 
 class LossGuard:
-    """Remembers, on the device, whether each micro-batch's loss was finite, and which rows it came from.
+    """Keeps the losses of recent micro-batches on the device, with their step and the sample ids of their rows.
 
-    Asking the device at every step would make the host wait for it; the guard asks when metrics are logged and before
-    a checkpoint is written.
+    Reading a loss makes the host wait for the device, so losses are only read when metrics are logged and before a
+    checkpoint is written.
     """
 
     def __init__(self, output_dir: str | Path, remember: int = 4096):
@@ -36,7 +36,7 @@ class LossGuard:
         self.recent.clear()
 
     def check_weights(self, model: torch.nn.Module, step: int) -> None:
-        """Raise UserError before weights that are not numbers would be written over good ones."""
+        """Raise UserError for weights that are NaN or infinite, before they are saved."""
         for name, parameter in model.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise UserError(f"the weights of {name} are not finite after step {step}; {self.advice()}")

@@ -1,15 +1,13 @@
 """From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
 
-import math
-
 import torch
 import transformers
 from transformers import AutoConfig
 from transformers.utils import logging
 
 from ..errors import UserError
+from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
-from ..recipes.image_checks import sees_images
 from ..recipes.schema import Recipe
 from .arguments import whole_weights
 
@@ -39,15 +37,14 @@ def vocabulary_fields(tokenizer) -> dict:
     return {"vocab_size": len(tokenizer), **special}
 
 
-def build_model(recipe: Recipe, data, arguments):
+def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     """A model to train: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`, in fp32.
 
     fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
     data: PreparedData, whose objective or task says which head the model gets.
     """
-    job = data.objective
-    auto_class = getattr(transformers, job.auto_class)
-    task_fields = job.config_fields() if hasattr(job, "config_fields") else {}
+    objective = data.objective
+    auto_class, task_fields = getattr(transformers, objective.auto_class), objective.config_fields()
     if recipe.model.name_or_path is None:
         config = model_config(recipe, data.tokenizer, task_fields)
         try:
@@ -55,17 +52,14 @@ def build_model(recipe: Recipe, data, arguments):
                 model = auto_class.from_config(config)
         except ValueError as error:  # the family has no such head
             raise UserError(
-                f"model.family={recipe.model.family} has no head for {kind_of(recipe)}: {first_line(error)}"
+                f"model.family={recipe.model.family} has no head for {objective.setting}: {first_line(error)}"
             ) from error
     else:
-        model = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments.process_index == 0)
-    if hasattr(job, "prepare_model"):
-        job.prepare_model(model)
+        model = load_checkpoint(
+            recipe, data.tokenizer, auto_class, task_fields, arguments.process_index == 0 and not quiet
+        )
+    objective.prepare_model(model)
     return model
-
-
-def kind_of(recipe: Recipe) -> str:
-    return f"task.name={recipe.task.name}" if recipe.task else f"objective.name={recipe.objective.name}"
 
 
 def first_line(error: Exception) -> str:
@@ -106,30 +100,10 @@ def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, sp
     return model
 
 
-def check_length(recipe: Recipe, config) -> None:
-    """Raise UserError where rows are longer than the positions a model has vectors for."""
+def check_length(objective: Objective, config) -> None:
+    """Raise UserError where the objective's rows are longer than the positions a model has vectors for."""
     most = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None) is not None
     learned = getattr(config, "position_encoding", "none" if rotary else "learned") == "learned"
-    if not learned or most is None:
-        return
-    if sees_images(recipe):
-        pixels = recipe.objective.image_size**2 if recipe.task is None and recipe.objective.name == "pixels" else 0
-        if pixels > most:
-            side = math.isqrt(most)
-            raise UserError(
-                f"objective.image_size={recipe.objective.image_size} makes {pixels} pixels, more than the model's "
-                f"max_position_embeddings={most}; at most {side} works"
-            )
-        return
-    for section, names in (
-        ("objective", ("sequence_length",)),
-        ("task", ("max_length", "max_target_length", "max_new_tokens")),
-    ):
-        for name in names:
-            length = getattr(getattr(recipe, section), name, None)
-            if length is not None and length > most:
-                raise UserError(
-                    f"{section}.{name}={length} is longer than the model's max_position_embeddings={most}; "
-                    f"at most {most} works"
-                )
+    if learned and most is not None:
+        objective.check_model_length(most)

@@ -1,18 +1,21 @@
-"""Muon for the matrices inside the blocks, AdamW for everything else."""
+"""Optimizers: Muon for the matrices inside the blocks, AdamW for everything else."""
 
+import importlib.util
 import math
+import sys
 from collections import defaultdict
 
 import torch
+from transformers import TrainingArguments
 
 from ..accounting.flops import prefers_bf16
 
 
 class Fp32Muon(torch.optim.Muon):
-    """torch.optim.Muon with its defaults, but in fp32 and with matrices of one shape multiplied together.
+    """torch.optim.Muon in fp32 instead of bf16, with matrices of equal shape multiplied in one batch.
 
-    torch multiplies in bf16, which a processor without such instructions emulates: ten times slower. State and groups
-    are torch's, so checkpoints of either go on in the other.
+    A CPU without bf16 instructions emulates them, ten times slower. State and parameter groups are those of
+    torch.optim.Muon, so either can load the other's checkpoints.
     """
 
     @torch.no_grad()
@@ -61,7 +64,7 @@ def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps:
 class MuonWithAdamW(torch.optim.Optimizer):
     """torch.optim.Muon (Jordan et al. 2024) and fused torch.optim.AdamW behind the interface of one optimizer.
 
-    `param_groups` lists both optimizers' groups, so a learning-rate schedule scales each from its own peak.
+    `param_groups` lists both optimizers' groups, so a schedule scales each learning rate from its own peak.
     """
 
     def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW):
@@ -70,7 +73,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self):
-        # The same dict objects: what a scheduler writes into a group is what the part reads.
+        # The same dict objects: a learning rate that a scheduler writes here is read by the optimizer it belongs to.
         self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
 
     @torch.no_grad()
@@ -115,3 +118,32 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
         muon([trainable[n] for n in trainable if n in matrices], lr=muon_lr, weight_decay=weight_decay),
         torch.optim.AdamW([g for g in groups if g["params"]], lr=adamw_lr, betas=betas, eps=eps, fused=True),
     )
+
+
+def muon_of_arguments(model, decay_names: set[str], muon_lr: float, args: TrainingArguments) -> MuonWithAdamW:
+    """Muon with learning rate `muon_lr`, and AdamW as `args` sets it."""
+    return build_muon(
+        model,
+        decay_names,
+        muon_lr=muon_lr,
+        adamw_lr=args.learning_rate,
+        weight_decay=args.weight_decay,
+        betas=(args.adam_beta1, args.adam_beta2),
+        eps=args.adam_epsilon,
+    )
+
+
+def matrices_only(model, names: list[str]) -> list[str]:
+    """`names` without vectors, such as biases, norms' weights and learned positions."""
+    vectors = {n for n, p in model.named_parameters() if len(getattr(p, "ds_shape", p.shape)) < 2}
+    return [name for name in names if name not in vectors]
+
+
+def remember_absent(package: str) -> None:
+    """Record that `package` cannot be imported, in Python's own way (None in sys.modules), where it is not installed.
+
+    accelerate asks for lomo_optim twice in each optimizer step and searches the whole import path for it (1.15:
+    optimizer.py lines 153 and 164, since accelerate's pull request 2695).
+    """
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        sys.modules[package] = None

@@ -1,4 +1,4 @@
-"""What a person sees while training: one line, kept up to date; and every metric as a line of JSON on disk."""
+"""Progress of a run: one line on the terminal, kept up to date, and every metric as a line of JSON on disk."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from transformers import TrainerCallback
 
-from ..storage.checkpoints import write_atomically
+from ..storage.atomic import write_atomically
 
 
 def human_time(seconds: float) -> str:
@@ -19,7 +19,7 @@ def human_time(seconds: float) -> str:
 
 
 def describe(logs: dict, eta: float | None = None) -> str:
-    """The numbers of one progress line, most wanted first."""
+    """The numbers of one progress line, most important first."""
     words = [f"loss {logs['loss']:.4f}", f"lr {logs['learning_rate']:.2e}"]
     if "tokens_per_second" in logs:
         words += [f"{logs['tokens_per_second']:,.0f} tok/s", f"MFU {logs['mfu']:.0%}"]
@@ -32,7 +32,7 @@ def describe(logs: dict, eta: float | None = None) -> str:
     return "  ".join(words)
 
 
-# What Trainer reports of an evaluation beside its metrics, and what the loss is the quotient of.
+# Keys of the evaluation log that are not metrics.
 NOT_METRICS = {"loss", "nll", "predictions", "runtime", "samples_per_second", "steps_per_second"}
 
 
@@ -101,7 +101,7 @@ class MetricsFile(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero and self.path.exists():
-            # Steps after the checkpoint that this run goes on from will be logged again.
+            # A resumed run logs the steps after its checkpoint again.
             kept = [line for line in self._lines() if json.loads(line)["step"] <= state.global_step]
             write_atomically(self.path, "".join(f"{line}\n" for line in kept))
 

@@ -1,4 +1,4 @@
-"""What the routers of a mixture of experts do while it trains: in the log, in router.jsonl, and as router.png."""
+"""Router statistics of a mixture of experts during training: in the log, in router.jsonl, and as router.png."""
 
 import json
 from pathlib import Path
@@ -9,15 +9,15 @@ from ..plots import can_plot, plot_routers
 from .progress import MetricsFile
 
 PICTURE = "router.png"
-MEANS = ("router_load", "router_entropy", "router_dropped")  # of L sparse layers: (L, E), (L,) and (L,)
-LOSSES = ("aux_loss", "z_loss")  # those of micro-batches add up to the step's
+MEANS = ("router_load", "router_entropy", "router_dropped")  # (L, E), (L,) and (L,) for L sparse layers, E experts
+LOSSES = ("aux_loss", "z_loss")  # a step's loss is the sum over its micro-batches
 
 
 class RouterStatistics(MetricsFile):
-    """Sums up, on the device, what models report of their routers: nothing waits for it between two logs.
+    """Sums of the router outputs of a model's forward passes, kept on the device between two logs.
 
-    Single numbers go into the log; router.jsonl gets, for each log, what is one number per layer and expert: the load
-    (layers x experts, shares that sum to 1), entropy and dropped share of each layer. At the end of training router.png
+    The log gets means over layers and experts. router.jsonl gets a line per log with the load of each expert (layers x
+    experts, shares that sum to 1) and the entropy and dropped share of each layer. At the end of training router.png
     shows them, where matplotlib is installed.
     """
 
@@ -27,12 +27,12 @@ class RouterStatistics(MetricsFile):
         super().__init__(output_dir)
         self._sums = self._shape = None
         self._step = 0  # of the last log, or where training began
-        self._layers: dict = {}  # what the log that is being written adds to the file
+        self._layers: dict = {}  # the next line of the file, until the log is written
 
     def add(self, outputs, tokens) -> None:
-        """Count what a forward pass in training reports; nothing for models without experts.
+        """Add the router outputs of a training forward pass; does nothing for models without experts.
 
-        tokens: of the pass, without padding; means of layers are weighed by them.
+        tokens: in the batch, without padding; layers' means are weighted by them.
         """
         if not hasattr(outputs, "get") or outputs.get("router_load") is None:
             return
@@ -45,7 +45,7 @@ class RouterStatistics(MetricsFile):
         self._shape, self._sums = load.shape, sums if self._sums is None else self._sums + sums
 
     def collect(self, step: int, reduce) -> dict:
-        """Numbers for the log at this step, of all processes since the last one; none for models without experts.
+        """Numbers for the log at this step, over all processes since the last log; {} for models without experts.
 
         Loads are relative to an equal share: 1 everywhere is perfect balance. `router_load_cv` is their standard
         deviation, averaged over layers. reduce: sums a tensor over processes.

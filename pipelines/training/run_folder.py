@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..plugins import loaded_plugins
 from ..recipes.compose import resume_difference
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, write_atomically
@@ -45,6 +46,7 @@ class RunFolder:
             "seed": self.recipe.training.seed,
             "versions": package_versions(),
             "data": self.data,
+            **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
         }
 
     def check_same_run(self, folder: Path, stored: dict) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM (a cluster taking the machine back) and Ctrl-C: finish the step, write a checkpoint, stop."""
+"""The stop signal: on SIGTERM (sent by clusters before they take a machine) or Ctrl-C a run saves and stops."""
 
 import signal
 
@@ -7,9 +7,9 @@ from transformers import TrainerCallback
 
 
 class StopSignal(TrainerCallback):
-    """On the first SIGTERM or SIGINT the run saves and stops after the current step; a second one acts at once.
+    """On the first SIGTERM or SIGINT the run saves and stops after the current step; a second one kills it.
 
-    `received` holds the signal's number; a process ends with 128 + it, so that a scheduler knows the run is not done.
+    `received` is the signal's number n; the process exits with 128 + n, so a scheduler sees that the run is unfinished.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -34,10 +34,10 @@ class StopSignal(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def _agreed(self, args, state) -> bool:
-        """Whether any process was told to stop: all must stop after the same step, or they wait for each other."""
+        """Whether any process received a signal: all must stop after the same step, or others wait for it forever."""
         if args.world_size == 1:
             return self.received is not None
-        # On an accelerator the exchange would make the host wait, so it happens with the logging only.
+        # On an accelerator the exchange makes the host wait, so it only happens at steps that are logged.
         if args.device.type != "cpu" and state.global_step % max(1, int(args.logging_steps)) != 0:
             return False
         flag = torch.tensor(self.received or 0, device=args.device)

@@ -8,8 +8,9 @@ from rich.table import Table
 
 from ..accounting.flops import FlopCount, active_parameters, count_tokens
 from ..accounting.parameter_count import short_number
+from ..data.batch_keys import EPOCH, ROW_IDS
+from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
-from ..recipes.image_checks import sees_images
 from ..recipes.schema import Recipe
 from .progress import human_time
 
@@ -36,15 +37,6 @@ def what_it_reads(config) -> str:
     return f"images of {image} pixels in patches of {patch}"
 
 
-def what_a_step_holds(recipe: Recipe) -> str:
-    """`rows x 1024 tokens`, `examples`, `images x 196 pixels`."""
-    if recipe.task is not None:
-        return "examples"
-    if not sees_images(recipe):
-        return f"rows x {recipe.objective.sequence_length} tokens"
-    return f"images x {recipe.objective.image_size**2} pixels" if recipe.objective.name == "pixels" else "images"
-
-
 def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
     """Model, data, plan and devices of the run that begins."""
     arguments, section = trainer.args, recipe.training
@@ -52,9 +44,8 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
     console.print(f"model: {describe_model(trainer.model)}", markup=False)
     console.print(describe_data(data), markup=False)
-    rows = what_a_step_holds(recipe)
     console.print(
-        f"step: {per_step} {rows}, {section.optim}, {section.lr_scheduler_type}, {precision}",
+        f"step: {per_step} {data.objective.step_words()}, {section.optim}, {section.lr_scheduler_type}, {precision}",
         markup=False,
     )
     engine = trainer.accelerator.distributed_type.value
@@ -68,9 +59,9 @@ def print_dry_run(recipe: Recipe, data: PreparedData, model) -> None:
     """What would be trained, proved by one forward and backward pass."""
     import torch
 
-    row = {"row_ids": 0, "epoch": 0} | next(iter(data.rows["train"]))
+    row = {ROW_IDS: 0, EPOCH: 0} | next(iter(data.rows["train"]))
     batch = data.objective.collator(data.packed)([row])
-    batch = {name: value for name, value in batch.items() if name not in ("row_ids", "epoch")}
+    batch = {name: value for name, value in batch.items() if name not in (ROW_IDS, EPOCH)}
     takes_labels = "labels" in inspect.signature(model.forward).parameters
     loss = model.train()(**{name: x for name, x in batch.items() if takes_labels or name != "labels"}).loss
     loss.backward()
@@ -79,12 +70,14 @@ def print_dry_run(recipe: Recipe, data: PreparedData, model) -> None:
     console.print(describe_data(data), markup=False)
     tokens = int(count_tokens(batch, model.config))
     flops = short_number(int(FlopCount(model).of_batch(batch)) // tokens)
-    noun = "row" if recipe.task is None else "example"
-    console.print(f"one {noun}: loss {loss.item():.4f}, gradients {'finite' if finite else 'NOT finite'}", markup=False)
+    console.print(
+        f"one {data.objective.row_noun}: loss {loss.item():.4f}, gradients {'finite' if finite else 'NOT finite'}",
+        markup=False,
+    )
     console.print(f"training costs {flops} FLOPs per token; dry run: nothing was trained or written", markup=False)
 
 
-def print_result(folder: Path, run: dict, again: bool = False) -> None:
+def print_result(folder: Path, run: dict, objective: Objective, again: bool = False) -> None:
     """Metrics, samples and what to do next."""
     if again:
         console.print(f"{folder} is finished already; its result:", markup=False)
@@ -93,8 +86,7 @@ def print_result(folder: Path, run: dict, again: bool = False) -> None:
         table.add_row(name.replace("_", " "), f"{value:.4f}" if value < 100 else f"{value:,.1f}")
     console.print(table)
     for sample in run.get("samples", []):
-        translated = recipe_of(run).get("task") is not None
-        console.rule(f"{'translation of' if translated else 'sample after'} {sample['prompt']!r}", align="left")
+        console.rule(objective.sample_title(sample["prompt"]), align="left")
         console.print(sample["text"], markup=False)
         if "reference" in sample:
             console.print(f"reference: {sample['reference']}", markup=False, style="dim")
@@ -105,27 +97,5 @@ def print_result(folder: Path, run: dict, again: bool = False) -> None:
         f"model, {reader}, card and metrics are in {folder}",
         markup=False,
     )
-    console.print(f"next: {how_to_use(folder, recipe_of(run))}", markup=False)
+    console.print(f"next: {objective.how_to_use(folder)}", markup=False)
     console.print(f"      anyformer publish {folder} your-name/your-model", markup=False)
-
-
-def recipe_of(run: dict) -> dict:
-    return run.get("recipe") or {}
-
-
-def how_to_use(folder: Path, recipe: dict) -> str:
-    """One line that puts a finished model to work."""
-    name = (recipe.get("task") or recipe.get("objective") or {}).get("name", "causal")
-    pipeline = {
-        "sequence_classification": ("text-classification", "your text"),
-        "masked": ("fill-mask", "your text"),
-        "image_classification": ("image-classification", "your_image.png"),
-    }.get(name)
-    if pipeline is not None:
-        call = f"transformers.pipeline('{pipeline[0]}', '{folder}')('{pipeline[1]}')"
-        return f'python -c "import anyformer, transformers; print({call})"'
-    if name == "pixels":
-        return f"look at {folder / 'completions.png'}: upper half, completion, original"
-    if name in ("span_corruption", "masked_image"):
-        return f"anyformer train RECIPE model.name_or_path={folder}"
-    return f'anyformer generate {folder} "your {"text" if name == "translation" else "prompt"}"'

@@ -1,7 +1,7 @@
 """The loss of a language-model head: ours without the logits against cross-entropy of all logits.
 
-Forward and backward of `hidden @ weight.T` and its cross-entropy. Extra memory is the most held at a time beside
-inputs and gradients (as torch's profiler records it), as a share of the logits in fp32.
+Forward and backward of `hidden @ weight.T` and its cross-entropy. Extra memory is the peak beyond inputs and
+gradients, as torch's profiler records it, as a share of the logits in fp32.
 """
 
 import method
@@ -13,7 +13,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def full_logits(hidden, weight, labels):
-    """What transformers' models do: logits in the model's dtype, cross-entropy of their fp32 copy."""
+    """The computation of transformers' models: logits in the model's dtype, cross-entropy of their fp32 copy."""
     return torch.nn.functional.cross_entropy((hidden @ weight.t()).float(), labels)
 
 

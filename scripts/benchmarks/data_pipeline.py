@@ -100,7 +100,7 @@ def main(argv=None):
     tokenizer = byte_bpe(texts, args.vocab)
 
     def first_time(function):
-        """Seconds of one run in a process of its own, with a tokenizer that has no word in its cache yet."""
+        """Seconds of one run in a process of its own, with a tokenizer whose cache of words is empty."""
 
         def arm():
             folder = Path(tempfile.mkdtemp())

@@ -22,7 +22,7 @@ GOALS = {
     ("bf16", 2048): {("ours compiled", "native compiled"): 1.35},
 }
 PEERS = {"ours": ("native",), "native compiled": ("native",), "ours compiled": ("native", "native compiled")}
-# Autocast rounds each product to 8 bits; ours keeps the head's in fp32 where the CPU has no bf16.
+# Autocast rounds each product to 8 bits; our head stays in fp32 on CPUs without bf16.
 BF16_TOLERANCE = 5e-3
 
 
@@ -63,7 +63,7 @@ def build(names, shape, length, hidden, heads, dtype, device) -> dict:
 
 
 def require_equal_losses(steps: dict) -> None:
-    """Eager arms in fp32; then every arm as it will be timed."""
+    """Compare losses of the eager arms in fp32, then of every arm in the dtype that is timed."""
     with torch.no_grad():
         method.require_equal(
             {name: s.loss("fp32").item() for name, s in steps.items() if not name.endswith("compiled")}
@@ -76,7 +76,7 @@ def require_equal_losses(steps: dict) -> None:
 def run_cpu(args, length, dtype) -> None:
     steps = build(args.arms, shape_of(args, length), length, args.hidden, args.heads, dtype, "cpu")
     require_equal_losses(steps)
-    # An arm's result is dropped, so that no arm's graph lives on while another is timed.
+    # The result is dropped, so that an arm's graph is freed before another arm is timed.
     arms = {name: (lambda step=step: step() and None) for name, step in steps.items()}
     timings = method.compare(arms, args.arms[0], args.rounds, warm=1)
     what = described(args, length, dtype)
@@ -125,7 +125,7 @@ def cuda_seconds(step, steps: int = 10) -> float:
 
 
 def peak_memory(step) -> int:
-    """Most bytes allocated during one step, all arms' weights included in neither."""
+    """Peak bytes of one step: its allocations, weights and optimizer state, without those of other arms."""
     gc.collect()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -1,8 +1,8 @@
 """Time and memory per token against the length of a row, for each kind of attention.
 
-A trunk without embeddings' head (2 layers) reads one row: forward without gradients, and forward with backward. The
-kinds compute different things, so nothing is compared but cost. Memory is the most held at a time beside weights and
-inputs (as torch's profiler records it). The picture is written beside this file.
+A model of 2 layers without a head processes one row: a forward pass without gradients, and a forward and backward
+pass. The kinds compute different functions, so only their costs are compared. Memory is the peak beyond weights and
+inputs, as torch's profiler records it. The plot is written beside this file.
 """
 
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""How every benchmark here measures, so that a ratio means something on a noisy machine.
+"""The measuring method of all benchmarks here, made for noisy machines.
 
 Arms are run in turn, each round in another order; a round gives one ratio per arm (reference time / arm time, so more
 than 1 is faster); the figure is the median over rounds with a bootstrap interval of 90 %. Time is the process's CPU
-clock with one thread: it does not see what other processes do, except through caches, clock speed and memory. What is
-left of that shows in the guard, the reference run a second time: unless its ratio is within 0.97-1.03 the run is void,
-neither passed nor failed. Arms must agree on what they compute before they are timed.
+clock with one thread: other processes affect it only through caches, clock speed and memory. The guard, which is the
+reference run a second time, shows that remaining noise: unless its ratio is within 0.97-1.03 the run is void, neither
+passed nor failed. Arms must compute equal results before they are timed.
 """
 
 import argparse
@@ -158,7 +158,7 @@ def is_void(timings: dict) -> bool:
 
 
 def require_equal(values: dict[str, float], tolerance: float = LOSS_TOLERANCE) -> None:
-    """End the run with a sentence unless all arms computed the same number."""
+    """Exit with a sentence unless all arms computed the same number."""
     (first, expected), *others = values.items()
     for name, value in others:
         if not abs(value - expected) <= tolerance * abs(expected):
@@ -196,14 +196,14 @@ def guard_row(what: str, reference: str, timings: dict) -> str:
 
 
 def memory_row(what: str, arm: str, peer: str, peaks: dict[str, int], has_goal: bool) -> str:
-    """One line on peak memory: the goal is never to need more than the peer."""
+    """One line on peak memory; the goal is to need no more than the peer."""
     share, goal = peaks[arm] / peaks[peer], Goal(1.0, at_least=False)
     verdict = goal.verdict(share, share) if has_goal else "-"
     return f"| {what} | {arm} | {peer} | peak memory {share:.3f} | - | {goal if has_goal else '-'} | {verdict} |"
 
 
 def machine() -> str:
-    """Machine, versions, commit and command: what a number needs beside it."""
+    """Machine, versions, commit and command, printed beside every number."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         names = [

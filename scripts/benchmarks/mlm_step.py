@@ -1,8 +1,8 @@
 """One optimizer step of masked-language-model training on rows of different lengths: transformers' BERT and ours.
 
 A step is forward, backward, clipping, fused AdamW and clearing the gradients, with equal weights and batches: rows of
-20 to 100 % of the longest, 15 % of the real tokens labelled. Ours runs its head on labelled positions only, and real
-tokens without the padding ("ours padded": with it). Peak memory is what one step allocates at most.
+20 to 100 % of the longest, 15 % of the real tokens labelled. Ours runs its head on labelled positions only and
+leaves padding out ("ours padded" computes it). Peak memory is what one step allocates at most.
 """
 
 import method
@@ -22,7 +22,7 @@ ARMS = ("native eager", "native", "ours padded", "ours")
 
 
 def batch_of(rows: int, length: int, vocab: int) -> dict:
-    """Padded rows with their mask and labels; random, and always the same."""
+    """Padded rows with mask and labels, random with a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.linspace(0.2, 1.0, rows).mul(length).long()
     real = torch.arange(length)[None] < lengths[:, None]
@@ -32,7 +32,7 @@ def batch_of(rows: int, length: int, vocab: int) -> dict:
 
 
 class PaddedStep(Step):
-    """Ours, with padding computed as transformers computes it."""
+    """Ours, with padding tokens computed as in transformers."""
 
     def forward_loss(self):
         can_unpad = TransformerStack.can_unpad

@@ -5,7 +5,7 @@ import contextlib
 import method
 import torch
 
-# Autocast rounds each product to 8 bits; ours keeps the head's in fp32 where the CPU has no bf16.
+# Autocast rounds each product to 8 bits; our head stays in fp32 on CPUs without bf16.
 BF16_TOLERANCE = 5e-3
 
 
@@ -34,7 +34,7 @@ class Step:
 
 
 def require_equal_losses(steps: dict[str, Step]) -> None:
-    """In fp32; then as the arms will be timed."""
+    """Compare losses in fp32, then in the dtype that is timed."""
     with torch.no_grad():
         method.require_equal({name: step.loss("fp32").item() for name, step in steps.items()})
         if next(iter(steps.values())).dtype == "bf16":

@@ -1,9 +1,9 @@
-"""What a trainer costs beside the training itself: ours and transformers' against a bare loop.
+"""Overhead of a trainer: ours and transformers' against a bare training loop.
 
 All run the same steps of our decoder on the same rows in the same order: forward, backward, clipping, fused AdamW,
 learning-rate schedule; the bare loop does nothing else. The timer runs from the end of the first steps to the end of
-the last one, so neither start nor saving counts. Each run has a process of its own. Ours as `anyformer train` sets it
-up: guard, progress and metrics on.
+the last one, so start and saving are excluded. Each run has its own process. AnyformerTrainer runs as `anyformer train`
+sets it up: loss guard, progress line and metrics on.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ LEARNING_RATE = 1e-3
 
 
 class Rows(Dataset):
-    """Random tokens, as packed rows are: input_ids and labels."""
+    """Random tokens in the form of packed rows: input_ids and labels."""
 
     def __init__(self, rows, length, vocab):
         self.ids = torch.randint(vocab, (rows, length), generator=torch.Generator().manual_seed(0))
@@ -159,7 +159,7 @@ def main(argv=None):
 
 
 def weight_norm(model) -> float:
-    """One number that all steps lead to."""
+    """The norm of all weights: one number that depends on every step."""
     return torch.cat([p.detach().flatten() for p in model.parameters()]).double().norm().item()
 
 

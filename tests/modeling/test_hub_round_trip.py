@@ -59,42 +59,37 @@ VARIANTS = {
 }
 SHARED = {
     "attention",
+    "attention_masks",
+    "attention_varlen",
     "base",
     "block",
     "configuration",
     "feed_forward",
-    "lm_head",
     "legality",
+    "legality_experts",
     "linear_cross_entropy",
-    "attention_masks",
-}
-SHARED |= {
+    "lm_head",
     "normalization",
+    "outputs",
+    "parallel_plans",
     "positions",
     "positions_rotary",
     "stack",
     "task_heads",
     "task_losses",
-    "unpadding",
-    "attention_varlen",
+    "traits",
 }
-SHARED |= {
-    "attention_disentangled",
-    "attention_local_global",
-}  # kinds of attention of the encoder, which the block chooses from
-SHARED |= {
-    "attention_linear",
-    "attention_recurrent",
-    "attention_segments",
-    "attention_states",
-    "legality_memory",
-}  # and of the decoder
-SHARED |= {"legality_experts", "experts", "experts_grouped", "experts_bias", "experts_losses", "outputs"}
+EXPERTS = {"experts", "experts_bias", "experts_grouped", "experts_losses"}
+MEMORY = {"attention_linear", "attention_recurrent", "attention_segments", "attention_states", "decoder_memory"}
+MOST_FILES, MOST_LINES = 21, 3650  # of a plain decoder's folder
 NEEDED = {
-    "decoder": SHARED | {"causal", "decoder"},
-    "moe": SHARED | {"causal", "moe"},
-    "encoder": SHARED | {"encoder", "deberta_convolution"},
-    "seq2seq": SHARED | {"seq2seq"},
+    "decoder": SHARED | {"decoder"},
+    "decoder_memory": SHARED | MEMORY | {"decoder"},
+    "moe": SHARED | EXPERTS | {"decoder", "moe"},
+    "encoder": SHARED
+    | EXPERTS
+    | {"encoder", "deberta_convolution", "attention_disentangled", "attention_local_global"},
+    "seq2seq": SHARED | EXPERTS | {"seq2seq"},
 }
 
 LOAD_EVERYTHING = """
@@ -327,9 +322,10 @@ def save_with_inputs(model, folder, family):
 
 @pytest.fixture(params=NEEDED)
 def family_model(request, tiny_config, tiny_moe_config, tiny_encoder_config, tiny_seq2seq_config):
-    """(name of the family's module, its language model)."""
+    """(the file that a folder names, a language model)."""
     head, make = {
         "decoder": ("DecoderForCausalLM", tiny_config),
+        "decoder_memory": ("DecoderForCausalLM", lambda: tiny_config(segment_length=3, memory_length=4)),
         "moe": ("MoeForCausalLM", tiny_moe_config),
         "encoder": ("EncoderForMaskedLM", tiny_encoder_config),
         "seq2seq": ("Seq2SeqForConditionalGeneration", tiny_seq2seq_config),
@@ -370,7 +366,15 @@ def test_whatever_is_saved_names_the_whole_family_in_its_auto_map(family_model, 
     assert code.keys() == NEEDED[family]
     for reference in auto_map.values():
         module, class_name = reference.split(".")
-        assert f"class {class_name}(" in code[module]
+        assert class_name in code[module]
+        assert f"class {class_name}(" in code["decoder" if module == "decoder_memory" else module]
+
+
+def test_a_plain_decoder_carries_no_experts_and_no_memories(tiny_config, tmp_path):
+    AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path)
+    code = code_in(tmp_path)
+    lines = sum(text.count("\n") for text in code.values())
+    assert len(code) <= MOST_FILES and lines <= MOST_LINES, (len(code), lines)
 
 
 TRAIN_AND_PUSH = """

@@ -63,7 +63,7 @@ def test_segment_after_segment_with_kept_states_is_the_whole_row(tiny_config, ba
             past, length = before.shape[1] - x.shape[1], x.shape[1]
             seen = torch.ones(length, past + length, dtype=torch.bool).tril(past)
             x = x + project(torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen))
-            x = x + block.mlp(block.post_attention_layernorm(x))
+            x = x + block.mlp(block.post_attention_layernorm(x))[0]
         outputs.append(model.lm_head(model.model.norm(x)))
     expected, got = torch.cat(outputs, 1), model(ids, use_cache=False).logits
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=1e-5)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from anyformer.modeling.attention_varlen import Unpadded
 from anyformer.modeling.stack import TransformerStack
-from anyformer.modeling.unpadding import Unpadded
 
 from anyformer import AnyformerEncoderConfig, AnyformerEncoderModel, AnyformerSeq2SeqConfig, AnyformerSeq2SeqModel
 

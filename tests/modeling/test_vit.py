@@ -53,15 +53,15 @@ def test_patches_are_cut_as_a_convolution_cuts_them_and_stand_behind_the_other_t
     kernel = embeddings.projection.weight.unflatten(1, (config.num_channels, 4, 4))
     expected = conv2d(pixels, kernel, embeddings.projection.bias, stride=4).flatten(2).transpose(1, 2)
     tokens = embeddings(pixels)
-    assert tokens.shape[1] == config.num_front_tokens + 12
-    torch.testing.assert_close(tokens[:, config.num_front_tokens :], expected, **EXACT)
-    assert torch.equal(tokens[0, : config.num_front_tokens], tokens[1, : config.num_front_tokens])
+    assert tokens.shape[1] == config.num_prefix_tokens + 12
+    torch.testing.assert_close(tokens[:, config.num_prefix_tokens :], expected, **EXACT)
+    assert torch.equal(tokens[0, : config.num_prefix_tokens], tokens[1, : config.num_prefix_tokens])
 
 
 def test_the_mask_token_replaces_masked_patches_and_no_other(config):
     embeddings = randomise(AnyformerViTModel(config, use_mask_token=True)).patch_embeddings
     pixels, masked = images(config), masks(config)
-    plain, hidden = (embeddings(pixels, m)[:, config.num_front_tokens :] for m in (None, masked))
+    plain, hidden = (embeddings(pixels, m)[:, config.num_prefix_tokens :] for m in (None, masked))
     assert torch.equal(hidden[~masked], plain[~masked])
     assert torch.equal(hidden[masked], embeddings.mask_token[0].expand(int(masked.sum()), -1))
     with pytest.raises(ValueError, match="use_mask_token=True"):
@@ -75,7 +75,7 @@ def test_without_positions_the_order_of_patches_does_not_matter_and_with_them_it
     turned = pixels.clone()
     turned[..., :4, :4], turned[..., 8:, 4:8] = pixels[..., 8:, 4:8], pixels[..., :4, :4]
     here, there = (model(x).last_hidden_state for x in (pixels, turned))
-    patches = config.num_front_tokens
+    patches = config.num_prefix_tokens
     there[:, [patches, patches + 9]] = there[:, [patches + 9, patches]]
     same = (here - there).abs().max() < 1e-4
     assert same == (config.position_encoding == "none")
@@ -98,7 +98,7 @@ def scores(config, first, second, grid):
     drawn = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, 1, config.head_dim, generator=drawn).expand(-1, -1, cos.shape[1], -1) for _ in range(2))
     q, k = rotate(q, cos[:, None], sin[:, None]), rotate(k, cos[:, None], sin[:, None])
-    i, j = (config.num_front_tokens + row * grid[1] + column for row, column in (first, second))
+    i, j = (config.num_prefix_tokens + row * grid[1] + column for row, column in (first, second))
     return (q[0, 0, i] * k[0, 0, j]).sum().item()
 
 
@@ -159,7 +159,7 @@ def test_what_an_image_cannot_be_is_one_sentence(tiny_vit_config):
 def test_the_classifier_reads_the_class_token_or_the_mean_of_the_patches(variant):
     config, pixels = variant.config, images(variant.config)
     out = variant.model(pixels).last_hidden_state
-    front = config.num_front_tokens
+    front = config.num_prefix_tokens
     read = out[:, front:].mean(1) if config.pooler_type == "mean" else out[:, 0]
     expected = variant.score(read)
     if variant.distillation_score is not None:
@@ -265,7 +265,7 @@ def test_without_a_mask_there_is_a_picture_and_no_loss(tiny_vit_config):
 def test_a_hidden_token_is_seen_by_no_other(config):
     model = randomise(AnyformerViTModel(config))
     pixels = images(config)
-    mask = torch.ones(2, config.num_front_tokens + 12, dtype=torch.long)
+    mask = torch.ones(2, config.num_prefix_tokens + 12, dtype=torch.long)
     mask[:, -1] = 0
     other = pixels.clone()
     other[..., -4:, -4:] += 1
@@ -277,7 +277,7 @@ def test_a_hidden_token_is_seen_by_no_other(config):
 @torch.no_grad()
 def test_outputs_hold_every_layer(variant):
     variant.set_attn_implementation("eager")
-    pixels, length = images(variant.config), variant.config.num_front_tokens + 12
+    pixels, length = images(variant.config), variant.config.num_prefix_tokens + 12
     out = variant(pixels, output_hidden_states=True, output_attentions=True)
     assert [tuple(x.shape) for x in out.hidden_states] == [(2, length, 32)] * 3
     assert [tuple(x.shape) for x in out.attentions] == [(2, 4, length, length)] * 2

@@ -3,7 +3,15 @@
 import json
 
 import pytest
-from anyformer.pipelines.storage.checkpoints import STAGING, damage, find_last_complete, list_checkpoints, retire, seal
+from anyformer.pipelines.storage.atomic import make_sibling_folder, replaced_file, write_atomically
+from anyformer.pipelines.storage.checkpoints import (
+    STAGING,
+    commit,
+    find_corruption,
+    find_last_complete,
+    list_checkpoints,
+    prune,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +22,7 @@ def make(folder, step, files=None):
         (staged / name).parent.mkdir(parents=True, exist_ok=True)
         (staged / name).write_bytes(content)
     final = folder / f"checkpoint-{step}"
-    seal(staged, final)
+    commit(staged, final)
     return final
 
 
@@ -25,7 +33,7 @@ def test_newest_complete_checkpoint_is_found_by_number_not_by_name(tmp_path):
     assert find_last_complete(tmp_path).name == "checkpoint-100"
 
 
-def test_what_was_never_sealed_is_invisible(tmp_path):
+def test_what_was_never_committed_is_invisible(tmp_path):
     good = make(tmp_path, 4)
     half = tmp_path / STAGING / "checkpoint-8"
     half.mkdir(parents=True)
@@ -56,17 +64,17 @@ def test_any_single_change_is_found(data, tmp_path_factory):
                     return
             except ValueError:
                 pass  # not JSON any more: damage that must be found below
-    assert damage(second) is not None
+    assert find_corruption(second) is not None
     reports = []
     assert find_last_complete(folder, report=reports.append) == first
     assert len(reports) == 1 and "checkpoint-2" in reports[0]
     assert (folder / "corrupt-checkpoint-2").is_dir()
 
 
-def test_the_same_step_sealed_again_replaces_the_old_one(tmp_path):
+def test_the_same_step_committed_again_replaces_the_old_one(tmp_path):
     make(tmp_path, 3)
     again = make(tmp_path, 3, {"model.safetensors": b"other"})
-    assert (again / "model.safetensors").read_bytes() == b"other" and damage(again) is None
+    assert (again / "model.safetensors").read_bytes() == b"other" and find_corruption(again) is None
     assert not (again / "sub").exists()
 
 
@@ -80,8 +88,25 @@ def test_other_names_are_no_checkpoints(tmp_path, name):
     assert list_checkpoints(tmp_path) == []
 
 
-def test_old_checkpoints_are_retired_but_not_the_best(tmp_path):
+def test_old_checkpoints_are_pruned_but_not_the_best(tmp_path):
     for step in (1, 2, 3, 4):
         make(tmp_path, step)
-    retire(tmp_path, keep=2, best=str(tmp_path / "checkpoint-1"))
+    prune(tmp_path, keep=2, best=str(tmp_path / "checkpoint-1"))
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3", "checkpoint-1"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "run.json"
+    write_atomically(path, "old")
+    with pytest.raises(RuntimeError), replaced_file(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    write_atomically(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_to_be_renamed_has_the_permissions_of_any_new_folder(tmp_path):
+    (tmp_path / "plain").mkdir()
+    made = make_sibling_folder(tmp_path / "model")
+    assert made.parent == tmp_path and made.stat().st_mode == (tmp_path / "plain").stat().st_mode

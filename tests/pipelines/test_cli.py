@@ -215,11 +215,7 @@ def test_list_names_what_a_recipe_may_say():
     from typing import get_args, get_type_hints
 
     from anyformer.pipelines.cli.listing import TABLES
-    from anyformer.pipelines.metrics import METRICS, OF_PIXELS
-    from anyformer.pipelines.objectives import OBJECTIVES
-    from anyformer.pipelines.objectives.tasks import TASKS
-    from anyformer.pipelines.recipes import image_checks
-    from anyformer.pipelines.recipes.checks import PERPLEXITIES
+    from anyformer.pipelines.plugins import METRICS, OBJECTIVES
     from anyformer.pipelines.recipes.schema import ModelSection
 
     import anyformer
@@ -229,9 +225,9 @@ def test_list_names_what_a_recipe_may_say():
     assert all(len(set(rows)) == len(rows) for rows in names.values())
     assert all(cell for rows in listed.values() for row in rows for cell in row)
     assert names["families"] == list(get_args(get_args(get_type_hints(ModelSection)["family"])[0]))
-    assert set(names["objectives"]) == OBJECTIVES.keys() | image_checks.FIELDS_OF.keys()
-    assert set(names["tasks"]) == TASKS.keys() | image_checks.FAMILIES.keys() - image_checks.FIELDS_OF.keys()
-    assert set(names["metrics"]) == {*METRICS, *PERPLEXITIES, *OF_PIXELS}
+    assert {*names["objectives"], *names["tasks"]} == set(OBJECTIVES)
+    assert all(OBJECTIVES[name].section == "task" for name in names["tasks"])
+    assert names["metrics"] == list(METRICS)
     heads = {
         name.partition("For")[2] for name in anyformer.__all__ if name.startswith("Anyformer") and "For" in name[9:]
     }

@@ -1,19 +1,28 @@
 """Laws of the corpora: exact documents, stable splits, one sentence for bad input."""
 
+import csv
 import gzip
+import io
 import json
 import os
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import asdict
 
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.documents import Limits
+from anyformer.pipelines.data.documents import Limits, Source
+from anyformer.pipelines.data.examples import open_examples
+from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
+from anyformer.pipelines.data.files import open_file
 from anyformer.pipelines.data.mixture import MixtureCorpus
+from anyformer.pipelines.data.stdlib import table_share
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.plugins import SOURCES, register_source
 from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
+from anyformer.pipelines.recipes.types import build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -152,7 +161,7 @@ def test_own_files_make_the_other_splits_and_nothing_is_held_back(tmp_path, line
     assert set(open_corpora(DataSection(files=str(lines_file), validation_fraction=0))) == {"train"}
 
 
-def test_max_documents_counts_before_holding_back(lines_file):
+def test_max_documents_counts_before_validation_is_split_off(lines_file):
     data = DataSection(files=str(lines_file), document="line", max_documents=40, validation_fraction=0.2)
     corpora = open_corpora(data)
     assert sorted(texts(corpora["train"]) + texts(corpora["validation"])) == sorted(LINES[:40])
@@ -176,12 +185,102 @@ def test_stdlib_is_source_and_documentation_without_tests_split_by_name():
 
 def test_stdlib_is_the_same_in_another_process():
     program = (
-        "import anyformer_main; from anyformer.pipelines.corpora import open_corpora;"
-        "from anyformer.pipelines.schema import DataSection;"
-        "print(open_corpora(DataSection(source='stdlib'))['train'].fingerprint())"
+        "import anyformer_main; from anyformer.pipelines.data.corpora import open_corpora;"
+        "from anyformer.pipelines.recipes.schema import DataSection;"
+        "print(*[open_corpora(DataSection(source=s))['train'].fingerprint() for s in ('stdlib', 'stdlib_code')])"
     )
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert other == open_corpora(DataSection(source="stdlib"))["train"].fingerprint()
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert other == [open_corpora(DataSection(source=s))["train"].fingerprint() for s in ("stdlib", "stdlib_code")]
+
+
+def test_stdlib_code_is_stdlib_without_tables_and_splits_it_alike():
+    whole, code = open_corpora(DataSection(source="stdlib")), open_corpora(DataSection(source="stdlib_code"))
+    for split in ("train", "validation"):
+        kept = {document.source: document.text for document in code[split].documents()}
+        left_out = {d.source: d.text for d in whole[split].documents() if kept.get(d.source) != d.text}
+        assert not left_out.keys() & kept.keys()
+        assert all(table_share(text) > 0.5 for name, text in left_out.items() if name != "pydoc_data/topics.py")
+        assert all(table_share(text) <= 0.5 for name, text in kept.items() if not name.startswith("topics/"))
+    names = {document.source for split in code.values() for document in split.documents()}
+    assert {"json/decoder.py", "encodings/idna.py", "topics/lambda", "mimetypes.py", "_pydecimal.py"} <= names
+    assert not names & {"encodings/cp437.py", "html/entities.py", "stringprep.py", "pydoc_data/topics.py", "locale.py"}
+
+
+@pytest.mark.parametrize(
+    "row", ["    0x0041: 0x0061,  # A", "'aa_dj': 'aa_DJ.ISO8859-1',", "('a', 1),", "-1,", 'u"x"', "b'\\x00'"]
+)
+def test_a_row_of_a_table_begins_with_a_literal(row):
+    assert table_share(f"{row}\n") == 1
+
+
+@pytest.mark.parametrize("line", ["x = 1", '    """Return 1."""', "# 1", "return 'a'", "f(1)", "[x for x in y]", ""])
+def test_code_and_docstrings_are_no_rows_of_a_table(line):
+    assert table_share(f"{line}\n") == 0
+
+
+# What others register
+
+
+@pytest.fixture
+def csv_format():
+    @register_file_format(".csv")
+    class CommaSeparated(FileFormat):
+        def rows(self, field, path, columns, limits):
+            with open_file(path) as stream:
+                yield from enumerate(csv.DictReader(io.TextIOWrapper(stream, "utf-8", newline="")), start=1)
+
+    yield
+    del FILE_FORMATS[".csv"]
+
+
+def test_a_registered_file_format_is_read_as_documents_and_as_examples(tmp_path, csv_format):
+    (tmp_path / "a.csv").write_text('text,label\n"one, two",x\nthree,y\n')
+    with gzip.open(tmp_path / "b.csv.gz", "wt") as file:
+        file.write("text,label\nfour,x\n")
+    data = DataSection(files=str(tmp_path / "*.csv*"), validation_fraction=0.0)
+    assert texts(open_corpora(data)["train"]) == ["one, two", "three", "four"]
+    rows = [row for _, row in open_examples(data, {"label_field": "label"})["train"]]
+    assert [row["label"] for row in rows] == ["x", "y", "x"]
+    data.text_field = "txt"
+    with pytest.raises(UserError, match=r"data.text_field='txt': no such key in .*a\.csv, row 1; did you mean text\?"):
+        open_corpora(data)
+
+
+def test_a_suffix_has_one_file_format(csv_format):
+    with pytest.raises(UserError, match=r"file format '\.csv' is registered already"):
+
+        @register_file_format(".csv")
+        class Other(FileFormat):
+            rows = None
+
+
+def test_a_registered_source_is_split_mixed_and_identified(tmp_path):
+    @register_source("poems")
+    class Poems(Source):
+        name = "poems"
+        lines = [f"line {number}" for number in range(40)]
+
+        def __init__(self, limits, where="data"):
+            self.limits, self.where = limits, where
+
+        def items(self):
+            for number, line in enumerate(self.lines):
+                yield self.limits.checked(line, f"poems:{number}")
+
+        def identity(self):
+            return {"source": self.name, "lines": self.lines}
+
+    try:
+        corpora = open_corpora(DataSection(source="poems", validation_fraction=0.25))
+        parts = [texts(corpora[split]) for split in ("train", "validation")]
+        assert sorted([*parts[0], *parts[1]]) == sorted(Poems.lines) and all(parts)
+        before = corpora["train"].fingerprint()
+        Poems.lines = [*Poems.lines, "one more"]
+        assert open_corpora(DataSection(source="poems"))["train"].fingerprint() != before
+        mixture = [MixtureSource(source="poems"), MixtureSource(source="stdlib", max_documents=2)]
+        assert "line 1" in texts(open_corpora(DataSection(mixture=mixture))["train"])
+    finally:
+        SOURCES.remove("poems")
 
 
 # Fingerprints
@@ -219,7 +318,7 @@ def test_hub_rows_are_documents_loaded_or_streamed(hub_folder, streaming):
     assert texts(own["train"]) == LINES and texts(own["validation"]) == ["a test\n"]
 
 
-def test_streamed_and_loaded_data_sets_hold_back_the_same_documents(hub_folder):
+def test_streamed_and_loaded_data_sets_split_off_the_same_documents(hub_folder):
     loaded, streamed = (open_corpora(DataSection(dataset=str(hub_folder), streaming=way)) for way in (False, True))
     assert texts(loaded["validation"]) == texts(streamed["validation"])
 
@@ -335,8 +434,8 @@ def bad_input(tmp_path):
 
     good = str(tmp_path / "good.txt")
     return {
-        "nothing": (DataSection(), ["exactly one of source, files, dataset, mixture", "none is set"]),
-        "two": (DataSection(source="stdlib", files=good), ["source and files are set"]),
+        "nothing": (DataSection(), ["data names no data", "one of source, files, dataset and mixture"]),
+        "two": (DataSection(source="stdlib", files=good), ["data.source and data.files are both set"]),
         "builtin": (DataSection(source="stdlb"), ["data.source='stdlb'", "did you mean stdlib?"]),
         "missing": (files("god.txt"), ["data.files=", "no such file", "did you mean", "good.txt"]),
         "missing validation": (
@@ -361,14 +460,20 @@ def bad_input(tmp_path):
         "type": (files("number.jsonl"), ["number.jsonl:1 holds int, not text"]),
         "document": (files("good.txt", document="lines"), ["data.document='lines'", "did you mean line?"]),
         "fraction": (files("good.txt", validation_fraction=1.0), ["data.validation_fraction=1.0", "below 1"]),
-        "split": (files("good.txt", validation_split="test"), ["data.validation_split='test' needs data.dataset"]),
-        "revision": (files("good.txt", revision="v2"), ["data.revision='v2' needs data.dataset"]),
+        "split": (
+            files("good.txt", validation_split="test"),
+            ["data.validation_split='test' has no effect without data.dataset"],
+        ),
+        "revision": (files("good.txt", revision="v2"), ["data.revision='v2' has no effect without data.dataset"]),
         "max": (files("good.txt", max_documents=0), ["data.max_documents=0", "at least 1"]),
         "weight": (
             DataSection(mixture=[MixtureSource(files=good, weight=0)]),
-            ["data.mixture.0.weight=0", "greater than 0"],
+            ["data.mixture.0.weight=0", "above 0"],
         ),
-        "mixture": (DataSection(mixture=[MixtureSource()]), ["data.mixture.0: exactly one of source, files, dataset"]),
+        "mixture": (
+            DataSection(mixture=[MixtureSource()]),
+            ["data.mixture.0 names no data; set one of source, files, dataset"],
+        ),
         "mixture file": (
             DataSection(mixture=[MixtureSource(files=str(tmp_path / "none"))]),
             ["data.mixture.0.files=", "no such file"],
@@ -382,8 +487,8 @@ def bad_input(tmp_path):
 
 def test_every_bad_input_is_one_sentence_that_names_the_field(tmp_path):
     for name, (data, expected) in bad_input(tmp_path).items():
-        with pytest.raises(UserError) as caught:
-            for corpus in open_corpora(data).values():
+        with pytest.raises(UserError) as caught:  # as a recipe is read: types and bounds first
+            for corpus in open_corpora(build(DataSection, asdict(data), "data")).values():
                 texts(corpus)
         sentence = str(caught.value)
         assert all(part in sentence for part in expected), (name, sentence)
@@ -399,7 +504,7 @@ def test_a_file_without_permission_is_a_sentence(tmp_path, monkeypatch):
         def refuse(*arguments):
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("anyformer.pipelines.data.text_files.open_file", refuse)
+        monkeypatch.setattr("anyformer.pipelines.data.file_formats.open_file", refuse)
     with pytest.raises(UserError, match=r"secret\.txt cannot be read \(Permission denied\)"):
         open_corpora(DataSection(files=str(path)))
 

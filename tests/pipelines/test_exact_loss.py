@@ -1,9 +1,9 @@
-"""Losses are exact per label for every model, also where the model's own would be a mean of means."""
+"""Losses are exact per label for every model, also where the model's own loss is a mean of means."""
 
 import pytest
 import torch
 from anyformer.pipelines.data.length_batching import PaddingCollator
-from anyformer.pipelines.data.sample_ids import NumberedRows
+from anyformer.pipelines.data.sample_ids import DatasetWithSampleIds
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import Dataset
 from transformers import (
@@ -128,7 +128,7 @@ def make_trainer(tmp_path):
             args=TrainingArguments(**(defaults | arguments)),
             train_dataset=rows or Rows(labels),
             data_collator=PaddingCollator(0),
-            predicts_next=name == "our-causal",
+            shifts_labels=name == "our-causal",
         )
 
     return make
@@ -212,8 +212,8 @@ def test_rows_are_told_the_epoch_also_after_resuming_and_in_lasting_workers(make
     assert run("c", dataloader_num_workers=1, dataloader_persistent_workers=True) == whole
 
 
-def test_numbered_rows_carry_number_and_epoch():
-    rows = NumberedRows(Rows("class", 3))
+def test_rows_carry_their_sample_id_and_epoch():
+    rows = DatasetWithSampleIds(Rows("class", 3))
     assert rows[2]["row_ids"] == 2 and rows[2]["epoch"] == 0
     rows.set_epoch(4)
     assert rows[0]["epoch"] == 4

@@ -9,17 +9,11 @@ import torch
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.token_store import framing_tokens
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives import OBJECTIVES
+from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.recipes.schema import DataSection, ModelSection, Recipe, TokenizerSection
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
-from anyformer.pipelines.tokenizers.special_tokens import (
-    NEEDED,
-    framing_of,
-    sentinel,
-    special_tokens,
-    tokenizer_section,
-)
+from anyformer.pipelines.tokenizers.special_tokens import sentinel, special_tokens
 
 TEXT = "".join(
     f"{a}{b}{c} {c}{a}\n"
@@ -140,13 +134,11 @@ def test_fill_mask_answers_with_such_a_tokenizer(tmp_path, type):
 
 
 def test_each_objective_gets_the_framing_it_names(tiny_recipe):
-    for name, objective in OBJECTIVES.items():
-        assert objective.framing == NEEDED[name]
     families = {"causal": "decoder", "masked": "encoder", "span_corruption": "seq2seq"}
     for name, family in families.items():
         path = tiny_recipe(model={"family": family}, objective={"name": name}, evaluation={"metrics": ["perplexity"]})
-        section = tokenizer_section(load_recipe(str(path)))
-        assert section.framing == NEEDED[name]
+        section = objective_of(load_recipe(str(path))).tokenizer_section()
+        assert section.framing == {"causal": "none", "masked": "cls_sep", "span_corruption": "eos"}[name]
         assert section.sentinels == (100 if name == "span_corruption" else 0)
         assert ("<|mask|>" in special_tokens(section)) == (name == "masked")
 
@@ -162,16 +154,11 @@ def test_each_objective_gets_the_framing_it_names(tiny_recipe):
     ],
 )
 def test_a_task_gets_the_framing_that_its_family_reads(task, family, framing):
-    recipe = SimpleNamespace(
-        tokenizer=TokenizerSection(),
-        objective=None,
-        task=SimpleNamespace(name=task),
-        model=SimpleNamespace(family=family),
-    )
-    assert framing_of(recipe) == framing
-    assert tokenizer_section(recipe).sentinels == 0
+    recipe = Recipe(objective=None, task=OBJECTIVES[task].Settings(), model=ModelSection(family=family))
+    section = objective_of(recipe).tokenizer_section()
+    assert (section.framing, section.sentinels) == (framing, 0)
     recipe.tokenizer.framing = "none"
-    assert framing_of(recipe) == "none"
+    assert objective_of(recipe).tokenizer_section().framing == "none"
 
 
 def test_documents_are_framed_with_cls_and_sep_where_there_is_no_beginning_of_text():

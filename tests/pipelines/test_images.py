@@ -13,7 +13,7 @@ from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.image_store import decode
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.augmentation import Augmentation, ImageCollator, cutmix_boxes, shift_and_flip
-from anyformer.pipelines.objectives.image_data import image_rows
+from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
 from hypothesis import given
@@ -31,7 +31,8 @@ def prepared(tmp_path, monkeypatch):
 
     def prepare(channels=1, **sections):
         recipe = load_recipe(str(image_recipe(tmp_path, channels=channels, **sections)))
-        return recipe, *image_rows(recipe, tmp_path / "cache")
+        data = prepare_data(recipe)
+        return recipe, data.objective, data.rows
 
     return prepare
 
@@ -115,7 +116,7 @@ def test_images_are_decoded_once_and_equal_what_the_saved_processor_sees(prepare
     recipe, task, rows = prepared()
     task.processor.save_pretrained(tmp_path / "saved")
     monkeypatch.setattr("anyformer.pipelines.images.processors.decode", None)  # decoding again would fail
-    _, again = image_rows(recipe, tmp_path / "cache")
+    again = prepare_data(recipe).rows
     assert all(torch.equal(again["test"][i]["pixel_values"], rows["test"][i]["pixel_values"]) for i in range(11))
 
     processor = AutoImageProcessor.from_pretrained(tmp_path / "saved", trust_remote_code=True)

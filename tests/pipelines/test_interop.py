@@ -1,4 +1,4 @@
-"""Native twins: the same logits, the same text, and back without losing a bit."""
+"""Native twins of every architecture and head: the same outputs, the same text, and back without losing a bit."""
 
 import dataclasses
 import re
@@ -8,28 +8,29 @@ import torch
 from anyformer.modeling.configuration import AnyformerDecoderConfig
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop import matching
-from anyformer.pipelines.interop.architecture_map import HARMLESS, Choice, Computed, Only, Same, native_fields
+from anyformer.pipelines.interop.architecture_map import IRRELEVANT, Choice, Computed, MustEqual, Same, native_fields
+from anyformer.pipelines.interop.families import CONFIGS, our_class_names
 from anyformer.pipelines.interop.weights import fused
 from anyformer.pipelines.recipes.introspection import family_fields
 from native_models import (
     DECODERS,
+    LABELS,
     LLAMA,
     NATIVE,
     TOKENS,
     assert_same_logits,
     assert_same_weights,
+    heads_of,
     native_config,
     native_model,
     randomise,
+    twin_cases,
 )
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GemmaConfig, GenerationConfig, GPT2DoubleHeadsModel
 from transformers.models.mpt.configuration_mpt import MptAttentionConfig
 
 import anyformer
 from anyformer import from_native, to_native
-
-HEADS = ("AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
-HEADS += ("AutoModelForQuestionAnswering",)
 
 
 def left_padded_prompts() -> dict[str, torch.Tensor]:
@@ -41,17 +42,29 @@ def left_padded_prompts() -> dict[str, torch.Tensor]:
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_twins_compute_the_same_and_go_back_bit_equal(name):
-    native = native_model(name)
+@pytest.mark.parametrize("name, auto_class, native_class", twin_cases())
+def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class, native_class):
+    labels = LABELS if auto_class.endswith("Classification") else {}
+    native = native_model(name, native_class, **labels)
     ours = from_native(native)
-    assert type(ours) is anyformer.AnyformerDecoderForCausalLM and not ours.training
+    family = matching.ARCHITECTURES[native.config.model_type].family
+    assert type(ours).__name__ == our_class_names(family)[auto_class] and not ours.training
     assert_same_logits(native, ours)
+    if native.main_input_name != "pixel_values":
+        assert_same_logits(native, ours, padded=False)
     back = to_native(ours)
     assert type(back) is type(native)
     assert_same_weights(native, back)
     assert_same_logits(ours, back)
     assert_same_weights(ours, from_native(back))
+    if labels:
+        assert back.config.id2label == ours.config.id2label == LABELS["id2label"] and ours.config.num_labels == 3
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_head_of_ours_has_a_twin_in_some_architecture(family):
+    names = [name for name, (model_type, _) in NATIVE.items() if matching.ARCHITECTURES[model_type].family == family]
+    assert set(our_class_names(family)) == {head for name in names for head in heads_of(name)}
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -64,19 +77,6 @@ def test_twins_continue_left_padded_prompts_alike(name):
     ]
     assert torch.equal(*written)
     assert len(written[0][:, 14:].unique()) > 3  # not one token for ever
-
-
-@pytest.mark.parametrize("auto_class", HEADS)
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neo", "gpt_neox", "llama2", "mistral", "qwen3", "bloom", "mpt"])
-def test_base_models_and_task_heads_have_twins(name, auto_class):
-    labels = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
-    native = native_model(name, auto_class, **(labels if "Classification" in auto_class else {}))
-    ours = from_native(native)
-    assert ours.config.id2label == native.config.id2label and ours.config.num_labels == native.config.num_labels
-    assert_same_logits(native, ours)
-    back = to_native(ours)
-    assert type(back) is type(native)
-    assert_same_weights(native, back)
 
 
 def test_dtype_labels_mode_and_generation_config_survive_and_no_memory_is_shared():
@@ -111,21 +111,21 @@ def test_a_trained_anyformer_model_goes_native(tiny_config):
 # ------------------------------------------------------------------------------------------------------ the tables
 
 
-@pytest.mark.parametrize("name", matching.LINEAGES)
+@pytest.mark.parametrize("name", matching.ARCHITECTURES)
 def test_every_field_of_a_native_config_is_accounted_for(name):
-    lineage = matching.LINEAGES[name]
-    assert native_fields(CONFIG_MAPPING[name]()) <= lineage.known_fields()
+    architecture = matching.ARCHITECTURES[name]
+    assert native_fields(CONFIG_MAPPING[name]()) <= architecture.known_fields()
     if name == "mpt":
-        assert {f"attn_config.{field}" for field in native_fields(MptAttentionConfig())} <= set(lineage.fields)
+        assert {f"attn_config.{field}" for field in native_fields(MptAttentionConfig())} <= set(architecture.fields)
 
 
-@pytest.mark.parametrize("name", matching.LINEAGES)
+@pytest.mark.parametrize("name", matching.ARCHITECTURES)
 def test_every_field_of_ours_in_a_table_exists(name):
-    lineage = matching.LINEAGES[name]
-    known = set(family_fields(lineage.family))
-    ours = {*lineage.fixed}
-    for row in lineage.fields.values():
-        assert row is HARMLESS or isinstance(row, str | Only | Same | Choice | Computed)
+    architecture = matching.ARCHITECTURES[name]
+    known = set(family_fields(architecture.family))
+    ours = {*architecture.fixed}
+    for row in architecture.fields.values():
+        assert row is IRRELEVANT or isinstance(row, str | MustEqual | Same | Choice | Computed)
         ours |= {row} if isinstance(row, str) else {row.ours} if isinstance(row, Choice) else set()
     assert ours <= known
 
@@ -171,9 +171,9 @@ def test_a_value_that_changes_the_maths_and_has_no_field_is_refused(name, fields
 
 
 def test_a_field_that_a_newer_transformers_adds_is_refused_unless_at_its_default(monkeypatch):
-    lineage = matching.LINEAGES["llama"]
-    fewer = dataclasses.replace(lineage, fields={k: v for k, v in lineage.fields.items() if k != "mlp_bias"})
-    monkeypatch.setitem(matching.LINEAGES, "llama", fewer)
+    architecture = matching.ARCHITECTURES["llama"]
+    fewer = dataclasses.replace(architecture, fields={k: v for k, v in architecture.fields.items() if k != "mlp_bias"})
+    monkeypatch.setitem(matching.ARCHITECTURES, "llama", fewer)
     assert from_native(native_model("llama2")) is not None
     with pytest.raises(UserError, match="mlp_bias=True is not known"):
         from_native(native_model("llama_biases"))

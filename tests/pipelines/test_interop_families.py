@@ -1,4 +1,4 @@
-"""Native twins of encoders and of sequence-to-sequence models: every head that both sides have, and back bit-equal."""
+"""Native twins of encoders and of sequence-to-sequence models: what holds for one of them only."""
 
 import re
 
@@ -7,69 +7,20 @@ import torch
 import transformers
 from anyformer.modeling.configuration import AnyformerEncoderConfig, AnyformerSeq2SeqConfig
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.interop.families import PRETRAINING, native_class_names, our_class_names
-from anyformer.pipelines.interop.matching import LINEAGES, fit, native_config, our_config
+from anyformer.pipelines.interop.matching import ARCHITECTURES, compare, native_config, our_config
 from native_models import (
-    ENCODERS,
     NATIVE,
     SEQ2SEQ,
     TOKENS,
     UNTIED,
     assert_same_logits,
-    assert_same_weights,
     native_model,
     randomise,
 )
 from native_models import native_config as tiny_native_config
-from packaging.version import Version
 
 import anyformer
 from anyformer import from_native, to_native
-
-CAUSAL_UMT5 = Version(transformers.__version__) >= Version("5.23")
-LABELS = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
-
-
-def heads_of(name: str) -> list[str]:
-    """The Auto classes that a lineage, transformers and our family have."""
-    lineage = LINEAGES[NATIVE[name][0]]
-    natives = native_class_names(lineage.native)
-    return [auto for auto in our_class_names(lineage.family) if auto in natives and auto in lineage.heads]
-
-
-def cases() -> list[tuple[str, str]]:
-    """Every head of the first model of each lineage, two of the others."""
-    seen, found = set(), []
-    for name, (model_type, _) in (ENCODERS | SEQ2SEQ).items():
-        two = (PRETRAINING[LINEAGES[model_type].family], "AutoModelForSequenceClassification")
-        found += [(name, head) for head in heads_of(name) if model_type not in seen or head in two]
-        seen.add(model_type)
-    # transformers 5.17's UMT5 forgets on sdpa that its decoder is causal; generation gives it a mask.
-    return [case for case in found if case != ("umt5", "AutoModelForSequenceClassification") or CAUSAL_UMT5]
-
-
-@pytest.mark.parametrize("name, auto_class", cases())
-def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class):
-    fields = dict(LABELS) if auto_class.endswith(("SequenceClassification", "TokenClassification")) else {}
-    native = native_model(name, auto_class, **fields)
-    ours = from_native(native)
-    family = LINEAGES[native.config.model_type].family
-    assert type(ours).__name__ == our_class_names(family)[auto_class] and not ours.training
-    assert_same_logits(native, ours)
-    assert_same_logits(native, ours, padded=False)
-    back = to_native(ours)
-    assert type(back) is type(native)
-    assert_same_weights(native, back)
-    assert_same_logits(ours, back)
-    if fields:
-        assert back.config.id2label == ours.config.id2label == LABELS["id2label"]
-
-
-def test_every_head_of_our_families_has_a_twin_in_some_lineage():
-    for family in ("encoder", "seq2seq"):
-        natives = [name for name, (model_type, _) in NATIVE.items() if LINEAGES[model_type].family == family]
-        assert set(our_class_names(family)) == {head for name in natives for head in heads_of(name)}
-
 
 # ------------------------------------------------------------------------------------------------ what they generate
 
@@ -89,7 +40,7 @@ def test_twins_write_the_same_text(name, beams):
     assert torch.equal(written[0], written[1]) and torch.equal(written[0], written[2])
 
 
-# ------------------------------------------------------------------------------------------------- of one lineage only
+# ------------------------------------------------------------------------------------------ of one architecture only
 
 
 def test_longformer_heads_make_the_same_tokens_global_where_nobody_says_which():
@@ -231,7 +182,7 @@ def test_a_head_that_ours_do_not_have_is_refused(name, class_name):
         from_native(native)
 
 
-def test_a_head_that_the_lineage_does_not_have_is_refused():
+def test_a_head_that_the_architecture_does_not_have_is_refused():
     for name, class_name in (
         ("roberta", "AnyformerEncoderForPreTraining"),
         ("deberta", "AnyformerEncoderForMultipleChoice"),
@@ -270,6 +221,6 @@ def test_the_padding_token_of_roberta_decides_where_positions_begin():
     config = our_config(tiny_native_config("roberta"))
     assert native_config(config)[0].native == "roberta"
     config.pad_token_id = 0
-    assert "position_offset (2 here, 1 there)" in fit(LINEAGES["roberta"], config).differences
+    assert "position_offset (2 here, 1 there)" in compare(ARCHITECTURES["roberta"], config).differences
     with pytest.raises(UserError, match=re.escape("position_offset (2 here, ")):
         native_config(config)

@@ -1,7 +1,7 @@
-"""Presets compute what the config files of the published checkpoints say, and have twins of their lineages."""
+"""Presets compute what the config files of the published checkpoints say, and have twins of their architectures."""
 
 import pytest
-from anyformer.pipelines.interop.matching import LINEAGES, ORIGIN, effective_fields, native_config, our_config
+from anyformer.pipelines.interop.matching import ARCHITECTURES, ORIGIN, effective_fields, native_config, our_config
 from anyformer.pipelines.recipes.compose import load_preset
 from published_models import PUBLISHED
 from transformers import AutoConfig
@@ -15,8 +15,8 @@ def preset_config(name: str, **others):
     return AutoConfig.for_model(f"anyformer_{family}", **fields, **others)
 
 
-def test_every_lineage_names_a_preset_of_a_published_model():
-    assert {lineage.preset for lineage in LINEAGES.values()} - {None} <= set(CHECKPOINTS)
+def test_every_architecture_names_a_preset_of_a_published_model():
+    assert {architecture.preset for architecture in ARCHITECTURES.values()} - {None} <= set(CHECKPOINTS)
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -29,13 +29,13 @@ def test_a_preset_computes_what_the_published_config_says(name):
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_preset_has_a_twin_of_its_lineage(name):
+def test_a_preset_has_a_twin_of_its_architecture(name):
     published = PUBLISHED[name].config()
     ids = {
         key: getattr(published, key, None) for key in TOKEN_IDS
     }  # of the tokenizer; RoBERTa counts positions from one
-    lineage, native = native_config(preset_config(name, **ids, **{ORIGIN: published.model_type}))
-    assert lineage.native == native.model_type == PUBLISHED[name].model_type
+    architecture, native = native_config(preset_config(name, **ids, **{ORIGIN: published.model_type}))
+    assert architecture.native == native.model_type == PUBLISHED[name].model_type
 
 
 def test_gpt3_says_why_it_has_no_twin():

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset
-from anyformer.pipelines.data.row_layout import IGNORED
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.masked import MaskedCollator, MaskedObjective
-from anyformer.pipelines.recipes.schema import ObjectiveSection
+from anyformer.pipelines.objectives.masked import Masked, MaskedCollator
+from anyformer.pipelines.recipes.schema import Recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ class Vocabulary:
 class ArrayStore:
     """What PackedDataset needs of a TokenStore: documents of given lengths, each framed by CLS and SEP."""
 
-    name, fingerprint, num_bytes = "arrays", "f", 1
+    name, fingerprint, num_bytes, notes = "arrays", "f", 1, []
 
     def __init__(self, lengths, seed=0):
         generator = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ probabilities = st.floats(0.01, 0.99)
 @given(lengths=lengths_of_documents, length=st.integers(2, 40))
 def test_rows_are_plain_slices_of_the_documents_and_every_token_is_in_one(lengths, length):
     store, rows = ArrayStore(lengths), rows_of(lengths, length)
-    real = [row["labels"][row["labels"] != IGNORED] for row in rows]
+    real = [row["labels"][row["labels"] != IGNORE_INDEX] for row in rows]
     assert torch.cat(real).tolist() == store.tokens.tolist()
     assert all(len(tokens) == length for tokens in real[:-1])
     begins = set(store.offsets[:-1].tolist())
@@ -77,7 +77,7 @@ def test_rows_are_plain_slices_of_the_documents_and_every_token_is_in_one(length
 def test_the_report_counts_plain_slices(lengths, length):
     dataset = PackedDataset(ArrayStore(lengths), length, "pad", PAD, predicts_next=False)
     rows = [dataset[number] for number in range(len(dataset))]
-    assert dataset.num_predictions == sum(int((row["labels"] != IGNORED).sum()) for row in rows)
+    assert dataset.num_predictions == sum(int((row["labels"] != IGNORE_INDEX).sum()) for row in rows)
     alone = [PackedDataset(ArrayStore([size]), length, "pad", PAD, predicts_next=False) for size in lengths]
     held, places = sum(one.fill_rate * len(one) for one in alone), sum(map(len, alone))
     assert dataset.padding_waste == pytest.approx(1 - held / places)
@@ -94,8 +94,8 @@ def test_exactly_the_share_of_ordinary_tokens_is_predicted_and_nothing_else_is_t
     rows = rows_of(lengths, length)
     batch = collator(seed=seed, mask_probability=probability)(rows)
     for row, ids, labels in zip(rows, batch["input_ids"], batch["labels"]):
-        ordinary = (row["labels"] != IGNORED) & (row["input_ids"] > MASK)
-        predicted = labels != IGNORED
+        ordinary = (row["labels"] != IGNORE_INDEX) & (row["input_ids"] > MASK)
+        predicted = labels != IGNORE_INDEX
         expected = max(1, round(probability * int(ordinary.sum()))) if ordinary.any() else 0
         assert int(predicted.sum()) == expected
         assert not (predicted & ~ordinary).any()  # neither special tokens nor padding
@@ -108,7 +108,7 @@ def test_exactly_the_share_of_ordinary_tokens_is_predicted_and_nothing_else_is_t
 def test_of_the_predicted_tokens_80_percent_are_masked_10_random_and_10_stay():
     rows = rows_of([400] * 200, 128)
     batch = collator()(rows)
-    predicted = batch["labels"] != IGNORED
+    predicted = batch["labels"] != IGNORE_INDEX
     seen, real = batch["input_ids"][predicted], batch["labels"][predicted]
     number = len(seen)
     assert number > 10_000
@@ -127,7 +127,7 @@ def test_each_place_is_as_likely_as_any_other():
     row = rows_of([400], 128)[1]
     counts = torch.zeros(128)
     for number in range(2000):
-        counts += collator()([row | {"row_ids": number}])["labels"][0] != IGNORED
+        counts += collator()([row | {"row_ids": number}])["labels"][0] != IGNORE_INDEX
     share = 19 / 128
     assert (counts / 2000 - share).abs().max() < 5 * (share * (1 - share) / 2000) ** 0.5
 
@@ -135,7 +135,7 @@ def test_each_place_is_as_likely_as_any_other():
 @pytest.mark.parametrize(("mask", "random"), [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
 def test_the_shares_can_be_all_or_nothing(mask, random):
     batch = collator(mask_replace=mask, random_replace=random)(rows_of([900], 128))
-    predicted = batch["labels"] != IGNORED
+    predicted = batch["labels"] != IGNORE_INDEX
     seen, real = batch["input_ids"][predicted], batch["labels"][predicted]
     assert bool((seen == MASK).all()) == (mask == 1)
     assert bool((seen == real).all()) == (mask == random == 0)
@@ -160,7 +160,7 @@ def test_epoch_seed_and_row_each_change_the_mask():
     row = rows_of([300], 128)[0]
 
     def mask(seed=1, **changes):
-        return tuple((collator(seed=seed)([row | changes])["labels"][0] != IGNORED).nonzero()[:, 0].tolist())
+        return tuple((collator(seed=seed)([row | changes])["labels"][0] != IGNORE_INDEX).nonzero()[:, 0].tolist())
 
     masks = [mask(), mask(epoch=1), mask(epoch=2), mask(row_ids=1), mask(seed=2), mask(seed=2, epoch=1)]
     assert len(set(masks)) == len(masks)
@@ -189,15 +189,15 @@ def test_without_packing_only_a_batch_with_a_padded_row_has_a_mask():
     rows = rows_of([92], 40)
     assert set(collator(packed=False)(rows[:2])) == {"input_ids", "labels", "row_ids"}
     batch = collator(packed=False)(rows)
-    padding = torch.stack([row["labels"] for row in rows]) == IGNORED
+    padding = torch.stack([row["labels"] for row in rows]) == IGNORE_INDEX
     assert padding.any() and torch.equal(batch["attention_mask"], (~padding).long())
 
 
 def test_a_row_that_fills_up_an_evaluation_predicts_nothing_and_hides_nothing():
     rows = rows_of([76], 40)
-    filler = rows[0] | {"labels": torch.full_like(rows[0]["labels"], IGNORED)}
+    filler = rows[0] | {"labels": torch.full_like(rows[0]["labels"], IGNORE_INDEX)}
     batch = collator(packed=False)([rows[0], filler])
-    assert (batch["labels"][1] == IGNORED).all() and torch.equal(batch["input_ids"][1], rows[0]["input_ids"])
+    assert (batch["labels"][1] == IGNORE_INDEX).all() and torch.equal(batch["input_ids"][1], rows[0]["input_ids"])
     assert "attention_mask" not in batch
 
 
@@ -210,14 +210,16 @@ SECTIONS = {
 }
 
 
-def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe):
+def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp_path):
     from anyformer.pipelines.data.corpora import open_corpora
     from anyformer.pipelines.objectives.prepare import prepare_data
     from anyformer.pipelines.recipes.compose import load_recipe
 
     recipe = load_recipe(str(tiny_recipe(**SECTIONS)))
     data = prepare_data(recipe)
-    stream = data.objective.stream(open_corpora(recipe.data)["train"])
+    corpus = open_corpora(recipe.data)["train"]
+    recipe.data.streaming = True
+    stream = data.objective.rows(corpus, "train", tmp_path)
     assert isinstance(stream, StreamingPackedDataset)
     stored, collate = data.rows["train"], data.objective.collator(packed=True)
     for epoch in (0, 3):
@@ -249,5 +251,5 @@ def test_a_tokenizer_without_a_mask_token_is_refused_in_one_sentence():
         mask_token_id = None
 
     with pytest.raises(UserError, match="needs a tokenizer with a mask token; this one has none") as caught:
-        MaskedObjective(ObjectiveSection(name="masked"), Maskless())
+        Masked(Recipe(objective=Masked.Settings())).use_tokenizer(Maskless())
     assert "\n" not in str(caught.value)

@@ -7,12 +7,13 @@ import os
 import pytest
 import yaml
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.publishing import model_card
-from anyformer.pipelines.publishing.model_card import MARKER, RunFacts, write_model_card
-from anyformer.pipelines.publishing.publish import prepare_folder
+from anyformer.pipelines.publishing.model_card import MARKER, TEMPLATE, render_model_card, write_model_card
+from anyformer.pipelines.publishing.publish import files_to_publish, prepare_folder
+from anyformer.pipelines.publishing.run_facts import RunFacts
 from anyformer.pipelines.recipes.schema import Recipe
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
-from hypothesis import given
+from anyformer.pipelines.storage.model_folder import open_model_folder
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyformer import AnyformerDecoderForCausalLM
@@ -74,7 +75,7 @@ def test_a_run_s_card_holds_every_fact_of_the_run(model_folder):
     assert result["dataset"] == {"name": "owner/corpus", "type": "owner/corpus", "split": "validation"}
     assert {m["type"]: m["value"] for m in result["metrics"]} == {"loss": 1.25, "perplexity": 3.4903}
 
-    assert "`tiny`" in text and "4,321 optimizer steps" in text and "2 process(es)" in text
+    assert "`tiny`" in text and "Training took 4,321 optimizer steps on 2 processes and 62 seconds." in text
     assert "| train | 12 | 3,456 | 7,890 |" in section(text, "Data") and "c0ffee" in section(text, "Data")
     assert "| validation | unigram perplexity | 512.7 |" in section(text, "Results")
     assert "| torch | 2.15.0 |" in section(text, "Environment") and "| seed | 1234 |" in section(text, "Environment")
@@ -199,8 +200,73 @@ def test_damaged_facts_are_one_sentence(model_folder):
         write_model_card(model_folder)
 
 
-@given(st.text(alphabet="`a\n", max_size=40))
-def test_no_text_escapes_from_its_code_block(text):
-    fence, *body, end = model_card._fenced(text, "text").split("\n")
-    assert fence == f"{end}text" and set(end) == {"`"}
-    assert not any(line.strip().startswith(end) for line in body)
+# What a card says of an objective: (section of the recipe, what the loss counts, the Hub's task in the metadata).
+SAID = {
+    "causal": ("objective", "nats per token", "text-generation"),
+    "masked": ("objective", "nats per masked token", "fill-mask"),
+    "pixels": ("objective", "nats per pixel", "text-generation"),
+    "sequence_classification": ("task", "nats per example", "text-classification"),
+    "translation": ("task", "nats per token", "translation"),
+    "a_plug_in_s": ("objective", "nats per token", "text-generation"),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_loss_counts_and_the_task_follow_from_the_recipe(model_folder, name):
+    kind, unit, task = SAID[name]
+    facts = RunFacts(recipe={kind: {"name": name}}, run=RUN)
+    front, *_ = text = render_model_card(open_model_folder(model_folder), facts=facts).split("---\n")[1:]
+    assert f"The loss is in {unit}.\n" in text[1]
+    assert yaml.safe_load(front)["pipeline_tag"] == task
+    answers = "```text\ndef\n=> def f():" in text[1].replace("`````", "```")
+    assert answers == (name == "translation")
+
+
+def test_an_objective_s_picture_is_its_sample_and_is_published(model_folder):
+    (model_folder / "completions.png").write_bytes(b"a picture")
+    for name, shown in (("causal", False), ("pixels", True)):
+        (model_folder / "recipe.yaml").write_text(f"objective: {{name: {name}}}\n")
+        write_model_card(model_folder)
+        assert ("](completions.png)" in (model_folder / "README.md").read_text()) == shown
+        assert ("completions.png" in files_to_publish(open_model_folder(model_folder))) == shown
+
+
+def test_the_template_shows_every_value_it_is_given_and_no_other(model_folder, monkeypatch):
+    import huggingface_hub
+    import jinja2
+    from jinja2 import meta
+
+    given = {}
+    from_template = huggingface_hub.ModelCard.from_template
+    monkeypatch.setattr(
+        huggingface_hub.ModelCard, "from_template", lambda *args, **kw: given.update(kw) or from_template(*args, **kw)
+    )
+    write_model_card(model_folder)
+    named = meta.find_undeclared_variables(jinja2.Environment().parse(TEMPLATE.read_text(encoding="utf-8")))
+    assert named == {*given, "card_data"} - {"template_path"}
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory):
+    from anyformer import AnyformerDecoderConfig
+
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    AnyformerDecoderForCausalLM(AnyformerDecoderConfig(vocab_size=4, **sizes)).save_pretrained(folder)
+    return open_model_folder(folder)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.text(alphabet="`a\n", max_size=40), min_size=1, max_size=10))
+def test_no_text_escapes_from_its_code_block(saved_model, texts):
+    texts = [f"a{text}" for text in texts]  # a sample without text is left out
+    card = render_model_card(saved_model, facts=RunFacts(run={"samples": [{"text": text} for text in texts]}))
+    lines, found = iter(section(card, "Samples").splitlines()), []
+    for line in lines:
+        if line:
+            fence = line.removesuffix("text")
+            assert len(fence) >= 3 and set(fence) == {"`"}
+            # A block ends with the first line that is as many backticks or more (CommonMark 4.5).
+            found.append("\n".join(iter(lambda: next(lines), fence)))
+            assert not any(row.strip().startswith(fence) for row in found[-1].split("\n"))
+    assert found == [text.rstrip() for text in texts]

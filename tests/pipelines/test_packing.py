@@ -7,13 +7,21 @@ import numpy as np
 import pytest
 import torch
 from anyformer.pipelines.data import token_store
+from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Corpus, Document, SkipCounts
 from anyformer.pipelines.data.encoding import Encoder
-from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset, packing_report, tokenize_corpus
-from anyformer.pipelines.data.row_layout import IGNORED, row_starts
+from anyformer.pipelines.data.packing import (
+    PackedDataset,
+    StreamingPackedDataset,
+    packing_report,
+    row_starts,
+    tokenize_corpus,
+)
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.causal import Causal
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.recipes.types import build
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -59,7 +67,7 @@ def counted_predictions(rows):
         (int(row["input_ids"][place - 1]), int(row["labels"][place]))
         for row in rows
         for place in range(1, len(row["labels"]))
-        if row["labels"][place] != IGNORED
+        if row["labels"][place] != IGNORE_INDEX
     ]
 
 
@@ -111,13 +119,13 @@ def test_segments_positions_and_labels_describe_the_same_document_parts(lengths,
             assert size > 0 and tokens == list(range(begin, begin + size))
             assert begin + size <= store.offsets[document + 1]
             assert row["position_ids"][place : place + size].tolist() == list(range(size))
-            assert row["labels"][place : place + size].tolist() == [IGNORED, *tokens[1:]]
+            assert row["labels"][place : place + size].tolist() == [IGNORE_INDEX, *tokens[1:]]
             seen.update(tokens)
             place += size
         padding = length - place
         assert padding == 0 or index == len(dataset) - 1
         assert row["input_ids"][place:].tolist() == [PAD] * padding
-        assert row["labels"][place:].tolist() == [IGNORED] * padding
+        assert row["labels"][place:].tolist() == [IGNORE_INDEX] * padding
         assert row["position_ids"][place:].tolist() == list(range(padding))
         assert all(value.dtype == torch.int64 and value.shape == (length,) for value in row.values())
     assert seen == set(range(store.num_tokens))
@@ -324,7 +332,7 @@ def test_bad_input_is_one_sentence(tmp_path, char_tokenizer):
             "objective.sequence_length=1024 is longer than the whole text of texts (8 tokens); at most 8 works",
         ),
         (lambda: PackedDataset(store, 1), "objective.sequence_length=1 must be at least 2"),
-        (lambda: PackedDataset(store, 8, "cut"), "objective.tail='cut'"),
+        (lambda: build(Causal.Settings, {"tail": "cut"}, "objective"), "objective.tail='cut'"),
         (lambda: PackedDataset(store, 8, "pad"), "objective.tail=pad needs a tokenizer with a padding token"),
         (lambda: store_of(["a"], nameless, tmp_path, add_bos=True), "objective.add_bos=true needs"),
         (lambda: store_of(["a"], nameless, tmp_path), "objective.add_eos=true needs"),

@@ -9,10 +9,10 @@ import torch
 import yaml
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.color_clusters import fit_clusters, quantise, to_bytes, to_unit
-from anyformer.pipelines.objectives.image_data import image_rows
 from anyformer.pipelines.objectives.linear_probe import linear_probe
 from anyformer.pipelines.objectives.masked_image import MaskedImageCollator
 from anyformer.pipelines.objectives.pixel_completion import complete, completion_grid
+from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from image_data import SIZE, image_recipe
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -40,7 +40,8 @@ def pixels_recipe(folder, channels=1, training=None, evaluation=None, **objectiv
 @pytest.fixture
 def prepared(tmp_path):
     def prepare(**kwargs):
-        return image_rows(load_recipe(str(pixels_recipe(tmp_path, **kwargs))), tmp_path / "cache")
+        data = prepare_data(load_recipe(str(pixels_recipe(tmp_path, **kwargs))))
+        return data.objective, data.rows
 
     return prepare
 
@@ -93,7 +94,7 @@ def test_a_row_predicts_every_pixel_from_those_before_it(prepared):
     assert logits.shape[-1] == len(job.clusters)
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     torch.testing.assert_close(model(**batch).loss, wanted)
-    bits = job.final_metrics(["bits_per_pixel", "bits_per_dimension"], wanted.item())
+    bits = job.metrics_of_pass(["bits_per_pixel", "bits_per_dimension"], {"loss": wanted.item()}, rows["test"], None)
     assert bits["bits_per_pixel"] == bits["bits_per_dimension"] == pytest.approx(wanted.item() / np.log(2))
 
 

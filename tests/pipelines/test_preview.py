@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 from anyformer.pipelines.cli.preview import preview, spread
-from anyformer.pipelines.cli.preview_rows import DOCUMENT_COLOURS, collated, masked_text, row_text, visible
 from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.objectives.showing import DOCUMENT_COLORS, masked_text, row_text, visible
 from anyformer.pipelines.recipes.compose import load_recipe
 from rich.console import Console
 
@@ -35,7 +35,7 @@ def test_a_row_shows_its_text_once_with_a_colour_per_document_and_unpredicted_to
     shown = "".join(visible(data.tokenizer.decode([i])) for i in row["input_ids"].tolist())
     assert text.plain.replace("│", "") == shown
     styles = [str(span.style) for span in text.spans]
-    assert {s.split()[0] for s in styles if "bold" not in s} == set(DOCUMENT_COLOURS[: len(segments)])
+    assert {s.split()[0] for s in styles if "bold" not in s} == set(DOCUMENT_COLORS[: len(segments)])
     assert sum("underline" in s for s in styles) == int((row["labels"] == -100).sum()) == len(segments)
 
 
@@ -73,7 +73,7 @@ def test_a_masked_row_shows_the_text_as_it_was_and_what_the_model_sees_in_its_pl
     changes = {"masked": 0, "replaced": 0, "kept": 0}
     for number in range(20):
         row = rows[number]
-        batch = collated(data, number, row)
+        batch = data.objective.collated(rows, number, row)
         text = masked_text(row, batch, rows.segments(number), data.tokenizer).plain.replace("│", "")
         marked = re.findall("⟦(.*?)⟧", text, flags=re.DOTALL)
         predicted = batch["labels"][0] != -100

@@ -6,7 +6,7 @@ import re
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.publishing.model_card import MARKER
-from anyformer.pipelines.publishing.publish import check_destination, files_to_publish, prepare_folder
+from anyformer.pipelines.publishing.publish import files_to_publish, prepare_folder, resolve_repo_id
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from local_hub import WITHOUT_ANYFORMER, LocalHub, run_python
 from tokenizers import Tokenizer, models
@@ -144,7 +144,7 @@ def test_who_may_not_publish_is_told_what_to_do_before_anything_is_created(hub, 
 @pytest.mark.parametrize("repo_id", ["a/b/c", "", "my name/x", "-x/y", "a--b/c", "tester/x.git", "tester/", "x" * 97])
 def test_a_malformed_repository_name_is_refused_before_the_hub_is_asked(repo_id):
     with pytest.raises(UserError, match=r"write owner/name") as error:
-        check_destination(repo_id)
+        resolve_repo_id(repo_id)
     assert repr(repo_id) in str(error.value)
 
 

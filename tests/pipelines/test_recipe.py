@@ -1,14 +1,16 @@
 """Laws of recipes: layers, strictness, round trips, and agreement with the sources field names are read from."""
 
 import dataclasses
+import re
 
 import pytest
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes import introspection
-from anyformer.pipelines.recipes.checks import BELOW_ONE, LOWER_BOUNDS, OWNED_ARGUMENTS
+from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.files import shipped
-from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,19 +160,24 @@ def test_any_recipe_survives_being_saved(description, prompts, kwargs, rate, see
 # ------------------------------------------------------------------------------------------------ strictness
 
 
+def in_its_section(setting) -> list[str]:
+    """Overrides that make quickstart a recipe that has the setting."""
+    section = setting.name.partition(".")[0]
+    chosen = [f"{section}={{name: {setting.owners[0]}}}"] if setting.owners else []
+    return (["objective=null"] if section == "task" else []) + chosen
+
+
 def test_every_misspelt_setting_is_refused_with_its_dotted_name_and_the_right_one():
-    assert SETTINGS
     for setting in SETTINGS:
-        message = sentence("quickstart", f"{setting.name}x=1")
+        message = sentence("quickstart", *in_its_section(setting), f"{setting.name}x=1")
         assert message == f"{setting.name}x: no such setting; did you mean {setting.name}?"
 
 
 def test_every_setting_refuses_a_value_of_another_type():
     for setting in SETTINGS:
         wrong = "[[]]" if "mapping" in setting.type else "{a: 1}"
-        message = sentence("quickstart", f"{setting.name}={wrong}")
-        assert message.startswith((f"{setting.name}=", "model.preset", f"{setting.name}.a:")), setting.name
-        assert "is not" in message, setting.name
+        message = sentence("quickstart", *in_its_section(setting), f"{setting.name}={wrong}")
+        assert message.startswith((f"{setting.name}=", "model.preset", f"{setting.name}.a:")) and "is not" in message
 
 
 @pytest.mark.parametrize(
@@ -207,10 +214,11 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("data.source=null", "data names no data; set one of source, files, dataset and mixture"),
         ("tokenizer.vocab_size=null", "tokenizer.vocab_size is not set; tokenizer.type=byte_bpe needs it, such "
          "as 8192"),
-        ("model.vocab_size=300", "model.vocab_size=300 is smaller than tokenizer.vocab_size=4096; remove "
+        ("model.vocab_size=300", "model.vocab_size=300 is smaller than tokenizer.vocab_size=2048; remove "
          "model.vocab_size"),
-        ("training.max_steps.x=1", "training.max_steps.x: training.max_steps=220 has no settings in it"),
+        ("training.max_steps.x=1", "training.max_steps.x: training.max_steps=300 has no settings in it"),
         ("training.max_steps=0", "training.max_steps=0 must be at least 1, or -1 for training.num_train_epochs"),
+        ("evaluation.sample_top_p=1.5", "evaluation.sample_top_p=1.5 must be at most 1"),
         ("training.save_total_limit=1", "training.save_total_limit=1 must be at least 2"),
         ("training.report_to=[none, wandb]", "training.report_to=['none', 'wandb'] must be none, or any of wandb, "
          "trackio, tensorboard"),
@@ -223,16 +231,28 @@ def test_a_mistake_is_one_sentence(override, message):
     assert sentence("quickstart", override) == message
 
 
-@pytest.mark.parametrize("path, low, allowed", LOWER_BOUNDS)
-def test_every_lower_bound_is_enforced(path, low, allowed):
-    wrong = low - 1 if allowed else low
-    other = ["objective=null"] if path.startswith("task.") else []  # a recipe has one of the two
-    assert sentence("quickstart", *other, f"{path}={wrong}").startswith(f"{path}={wrong}")
+def bounds():
+    """(overrides before it, setting, its bounds) of every setting that has some, of every objective and task."""
+    for section in dataclasses.fields(Recipe()):
+        value = getattr(Recipe(), section.name)
+        if dataclasses.is_dataclass(value) and section.name != "objective":
+            for row in dataclasses.fields(value):
+                yield [], f"{section.name}.{row.name}", row.metadata.get("bounds", {})
+    for name, cls in OBJECTIVES.items():
+        before = ["objective=null"] if cls.section == "task" else []  # a recipe has one of the two
+        for row in dataclasses.fields(cls.Settings):
+            chosen = f"{cls.section}={{name: {name}}}"
+            yield [*before, chosen], f"{cls.section}.{row.name}", row.metadata.get("bounds", {})
 
 
-@pytest.mark.parametrize("path", BELOW_ONE)
-def test_shares_stay_below_one(path):
-    assert sentence("quickstart", f"{path}=1.0") == f"{path}=1.0 must be below 1"
+def test_every_bound_is_enforced():
+    beyond = {"at least": -1, "above": 0, "at most": 1, "below": 0}
+    rows = [(before, path, words, limit) for before, path, found in bounds() for words, limit in found.items()]
+    assert len(rows) > 40
+    for before, path, words, limit in rows:
+        wrong = limit + beyond[words]
+        message = sentence("quickstart", *before, f"{path}={wrong}")
+        assert re.fullmatch(rf"{path}={wrong}(\.0)? must be {words} {limit}", message)
 
 
 @pytest.mark.parametrize("argument", OWNED_ARGUMENTS)

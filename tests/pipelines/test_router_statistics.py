@@ -1,4 +1,4 @@
-"""What routers do is logged: means over all tokens between two logs, whatever the batches; a file and a picture."""
+"""Router statistics are means over all tokens between two logs, for any batches; they have a file and a plot."""
 
 import json
 import math

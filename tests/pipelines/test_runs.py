@@ -5,7 +5,8 @@ import signal
 
 import pytest
 import torch
-from anyformer.pipelines.storage.checkpoints import damage, list_checkpoints
+from anyformer.pipelines.generation import generate_text
+from anyformer.pipelines.storage.checkpoints import find_corruption, list_checkpoints
 from processes import Process, end_in_micro_batch, logged_losses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -52,6 +53,14 @@ def test_a_run_ends_with_a_model_that_loads_generates_and_beats_the_unigram(tiny
     assert (run / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_samples_are_drawn_as_the_recipe_says(tiny_recipe, command, tmp_path):
+    # So small that only the likeliest token is ever drawn.
+    evaluation = {"sample_prompts": ["The"], "sample_tokens": 8, "sample_top_p": 1e-6}
+    assert command("train", tiny_recipe(training={"max_steps": 2}, evaluation=evaluation)) == 0
+    (sample,) = json.loads((tmp_path / "run" / "run.json").read_text())["samples"]
+    assert sample["text"] == generate_text(str(tmp_path / "run"), "The", max_new_tokens=8, do_sample=False)
+
+
 def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identical(tiny_recipe, command, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     recipe = tiny_recipe(training={"max_steps": 27, "gradient_accumulation_steps": 2})
@@ -77,7 +86,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tin
     with (newest / "model.safetensors").open("r+b") as file:
         file.seek(-100, 2)
         file.write(b"\0" * 50)
-    assert damage(newest)
+    assert find_corruption(newest)
     assert command("train", recipe) == 0
     assert f"{newest.name} is damaged" in capsys.readouterr().err
     assert_same_weights(final_weights(whole), final_weights(run))

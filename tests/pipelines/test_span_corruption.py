@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset
-from anyformer.pipelines.data.row_layout import IGNORED
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.span_corruption import (
+    SpanCorruption,
     SpanCorruptionCollator,
-    SpanCorruptionObjective,
     noise_counts,
     random_segments,
     raw_length,
     sentinel_ids,
 )
-from anyformer.pipelines.recipes.schema import ObjectiveSection
+from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +37,7 @@ class Vocabulary:
 class ArrayStore:
     """What PackedDataset needs of a TokenStore: one document of random words."""
 
-    name, fingerprint, num_bytes, num_documents = "arrays", "f", 1, 1
+    name, fingerprint, num_bytes, num_documents, notes = "arrays", "f", 1, 1, []
 
     def __init__(self, length, seed=0):
         self.tokens = np.random.default_rng(seed).integers(2, WORDS, length).astype(np.uint16)
@@ -76,7 +76,7 @@ def put_back(source, target):
 
 
 def real(ids, mask=None):
-    return ids[ids != IGNORED].tolist() if mask is None else ids[mask.bool()].tolist()
+    return ids[ids != IGNORE_INDEX].tolist() if mask is None else ids[mask.bool()].tolist()
 
 
 @some_settings
@@ -95,7 +95,7 @@ def test_source_and_target_together_are_the_text(tokens, length, density, span, 
     sentinels = sentinel_ids(Vocabulary()).tolist()
     for row, source, target, inside in zip(rows, batch["input_ids"], batch["labels"], mask):
         source, target = real(source, inside), real(target)
-        assert put_back(source, target) == row["labels"][row["labels"] != IGNORED].tolist()
+        assert put_back(source, target) == row["labels"][row["labels"] != IGNORE_INDEX].tolist()
         names = [token for token in source if token >= WORDS]
         assert names == sentinels[: len(names)] == [token for token in target if token >= WORDS]  # in order, from 0
 
@@ -108,7 +108,7 @@ def test_every_full_row_fills_the_encoder_exactly_and_the_targets_too(length, de
     rows = rows_of(3 * raw, length, density, span)
     batch = collator(length, density, span)(rows)
     assert batch["input_ids"].shape == (3, length) and "attention_mask" not in batch
-    assert batch["labels"].shape == (3, noise + spans + 1) and (batch["labels"] != IGNORED).all()
+    assert batch["labels"].shape == (3, noise + spans + 1) and (batch["labels"] != IGNORE_INDEX).all()
     assert ((batch["labels"] >= WORDS).sum(1) == spans).all()
 
 
@@ -171,8 +171,8 @@ def test_epoch_seed_and_row_each_change_the_spans():
 
 def test_a_row_that_fills_up_an_evaluation_predicts_nothing():
     row = rows_of(400, 64)[0]
-    batch = collator()([row, row | {"labels": torch.full_like(row["labels"], IGNORED)}])
-    assert (batch["labels"][1] == IGNORED).all() and "attention_mask" not in batch
+    batch = collator()([row, row | {"labels": torch.full_like(row["labels"], IGNORE_INDEX)}])
+    assert (batch["labels"][1] == IGNORE_INDEX).all() and "attention_mask" not in batch
 
 
 def test_the_padded_last_row_is_hidden_by_a_mask():
@@ -187,11 +187,13 @@ def test_pretraining_by_span_corruption_lowers_the_loss_of_a_native_t5():
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    section = ObjectiveSection(name="span_corruption", sequence_length=32)
-    objective = SpanCorruptionObjective(section, Vocabulary(), seed=1)
-    store = ArrayStore(objective.raw_length * 8)
+    objective = SpanCorruption(
+        Recipe(objective=SpanCorruption.Settings(sequence_length=32), training=TrainingSection(seed=1))
+    )
+    objective.use_tokenizer(Vocabulary())
+    store = ArrayStore(objective.row_length * 8)
     store.tokens = (np.arange(store.num_tokens) % 10 + 2).astype(np.uint16)  # counting: every span can be known
-    rows = objective.rows(store, "drop")
+    rows = objective.pack(store, "drop")
     config = T5Config(
         **{"vocab_size": WORDS + 400, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2},
         **{"pad_token_id": PAD, "eos_token_id": EOS, "dropout_rate": 0.0} | objective.config_fields(),
@@ -214,8 +216,9 @@ def test_pretraining_by_span_corruption_lowers_the_loss_of_a_native_t5():
 
 def test_bad_settings_are_one_sentence():
     def objective(vocabulary=None, **settings):
-        section = ObjectiveSection(**{"name": "span_corruption", "sequence_length": 64} | settings)
-        return SpanCorruptionObjective(section, vocabulary or Vocabulary())
+        made = SpanCorruption(Recipe(objective=SpanCorruption.Settings(**{"sequence_length": 64} | settings)))
+        made.use_tokenizer(vocabulary or Vocabulary())
+        return made
 
     def without(**changes):
         return type("Other", (Vocabulary,), changes)()
@@ -226,7 +229,7 @@ def test_bad_settings_are_one_sentence():
         (lambda: objective(without(sentinels=0)), "leaves out 3 spans a row, but the tokenizer has 0 sentinels"),
         (lambda: objective(without(sentinels=100), sequence_length=4096), "but the tokenizer has 100 sentinels"),
         (lambda: objective(sequence_length=2), "objective.sequence_length=2 must be at least 3"),
-        (lambda: objective().rows(ArrayStore(50), "drop"), "takes 70 tokens of text, more than the whole text of"),
+        (lambda: objective().pack(ArrayStore(50), "drop"), "takes 70 tokens of text, more than the whole text of"),
     ]
     for call, sentence in cases:
         with pytest.raises(UserError) as caught:

@@ -136,7 +136,7 @@ REFUSED = {
     "evaluation.sample_prompts=[a]": "evaluation.sample_prompts has no effect",
     "evaluation.average_checkpoints=9": "needs so many checkpoints",
     "evaluation={best_metric: loss}": "needs evaluation.every_steps",
-    "task.name=translation": "task.text_field",
+    "task.name=translation": "model.family=encoder does not go with task.name=translation; it takes seq2seq",
     "model.hidden_dropout=2": "model.hidden_dropout",
 }
 
@@ -144,15 +144,20 @@ REFUSED = {
 @pytest.mark.parametrize("override", REFUSED)
 def test_settings_that_contradict_each_other_are_refused(override, tmp_path):
     recipe = task_recipe(tmp_path, "sequence_classification", task={"text_field": "text"})
-    says = "task.source_field is not set" if override == "task.name=translation" else REFUSED[override]
     with pytest.raises(UserError) as error:
         load_recipe(str(recipe), [override])
-    assert says in str(error.value) and "\n" not in str(error.value)
+    assert REFUSED[override] in str(error.value) and "\n" not in str(error.value)
 
 
 def test_translation_needs_a_sequence_to_sequence_model(tmp_path):
-    with pytest.raises(UserError, match=r"model\.family=encoder cannot translate; set it to seq2seq"):
+    with pytest.raises(
+        UserError, match=r"model\.family=encoder does not go with task\.name=translation; it takes seq2seq"
+    ):
         load_recipe(str(task_recipe(tmp_path, "translation", model={"family": "encoder"})))
+    with pytest.raises(
+        UserError, match=r"task\.source_field is not set; translation needs the column of each language"
+    ):
+        load_recipe(str(task_recipe(tmp_path, "translation", task={"source_field": None})))
 
 
 def test_a_task_recipe_is_written_and_read_back_equal_and_a_checkpoint_replaces_its_architecture(tmp_path):

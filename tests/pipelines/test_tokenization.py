@@ -11,6 +11,7 @@ from anyformer.pipelines.data.documents import Document
 from anyformer.pipelines.data.encoding import Encoder
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.recipes.types import build
 from anyformer.pipelines.tokenizers import load
 from anyformer.pipelines.tokenizers.load import tokenizer_fingerprint, train_or_load_tokenizer
 from hypothesis import given, settings
@@ -122,9 +123,9 @@ def test_another_process_trains_byte_identical_files(trained, tmp_path):
     program = f"""
 import anyformer_main
 from pathlib import Path
-from anyformer.pipelines.corpora import open_corpora
-from anyformer.pipelines.schema import DataSection, TokenizerSection
-from anyformer.pipelines.tokenization import train_or_load_tokenizer
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 corpus = open_corpora(DataSection(files={str(tmp_path / "text.txt")!r}, validation_fraction=0))["train"]
 for name, section in {SECTIONS!r}.items():
     train_or_load_tokenizer(section, corpus, Path({str(tmp_path)!r}) / name, progress=False)
@@ -214,7 +215,8 @@ def test_training_reads_no_more_than_max_training_bytes(tmp_path):
 )
 def test_vocabularies_the_text_does_not_support_are_one_sentence(tmp_path, settings, expected):
     with pytest.raises(UserError) as caught:
-        train_or_load_tokenizer(TokenizerSection(**settings), corpus_of(tmp_path), tmp_path, progress=False)
+        section = build(TokenizerSection, settings, "tokenizer")  # as a recipe is read: types and bounds first
+        train_or_load_tokenizer(section, corpus_of(tmp_path), tmp_path, progress=False)
     assert all(part in str(caught.value) for part in expected), str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.storage.checkpoints import STAGING, damage, list_checkpoints
+from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
@@ -89,13 +89,13 @@ def test_training_learns_and_resuming_from_any_checkpoint_is_bit_identical(make_
     assert_same(weights(first), weights(again))
 
 
-def test_checkpoints_are_sealed_carry_their_run_and_keep_the_cache_on(make_trainer):
+def test_checkpoints_are_committed_carry_their_run_and_keep_the_cache_on(make_trainer):
     trainer = make_trainer(save_total_limit=2)
     trainer.train()
     found = list_checkpoints(trainer.guard.output_dir)
     assert [c.name for c in found] == ["checkpoint-12", "checkpoint-8"]
     for checkpoint in found:
-        assert damage(checkpoint) is None
+        assert find_corruption(checkpoint) is None
         assert json.loads((checkpoint / "anyformer_run.json").read_text()) == {"run": 1}
         assert json.loads((checkpoint / "config.json").read_text())["use_cache"] is True
     assert not (trainer.guard.output_dir / STAGING).exists()
@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_the_last_complete_checkpoint_usable(make_trainer, mo
         trainer.train()
     assert calls
     (found,) = list_checkpoints(trainer.guard.output_dir)
-    assert found.name == "checkpoint-4" and damage(found) is None
+    assert found.name == "checkpoint-4" and find_corruption(found) is None
     assert not (trainer.guard.output_dir / STAGING).exists()
     monkeypatch.undo()
     again = make_trainer()

@@ -1,9 +1,9 @@
 """ALBERT: narrow token embeddings, and layers shared within groups."""
 
 from ...errors import UserError
-from ..architecture_map import Computed, Lineage, Only, classifier_dropout
+from ..architecture_map import ArchitectureMap, Computed, MustEqual, classifier_dropout
 from ..heads import BERT_HEADS, masked_lm
-from ..weights import moved
+from ..weights import renamed
 from .bert import BERT_FIXED, BERT_SIZES, EMBEDDINGS, SEGMENTS
 
 LAYER = "encoder.albert_layer_groups.*.albert_layers.0"
@@ -23,7 +23,7 @@ def _write_width(ours) -> dict:
     return {"embedding_size": ours.embedding_size}
 
 
-ALBERT = Lineage(
+ALBERT = ArchitectureMap(
     native="albert",
     family="encoder",
     preset="albert_base",
@@ -33,26 +33,26 @@ ALBERT = Lineage(
         **SEGMENTS,
         ("embedding_size",): Computed(_read_width, _write_width),
         "num_hidden_groups": "num_hidden_groups",
-        "inner_group_num": Only(1),
+        "inner_group_num": MustEqual(1),
         "max_position_embeddings": "max_position_embeddings",
         **classifier_dropout("classifier_dropout_prob"),
     },
     weights={
         **EMBEDDINGS,
-        "encoder.embedding_hidden_mapping_in": moved("embedding_projection"),
-        f"{LAYER}.attention.query": moved("layers.*.self_attn.q_proj"),
-        f"{LAYER}.attention.key": moved("layers.*.self_attn.k_proj"),
-        f"{LAYER}.attention.value": moved("layers.*.self_attn.v_proj"),
-        f"{LAYER}.attention.dense": moved("layers.*.self_attn.o_proj"),
-        f"{LAYER}.attention.LayerNorm": moved("layers.*.input_layernorm"),
-        f"{LAYER}.ffn": moved("layers.*.mlp.up_proj"),
-        f"{LAYER}.ffn_output": moved("layers.*.mlp.down_proj"),
-        f"{LAYER}.full_layer_layer_norm": moved("layers.*.post_attention_layernorm"),
-        "pooler": moved("pooler.dense"),
+        "encoder.embedding_hidden_mapping_in": renamed("embedding_projection"),
+        f"{LAYER}.attention.query": renamed("layers.*.self_attn.q_proj"),
+        f"{LAYER}.attention.key": renamed("layers.*.self_attn.k_proj"),
+        f"{LAYER}.attention.value": renamed("layers.*.self_attn.v_proj"),
+        f"{LAYER}.attention.dense": renamed("layers.*.self_attn.o_proj"),
+        f"{LAYER}.attention.LayerNorm": renamed("layers.*.input_layernorm"),
+        f"{LAYER}.ffn": renamed("layers.*.mlp.up_proj"),
+        f"{LAYER}.ffn_output": renamed("layers.*.mlp.down_proj"),
+        f"{LAYER}.full_layer_layer_norm": renamed("layers.*.post_attention_layernorm"),
+        "pooler": renamed("pooler.dense"),
     },
     heads={
         **BERT_HEADS,
         "AutoModelForMaskedLM": MASKED_LM,
-        "AutoModelForPreTraining": MASKED_LM | {"sop_classifier.classifier": moved("seq_relationship")},
+        "AutoModelForPreTraining": MASKED_LM | {"sop_classifier.classifier": renamed("seq_relationship")},
     },
 )

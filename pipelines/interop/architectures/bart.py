@@ -2,9 +2,9 @@
 
 import math
 
-from ..architecture_map import HARMLESS, Computed, Lineage, Only, Same, classifier_dropout
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, Same, classifier_dropout
 from ..heads import SEQ2SEQ_CLASSIFIER
-from ..weights import COMPUTED, Weights, copied, moved
+from ..weights import COMPUTED, Weights, renamed, tied
 
 FIXED = {
     "norm_type": "layernorm",
@@ -33,60 +33,60 @@ FIELDS = {
     "decoder_attention_heads": Same("encoder_attention_heads"),
     "encoder_ffn_dim": "intermediate_size",
     "decoder_ffn_dim": Same("encoder_ffn_dim"),
-    "encoder_layerdrop": HARMLESS,
-    "decoder_layerdrop": HARMLESS,
+    "encoder_layerdrop": IRRELEVANT,
+    "decoder_layerdrop": IRRELEVANT,
     "activation_function": "hidden_act",
     "dropout": "hidden_dropout",
     "attention_dropout": "attention_dropout",
-    "activation_dropout": HARMLESS,
+    "activation_dropout": IRRELEVANT,
     "init_std": "initializer_range",
     "max_position_embeddings": "max_position_embeddings",
     "decoder_start_token_id": "decoder_start_token_id",
     ("scale_embedding",): Computed(_read_scale, _write_scale),
-    "forced_eos_token_id": HARMLESS,  # of generation, which has a config of its own
-    "is_decoder": Only(False),
-    "tie_word_embeddings": Only(True),  # untied, encoder, decoder and head would have tables of their own
+    "forced_eos_token_id": IRRELEVANT,  # of generation, which has a config of its own
+    "is_decoder": MustEqual(False),
+    "tie_word_embeddings": MustEqual(True),  # untied, encoder, decoder and head would have tables of their own
 }
 
 
 def _attention(native: str, ours: str) -> dict[str, Weights]:
-    rows = {f"{native}.{name}_proj": moved(f"{ours}.{name}_proj") for name in "qkv"}
-    return rows | {f"{native}.out_proj": moved(f"{ours}.o_proj")}
+    rows = {f"{native}.{name}_proj": renamed(f"{ours}.{name}_proj") for name in "qkv"}
+    return rows | {f"{native}.out_proj": renamed(f"{ours}.o_proj")}
 
 
 def _stack(stack: str, **own: Weights) -> dict[str, Weights]:
     layer = f"{stack}.layers.*"
     cross = {} if stack == "encoder" else _attention(f"{layer}.encoder_attn", f"{layer}.cross_attn")
     if cross:
-        cross |= {f"{layer}.encoder_attn_layer_norm": moved(f"{layer}.cross_attention_layernorm")}
+        cross |= {f"{layer}.encoder_attn_layer_norm": renamed(f"{layer}.cross_attention_layernorm")}
     return {f"{stack}.{name}": row for name, row in own.items()} | {
-        f"{stack}.embed_tokens": copied("encoder.embed_tokens"),
+        f"{stack}.embed_tokens": tied("encoder.embed_tokens"),
         **_attention(f"{layer}.self_attn", f"{layer}.self_attn"),
-        f"{layer}.self_attn_layer_norm": moved(f"{layer}.input_layernorm"),
+        f"{layer}.self_attn_layer_norm": renamed(f"{layer}.input_layernorm"),
         **cross,
-        f"{layer}.fc1": moved(f"{layer}.mlp.up_proj"),
-        f"{layer}.fc2": moved(f"{layer}.mlp.down_proj"),
-        f"{layer}.final_layer_norm": moved(f"{layer}.post_attention_layernorm"),
+        f"{layer}.fc1": renamed(f"{layer}.mlp.up_proj"),
+        f"{layer}.fc2": renamed(f"{layer}.mlp.down_proj"),
+        f"{layer}.final_layer_norm": renamed(f"{layer}.post_attention_layernorm"),
     }
 
 
-LANGUAGE_MODEL = {"lm_head": moved("lm_head"), "final_logits_bias": moved("lm_head.bias", as_row=True)}
+LANGUAGE_MODEL = {"lm_head": renamed("lm_head"), "final_logits_bias": renamed("lm_head.bias", as_row=True)}
 
-BART = Lineage(
+BART = ArchitectureMap(
     native="bart",
     family="seq2seq",
     preset="bart_base",
     fixed={**FIXED, "position_encoding": "learned", "position_offset": 2, "embedding_norm": True},
     fields={**FIELDS, **classifier_dropout("classifier_dropout")},
     weights={
-        "shared": moved("encoder.embed_tokens"),
+        "shared": renamed("encoder.embed_tokens"),
         **{
             name: row
             for stack in ("encoder", "decoder")
             for name, row in _stack(
                 stack,
-                embed_positions=moved(f"{stack}.position_encoding"),
-                layernorm_embedding=moved(f"{stack}.embedding_norm"),
+                embed_positions=renamed(f"{stack}.position_encoding"),
+                layernorm_embedding=renamed(f"{stack}.embedding_norm"),
             ).items()
         },
     },
@@ -97,7 +97,7 @@ BART = Lineage(
     },
 )
 
-MARIAN = Lineage(
+MARIAN = ArchitectureMap(
     native="marian",
     family="seq2seq",
     preset="marian_en_de",
@@ -105,12 +105,13 @@ MARIAN = Lineage(
     fields={
         **FIELDS,
         "decoder_vocab_size": Same("vocab_size"),
-        "share_encoder_decoder_embeddings": Only(True),
+        "share_encoder_decoder_embeddings": MustEqual(True),
     },
     weights={
-        "shared": moved("encoder.embed_tokens"),
+        "shared": renamed("encoder.embed_tokens"),
         **_stack("encoder", embed_positions=COMPUTED),
         **_stack("decoder", embed_positions=COMPUTED),
     },
     heads={"AutoModel": {}, "AutoModelForSeq2SeqLM": LANGUAGE_MODEL},
+    tolerance=1e-6,  # transformers keeps the sines as a table in fp32; ours are computed
 )

@@ -1,11 +1,11 @@
 """BERT, RoBERTa and Longformer: post-norm, learned absolute positions, a pooled first token."""
 
 from ...errors import UserError
-from ..architecture_map import HARMLESS, Computed, Lineage, Only
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual
 from ..heads import BERT_HEADS, ROBERTA_HEADS
-from ..weights import Weights, moved
+from ..weights import Weights, renamed
 
-# Of every encoder that BERT's code was copied for.
+# Shared by the encoders derived from BERT's code.
 BERT_FIXED = {
     "norm_type": "layernorm",
     "norm_position": "post",
@@ -27,8 +27,8 @@ BERT_SIZES = {
     "layer_norm_eps": "norm_eps",
 }
 # A model that was trained with another kind of positions is wrong in transformers, which no longer reads this field.
-ABSOLUTE_ONLY = {"position_embedding_type": Only("absolute")}
-NO_DECODER = {"is_decoder": Only(False), "add_cross_attention": Only(False)}
+ABSOLUTE_ONLY = {"position_embedding_type": MustEqual("absolute")}
+NO_DECODER = {"is_decoder": MustEqual(False), "add_cross_attention": MustEqual(False)}
 
 
 def _read_types(native) -> dict:
@@ -42,10 +42,10 @@ def _write_types(ours) -> dict:
 SEGMENTS = {("type_vocab_size",): Computed(_read_types, _write_types)}
 
 EMBEDDINGS = {
-    "embeddings.word_embeddings": moved("embed_tokens"),
-    "embeddings.position_embeddings": moved("position_encoding"),
-    "embeddings.token_type_embeddings": moved("token_type_embeddings"),
-    "embeddings.LayerNorm": moved("embedding_norm"),
+    "embeddings.word_embeddings": renamed("embed_tokens"),
+    "embeddings.position_embeddings": renamed("position_encoding"),
+    "embeddings.token_type_embeddings": renamed("token_type_embeddings"),
+    "embeddings.LayerNorm": renamed("embedding_norm"),
 }
 LAYER = "encoder.layer.*"
 
@@ -53,22 +53,22 @@ LAYER = "encoder.layer.*"
 def bert_layers(**projections: Weights) -> dict[str, Weights]:
     """Rows of BERT's layer; `projections` are those within its `attention.self`."""
     return {f"{LAYER}.attention.self.{name}": row for name, row in projections.items()} | {
-        f"{LAYER}.attention.output.dense": moved("layers.*.self_attn.o_proj"),
-        f"{LAYER}.attention.output.LayerNorm": moved("layers.*.input_layernorm"),
-        f"{LAYER}.intermediate.dense": moved("layers.*.mlp.up_proj"),
-        f"{LAYER}.output.dense": moved("layers.*.mlp.down_proj"),
-        f"{LAYER}.output.LayerNorm": moved("layers.*.post_attention_layernorm"),
+        f"{LAYER}.attention.output.dense": renamed("layers.*.self_attn.o_proj"),
+        f"{LAYER}.attention.output.LayerNorm": renamed("layers.*.input_layernorm"),
+        f"{LAYER}.intermediate.dense": renamed("layers.*.mlp.up_proj"),
+        f"{LAYER}.output.dense": renamed("layers.*.mlp.down_proj"),
+        f"{LAYER}.output.LayerNorm": renamed("layers.*.post_attention_layernorm"),
     }
 
 
 QUERY_KEY_VALUE = {
-    "query": moved("layers.*.self_attn.q_proj"),
-    "key": moved("layers.*.self_attn.k_proj"),
-    "value": moved("layers.*.self_attn.v_proj"),
+    "query": renamed("layers.*.self_attn.q_proj"),
+    "key": renamed("layers.*.self_attn.k_proj"),
+    "value": renamed("layers.*.self_attn.v_proj"),
 }
-POOLER = {"pooler.dense": moved("pooler.dense")}
+POOLER = {"pooler.dense": renamed("pooler.dense")}
 
-BERT = Lineage(
+BERT = ArchitectureMap(
     native="bert",
     family="encoder",
     preset="bert_base",
@@ -103,7 +103,7 @@ def _write_positions(ours) -> dict:
 
 POSITIONS_AFTER_PADDING = {("max_position_embeddings",): Computed(_read_positions, _write_positions)}
 
-ROBERTA = Lineage(
+ROBERTA = ArchitectureMap(
     native="roberta",
     family="encoder",
     preset="roberta_base",
@@ -137,12 +137,12 @@ def _write_windows(ours) -> dict:
 
 
 GLOBAL = {
-    "query_global": moved("layers.*.self_attn.global_q_proj"),
-    "key_global": moved("layers.*.self_attn.global_k_proj"),
-    "value_global": moved("layers.*.self_attn.global_v_proj"),
+    "query_global": renamed("layers.*.self_attn.global_q_proj"),
+    "key_global": renamed("layers.*.self_attn.global_k_proj"),
+    "value_global": renamed("layers.*.self_attn.global_v_proj"),
 }
 
-LONGFORMER = Lineage(
+LONGFORMER = ArchitectureMap(
     native="longformer",
     family="encoder",
     preset="longformer_base",
@@ -152,8 +152,8 @@ LONGFORMER = Lineage(
         **SEGMENTS,
         **POSITIONS_AFTER_PADDING,
         ("attention_window",): Computed(_read_windows, _write_windows),
-        "sep_token_id": "sep_token_id",  # how a question ends, where nobody says which tokens are global
-        "onnx_export": HARMLESS,
+        "sep_token_id": "sep_token_id",  # ends a question, whose tokens are global by default
+        "onnx_export": IRRELEVANT,
     },
     weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE, **GLOBAL) | POOLER,
     heads=ROBERTA_HEADS,

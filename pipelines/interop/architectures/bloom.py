@@ -1,9 +1,9 @@
 """BLOOM and MPT: ALiBi."""
 
-from ..architecture_map import HARMLESS, Lineage, Only
-from ..weights import fused, moved
+from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual
+from ..weights import fused, renamed
 
-BLOOM = Lineage(
+BLOOM = ArchitectureMap(
     native="bloom",
     preset="bloom_7b1",
     fixed={
@@ -25,29 +25,30 @@ BLOOM = Lineage(
         "initializer_range": "initializer_range",
         "hidden_dropout": "hidden_dropout",
         "attention_dropout": "attention_dropout",
-        "apply_residual_connection_post_layernorm": Only(False),
+        "apply_residual_connection_post_layernorm": MustEqual(False),
         # How Megatron's ranks were laid out; the sums are the same up to rounding.
-        "pretraining_tp": HARMLESS,
-        "slow_but_exact": HARMLESS,
+        "pretraining_tp": IRRELEVANT,
+        "slow_but_exact": IRRELEVANT,
     },
     weights={
-        "word_embeddings": moved("embed_tokens"),
-        "word_embeddings_layernorm": moved("embedding_norm"),
-        "h.*.input_layernorm": moved("layers.*.input_layernorm"),
+        "word_embeddings": renamed("embed_tokens"),
+        "word_embeddings_layernorm": renamed("embedding_norm"),
+        "h.*.input_layernorm": renamed("layers.*.input_layernorm"),
         "h.*.self_attention.query_key_value": fused(
             "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True
         ),
-        "h.*.self_attention.dense": moved("layers.*.self_attn.o_proj"),
-        "h.*.post_attention_layernorm": moved("layers.*.post_attention_layernorm"),
-        "h.*.mlp.dense_h_to_4h": moved("layers.*.mlp.up_proj"),
-        "h.*.mlp.dense_4h_to_h": moved("layers.*.mlp.down_proj"),
-        "ln_f": moved("norm"),
+        "h.*.self_attention.dense": renamed("layers.*.self_attn.o_proj"),
+        "h.*.post_attention_layernorm": renamed("layers.*.post_attention_layernorm"),
+        "h.*.mlp.dense_h_to_4h": renamed("layers.*.mlp.up_proj"),
+        "h.*.mlp.dense_4h_to_h": renamed("layers.*.mlp.down_proj"),
+        "ln_f": renamed("norm"),
     },
+    tolerance=1e-7,  # BloomGelu writes sqrt(2/pi) with 8 digits
 )
 
 # Several fields of a published MPT are read by MosaicML's code only; transformers' class computes as if they had the
 # value below. A model that was trained with another one is wrong in transformers, so it is refused rather than copied.
-MPT = Lineage(
+MPT = ArchitectureMap(
     native="mpt",
     preset="mpt_7b",
     fixed={
@@ -68,33 +69,33 @@ MPT = Lineage(
         "layer_norm_epsilon": "norm_eps",
         "initializer_range": "initializer_range",
         "attn_config.softmax_scale": "attention_multiplier",
-        "attn_config.clip_qkv": Only(None),
-        "attn_config.alibi": Only(True),
-        "attn_config.alibi_bias_max": Only(8),
-        "attn_config.attn_type": Only("multihead_attention"),
-        "attn_config.attn_uses_sequence_id": Only(False),
-        "attn_config.prefix_lm": Only(False),
-        "attn_config.qk_ln": Only(False),
-        "attn_config.attn_impl": HARMLESS,
-        "attn_config.attn_pdrop": HARMLESS,  # transformers accepts whole numbers only
-        "expansion_ratio": Only(4),
-        "logit_scale": Only(None),
-        "no_bias": Only(True),
-        "learned_pos_emb": HARMLESS,  # without effect beside ALiBi, in MosaicML's code as well
-        "embedding_fraction": HARMLESS,
-        "resid_pdrop": HARMLESS,
-        "emb_pdrop": HARMLESS,
-        "init_device": HARMLESS,
-        "norm_type": HARMLESS,
+        "attn_config.clip_qkv": MustEqual(None),
+        "attn_config.alibi": MustEqual(True),
+        "attn_config.alibi_bias_max": MustEqual(8),
+        "attn_config.attn_type": MustEqual("multihead_attention"),
+        "attn_config.attn_uses_sequence_id": MustEqual(False),
+        "attn_config.prefix_lm": MustEqual(False),
+        "attn_config.qk_ln": MustEqual(False),
+        "attn_config.attn_impl": IRRELEVANT,
+        "attn_config.attn_pdrop": IRRELEVANT,  # transformers accepts whole numbers only
+        "expansion_ratio": MustEqual(4),
+        "logit_scale": MustEqual(None),
+        "no_bias": MustEqual(True),
+        "learned_pos_emb": IRRELEVANT,  # without effect beside ALiBi, in MosaicML's code as well
+        "embedding_fraction": IRRELEVANT,
+        "resid_pdrop": IRRELEVANT,
+        "emb_pdrop": IRRELEVANT,
+        "init_device": IRRELEVANT,
+        "norm_type": IRRELEVANT,
     },
     weights={
-        "wte": moved("embed_tokens"),
-        "blocks.*.norm_1": moved("layers.*.input_layernorm"),
+        "wte": renamed("embed_tokens"),
+        "blocks.*.norm_1": renamed("layers.*.input_layernorm"),
         "blocks.*.attn.Wqkv": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn"),
-        "blocks.*.attn.out_proj": moved("layers.*.self_attn.o_proj"),
-        "blocks.*.norm_2": moved("layers.*.post_attention_layernorm"),
-        "blocks.*.ffn.up_proj": moved("layers.*.mlp.up_proj"),
-        "blocks.*.ffn.down_proj": moved("layers.*.mlp.down_proj"),
-        "norm_f": moved("norm"),
+        "blocks.*.attn.out_proj": renamed("layers.*.self_attn.o_proj"),
+        "blocks.*.norm_2": renamed("layers.*.post_attention_layernorm"),
+        "blocks.*.ffn.up_proj": renamed("layers.*.mlp.up_proj"),
+        "blocks.*.ffn.down_proj": renamed("layers.*.mlp.down_proj"),
+        "norm_f": renamed("norm"),
     },
 )

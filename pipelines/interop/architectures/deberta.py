@@ -1,9 +1,9 @@
 """DeBERTa, and DeBERTa-v2 with v3: disentangled attention."""
 
 from ...errors import UserError
-from ..architecture_map import HARMLESS, Computed, Lineage, Only, Same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, Same
 from ..heads import ANSWERS, BERT_MASKED_LM, CLASSIFIER, Heads
-from ..weights import fused, moved
+from ..weights import fused, renamed
 from .bert import BERT_FIXED, BERT_SIZES, bert_layers
 
 FIXED = {
@@ -40,33 +40,33 @@ FIELDS = {
     **BERT_SIZES,
     "type_vocab_size": "type_vocab_size",
     "max_position_embeddings": "max_position_embeddings",
-    "relative_attention": Only(True),  # without it a BERT with keys that have no bias
+    "relative_attention": MustEqual(True),  # without it a BERT with keys that have no bias
     "position_biased_input": "position_biased_input",
     ("pos_att_type",): Computed(_read_terms, _write_terms),
     ("max_relative_positions",): Computed(_read_reach, _write_reach),
     "pooler_hidden_act": "pooler_act",
     "pooler_hidden_size": Same("hidden_size"),
-    "pooler_dropout": HARMLESS,
+    "pooler_dropout": IRRELEVANT,
     "embedding_size": Same("hidden_size"),
-    "legacy": HARMLESS,  # which names the masked-LM head has
+    "legacy": IRRELEVANT,  # which names the masked-LM head has
     "cls_dropout": "classifier_dropout",
 }
 WEIGHTS = {
-    "embeddings.word_embeddings": moved("embed_tokens"),
-    "embeddings.position_embeddings": moved("absolute_positions"),
-    "embeddings.token_type_embeddings": moved("token_type_embeddings"),
-    "embeddings.LayerNorm": moved("embedding_norm"),
-    "encoder.rel_embeddings": moved("position_encoding.rel_embeddings"),
+    "embeddings.word_embeddings": renamed("embed_tokens"),
+    "embeddings.position_embeddings": renamed("absolute_positions"),
+    "embeddings.token_type_embeddings": renamed("token_type_embeddings"),
+    "embeddings.LayerNorm": renamed("embedding_norm"),
+    "encoder.rel_embeddings": renamed("position_encoding.rel_embeddings"),
 }
 MASKED_LM = {
     **BERT_MASKED_LM,
     # The head of `legacy=False` has no table of its own: it reads the embeddings'.
-    "lm_predictions.lm_head.dense": moved("head_transform.dense"),
-    "lm_predictions.lm_head.LayerNorm": moved("head_transform.norm"),
-    "lm_predictions.lm_head.bias": moved("lm_head.bias"),
-    "lm_predictions.lm_head.weight": moved("lm_head.weight"),  # the embeddings', where transformers is older than 5.23
+    "lm_predictions.lm_head.dense": renamed("head_transform.dense"),
+    "lm_predictions.lm_head.LayerNorm": renamed("head_transform.norm"),
+    "lm_predictions.lm_head.bias": renamed("lm_head.bias"),
+    "lm_predictions.lm_head.weight": renamed("lm_head.weight"),  # transformers < 5.23: the embeddings'
 }
-POOLING_CLASSIFIER = {"pooler.dense": moved("model.pooler.dense"), **CLASSIFIER}
+POOLING_CLASSIFIER = {"pooler.dense": renamed("model.pooler.dense"), **CLASSIFIER}
 HEADS: Heads = {
     "AutoModel": {},
     "AutoModelForMaskedLM": MASKED_LM,
@@ -76,19 +76,19 @@ HEADS: Heads = {
     "AutoModelForMultipleChoice": POOLING_CLASSIFIER,
 }
 
-DEBERTA = Lineage(
+DEBERTA = ArchitectureMap(
     native="deberta",
     family="encoder",
     preset="deberta_base",
     fixed={**FIXED, "attention_key_bias": False, "share_att_key": False, "position_buckets": None},
-    fields={**FIELDS, "talking_head": Only(False)},
+    fields={**FIELDS, "talking_head": MustEqual(False)},
     weights=WEIGHTS
     | bert_layers(
         in_proj=fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True),
-        q_bias=moved("layers.*.self_attn.q_proj.bias"),
-        v_bias=moved("layers.*.self_attn.v_proj.bias"),
-        pos_proj=moved("layers.*.self_attn.pos_key_proj"),
-        pos_q_proj=moved("layers.*.self_attn.pos_query_proj"),
+        q_bias=renamed("layers.*.self_attn.q_proj.bias"),
+        v_bias=renamed("layers.*.self_attn.v_proj.bias"),
+        pos_proj=renamed("layers.*.self_attn.pos_key_proj"),
+        pos_q_proj=renamed("layers.*.self_attn.pos_query_proj"),
     ),
     heads=HEADS,
 )
@@ -107,7 +107,7 @@ def _write_buckets(ours) -> dict:
     }
 
 
-DEBERTA_V2 = Lineage(
+DEBERTA_V2 = ArchitectureMap(
     native="deberta-v2",
     family="encoder",
     preset="deberta_v3_base",
@@ -123,15 +123,15 @@ DEBERTA_V2 = Lineage(
     weights={
         **WEIGHTS,
         **bert_layers(
-            query_proj=moved("layers.*.self_attn.q_proj"),
-            key_proj=moved("layers.*.self_attn.k_proj"),
-            value_proj=moved("layers.*.self_attn.v_proj"),
-            pos_key_proj=moved("layers.*.self_attn.pos_key_proj"),
-            pos_query_proj=moved("layers.*.self_attn.pos_query_proj"),
+            query_proj=renamed("layers.*.self_attn.q_proj"),
+            key_proj=renamed("layers.*.self_attn.k_proj"),
+            value_proj=renamed("layers.*.self_attn.v_proj"),
+            pos_key_proj=renamed("layers.*.self_attn.pos_key_proj"),
+            pos_query_proj=renamed("layers.*.self_attn.pos_query_proj"),
         ),
-        "encoder.LayerNorm": moved("position_encoding.norm"),
-        "encoder.conv.conv": moved("conv.conv"),
-        "encoder.conv.LayerNorm": moved("conv.norm"),
+        "encoder.LayerNorm": renamed("position_encoding.norm"),
+        "encoder.conv.conv": renamed("conv.conv"),
+        "encoder.conv.LayerNorm": renamed("conv.norm"),
     },
     heads=HEADS,
 )

@@ -1,10 +1,10 @@
 """GPT-2, GPT-Neo and GPT-NeoX."""
 
-from ..architecture_map import HARMLESS, Choice, Computed, Lineage, Only
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, MustEqual
 from ..rotary import ROTARY_WITH_PART
-from ..weights import fused, moved
+from ..weights import fused, renamed
 
-GPT2 = Lineage(
+GPT2 = ArchitectureMap(
     native="gpt2",
     preset="gpt2",
     fixed={
@@ -27,26 +27,26 @@ GPT2 = Lineage(
         "attn_pdrop": "attention_dropout",
         "initializer_range": "initializer_range",
         "scale_attn_weights": Choice("attention_multiplier", {True: None, False: 1.0}),
-        "scale_attn_by_inverse_layer_idx": Only(False),
-        "reorder_and_upcast_attn": HARMLESS,  # the same product, in fp32
-        "add_cross_attention": Only(False),
+        "scale_attn_by_inverse_layer_idx": MustEqual(False),
+        "reorder_and_upcast_attn": IRRELEVANT,  # the same product, in fp32
+        "add_cross_attention": MustEqual(False),
         # of GPT2DoubleHeadsModel
-        "summary_type": HARMLESS,
-        "summary_use_proj": HARMLESS,
-        "summary_activation": HARMLESS,
-        "summary_proj_to_labels": HARMLESS,
-        "summary_first_dropout": HARMLESS,
+        "summary_type": IRRELEVANT,
+        "summary_use_proj": IRRELEVANT,
+        "summary_activation": IRRELEVANT,
+        "summary_proj_to_labels": IRRELEVANT,
+        "summary_first_dropout": IRRELEVANT,
     },
     weights={
-        "wte": moved("embed_tokens"),
-        "wpe": moved("position_encoding"),
-        "h.*.ln_1": moved("layers.*.input_layernorm"),
+        "wte": renamed("embed_tokens"),
+        "wpe": renamed("position_encoding"),
+        "h.*.ln_1": renamed("layers.*.input_layernorm"),
         "h.*.attn.c_attn": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn", transposed=True),
-        "h.*.attn.c_proj": moved("layers.*.self_attn.o_proj", transposed=True),
-        "h.*.ln_2": moved("layers.*.post_attention_layernorm"),
-        "h.*.mlp.c_fc": moved("layers.*.mlp.up_proj", transposed=True),
-        "h.*.mlp.c_proj": moved("layers.*.mlp.down_proj", transposed=True),
-        "ln_f": moved("norm"),
+        "h.*.attn.c_proj": renamed("layers.*.self_attn.o_proj", transposed=True),
+        "h.*.ln_2": renamed("layers.*.post_attention_layernorm"),
+        "h.*.mlp.c_fc": renamed("layers.*.mlp.up_proj", transposed=True),
+        "h.*.mlp.c_proj": renamed("layers.*.mlp.down_proj", transposed=True),
+        "ln_f": renamed("norm"),
     },
 )
 
@@ -67,7 +67,7 @@ def _write_neo_layers(ours) -> dict:
     return {"attention_types": [[layers, 1]], **window}
 
 
-GPT_NEO = Lineage(
+GPT_NEO = ArchitectureMap(
     native="gpt_neo",
     preset="gpt_neo_125m",
     fixed={
@@ -90,26 +90,26 @@ GPT_NEO = Lineage(
         "resid_dropout": "hidden_dropout",
         "embed_dropout": "hidden_dropout",
         "attention_dropout": "attention_dropout",
-        "classifier_dropout": HARMLESS,
+        "classifier_dropout": IRRELEVANT,
         "initializer_range": "initializer_range",
         ("attention_types", "window_size"): Computed(_read_neo_layers, _write_neo_layers),
     },
     weights={
-        "wte": moved("embed_tokens"),
-        "wpe": moved("position_encoding"),
-        "h.*.ln_1": moved("layers.*.input_layernorm"),
-        "h.*.attn.attention.q_proj": moved("layers.*.self_attn.q_proj"),
-        "h.*.attn.attention.k_proj": moved("layers.*.self_attn.k_proj"),
-        "h.*.attn.attention.v_proj": moved("layers.*.self_attn.v_proj"),
-        "h.*.attn.attention.out_proj": moved("layers.*.self_attn.o_proj"),
-        "h.*.ln_2": moved("layers.*.post_attention_layernorm"),
-        "h.*.mlp.c_fc": moved("layers.*.mlp.up_proj"),
-        "h.*.mlp.c_proj": moved("layers.*.mlp.down_proj"),
-        "ln_f": moved("norm"),
+        "wte": renamed("embed_tokens"),
+        "wpe": renamed("position_encoding"),
+        "h.*.ln_1": renamed("layers.*.input_layernorm"),
+        "h.*.attn.attention.q_proj": renamed("layers.*.self_attn.q_proj"),
+        "h.*.attn.attention.k_proj": renamed("layers.*.self_attn.k_proj"),
+        "h.*.attn.attention.v_proj": renamed("layers.*.self_attn.v_proj"),
+        "h.*.attn.attention.out_proj": renamed("layers.*.self_attn.o_proj"),
+        "h.*.ln_2": renamed("layers.*.post_attention_layernorm"),
+        "h.*.mlp.c_fc": renamed("layers.*.mlp.up_proj"),
+        "h.*.mlp.c_proj": renamed("layers.*.mlp.down_proj"),
+        "ln_f": renamed("norm"),
     },
 )
 
-GPT_NEOX = Lineage(
+GPT_NEOX = ArchitectureMap(
     native="gpt_neox",
     preset=None,
     fixed={
@@ -129,22 +129,22 @@ GPT_NEOX = Lineage(
         "attention_bias": "attention_bias",
         "attention_dropout": "attention_dropout",
         "hidden_dropout": "hidden_dropout",
-        "classifier_dropout": HARMLESS,
+        "classifier_dropout": IRRELEVANT,
         "initializer_range": "initializer_range",
         "rope_parameters": ROTARY_WITH_PART,
-        "use_parallel_residual": Only(False),  # attention and feed-forward side by side, as in Pythia
-        "is_decoder": HARMLESS,
+        "use_parallel_residual": MustEqual(False),  # attention and feed-forward side by side, as in Pythia
+        "is_decoder": IRRELEVANT,
     },
     weights={
-        "embed_in": moved("embed_tokens"),
-        "layers.*.input_layernorm": moved("layers.*.input_layernorm"),
+        "embed_in": renamed("embed_tokens"),
+        "layers.*.input_layernorm": renamed("layers.*.input_layernorm"),
         "layers.*.attention.query_key_value": fused(
             "q_proj", "k_proj", "v_proj", under="layers.*.self_attn", interleaved=True
         ),
-        "layers.*.attention.dense": moved("layers.*.self_attn.o_proj"),
-        "layers.*.post_attention_layernorm": moved("layers.*.post_attention_layernorm"),
-        "layers.*.mlp.dense_h_to_4h": moved("layers.*.mlp.up_proj"),
-        "layers.*.mlp.dense_4h_to_h": moved("layers.*.mlp.down_proj"),
-        "final_layer_norm": moved("norm"),
+        "layers.*.attention.dense": renamed("layers.*.self_attn.o_proj"),
+        "layers.*.post_attention_layernorm": renamed("layers.*.post_attention_layernorm"),
+        "layers.*.mlp.dense_h_to_4h": renamed("layers.*.mlp.up_proj"),
+        "layers.*.mlp.dense_4h_to_h": renamed("layers.*.mlp.down_proj"),
+        "final_layer_norm": renamed("norm"),
     },
 )

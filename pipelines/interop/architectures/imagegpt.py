@@ -1,19 +1,19 @@
 """ImageGPT: a GPT-2 over colours, with a norm that does not centre and a head without the start token."""
 
-from ..architecture_map import Computed, Lineage
+from ..architecture_map import ArchitectureMap, Computed
 from ..heads import SCORE, Heads
-from ..weights import moved
+from ..weights import renamed
 from .gpt import GPT2
 
 # As CausalLM, ImageGPT's class for causal image modelling; the classifier averages all pixels' features.
 HEADS: Heads = {
     "AutoModel": {},
-    "AutoModelForCausalLM": {"lm_head": moved("lm_head")},
+    "AutoModelForCausalLM": {"lm_head": renamed("lm_head")},
     "AutoModelForImageClassification": SCORE,
 }
 OF_GPT2_HEADS = {name for name in GPT2.fields if isinstance(name, str) and name.startswith("summary_")}
 
-IMAGEGPT = Lineage(
+IMAGEGPT = ArchitectureMap(
     native="imagegpt",
     preset="imagegpt_small",
     fixed=GPT2.fixed | {"norm_type": "rmsnorm"},

@@ -1,15 +1,16 @@
 """LLaMA 1 to 3.x, Mistral, Qwen2 and Qwen3: one block, whose parameter names are ours."""
 
-from ..architecture_map import HARMLESS, Computed, Lineage
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
 from ..rotary import ROTARY
-from ..weights import moved
+from ..weights import renamed
 
 BLOCK = (
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
     *(f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")),
     *("input_layernorm", "post_attention_layernorm"),
 )
-WEIGHTS = {name: moved(name) for name in ("embed_tokens", *(f"layers.*.{part}" for part in BLOCK), "norm")}
+WEIGHTS = {name: renamed(name) for name in ("embed_tokens", *(f"layers.*.{part}" for part in BLOCK), "norm")}
+QK_NORMS = {f"layers.*.self_attn.{name}": renamed(f"layers.*.self_attn.{name}") for name in ("q_norm", "k_norm")}
 
 FIXED = {"position_encoding": "rotary", "norm_type": "rmsnorm", "mlp_type": "glu"}
 FIELDS = {
@@ -28,7 +29,7 @@ FIELDS = {
 }
 
 
-LLAMA = Lineage(
+LLAMA = ArchitectureMap(
     native="llama",
     preset="llama",
     fixed=FIXED,
@@ -36,7 +37,7 @@ LLAMA = Lineage(
         **FIELDS,
         "attention_bias": "attention_bias",  # of all four projections, as ours by default
         "mlp_bias": "mlp_bias",
-        "pretraining_tp": HARMLESS,
+        "pretraining_tp": IRRELEVANT,
     },
     weights=WEIGHTS,
 )
@@ -51,7 +52,7 @@ def write_window(ours) -> dict:
     return {"sliding_window": ours.sliding_window}
 
 
-MISTRAL = Lineage(
+MISTRAL = ArchitectureMap(
     native="mistral",
     preset="mistral_7b",
     fixed=FIXED,
@@ -74,7 +75,7 @@ QWEN_LAYERS = {
     ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"): Computed(_read_layers, _write_layers)
 }
 
-QWEN2 = Lineage(
+QWEN2 = ArchitectureMap(
     native="qwen2",
     preset="qwen2_7b",
     fixed={**FIXED, "attention_bias": True, "attention_out_bias": False},
@@ -82,10 +83,10 @@ QWEN2 = Lineage(
     weights=WEIGHTS,
 )
 
-QWEN3 = Lineage(
+QWEN3 = ArchitectureMap(
     native="qwen3",
     preset="qwen3_8b",
     fixed={**FIXED, "qk_norm": True},
     fields={**FIELDS, **QWEN_LAYERS, "attention_bias": "attention_bias"},
-    weights={**WEIGHTS, **{f"layers.*.self_attn.{n}": moved(f"layers.*.self_attn.{n}") for n in ("q_norm", "k_norm")}},
+    weights=WEIGHTS | QK_NORMS,
 )

@@ -1,11 +1,11 @@
 """Mixtral and Qwen3-MoE: LLaMA's block with experts, whose parameter names and layouts are ours."""
 
-from ..architecture_map import HARMLESS, Computed, Lineage
-from ..weights import moved
-from .llama import FIELDS, FIXED, WEIGHTS, read_window, write_window
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
+from ..weights import renamed
+from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS, read_window, write_window
 
 EXPERT_PARTS = ("gate", "experts.gate_up_proj", "experts.down_proj")
-EXPERTS = {f"layers.*.mlp.{part}": moved(f"layers.*.mlp.{part}") for part in EXPERT_PARTS}
+EXPERTS = {f"layers.*.mlp.{part}": renamed(f"layers.*.mlp.{part}") for part in EXPERT_PARTS}
 # A mixture without a shared expert, whose scores are a softmax over all experts.
 MIXTURE = {
     "router_scoring": "softmax",
@@ -17,10 +17,10 @@ MIXTURE = {
 MIXTURE_FIELDS = {
     "num_experts_per_tok": "num_experts_per_tok",
     "router_aux_loss_coef": "router_aux_loss_coef",
-    "output_router_logits": HARMLESS,  # theirs decides whether training has a balance loss, ours what is returned
+    "output_router_logits": IRRELEVANT,  # theirs decides whether training has a balance loss, ours what is returned
 }
 
-MIXTRAL = Lineage(
+MIXTRAL = ArchitectureMap(
     native="mixtral",
     family="moe",
     preset="mixtral_8x7b",
@@ -51,7 +51,7 @@ def _write_switched_window(ours) -> dict:
     return {"use_sliding_window": ours.sliding_window is not None, **write_window(ours)}
 
 
-QWEN3_MOE = Lineage(
+QWEN3_MOE = ArchitectureMap(
     native="qwen3_moe",
     family="moe",
     preset="qwen3_moe_30b_a3b",
@@ -66,9 +66,5 @@ QWEN3_MOE = Lineage(
         ("mlp_only_layers", "decoder_sparse_step"): Computed(_read_sparse, _write_sparse),
         ("use_sliding_window", "sliding_window"): Computed(read_window, _write_switched_window),
     },
-    weights={
-        **WEIGHTS,
-        **EXPERTS,
-        **{f"layers.*.self_attn.{n}": moved(f"layers.*.self_attn.{n}") for n in ("q_norm", "k_norm")},
-    },
+    weights=WEIGHTS | EXPERTS | QK_NORMS,
 )

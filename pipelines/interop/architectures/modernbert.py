@@ -1,9 +1,9 @@
 """ModernBERT: pre-norm, rotary positions with a theta per kind of layer, local attention in most layers."""
 
-from ..architecture_map import HARMLESS, Computed, Lineage, classifier_dropout
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, classifier_dropout
 from ..heads import Heads
 from ..rotary import flat_rope, refuse_part
-from ..weights import fused, moved
+from ..weights import fused, renamed
 
 
 def _read_layers(native) -> dict:
@@ -38,18 +38,18 @@ def _write_activation(ours) -> dict:
     return {"classifier_activation": ours.head_act or ours.hidden_act}
 
 
-TRANSFORM = {"head.dense": moved("head_transform.dense"), "head.norm": moved("head_transform.norm")}
-CLASSIFIER = TRANSFORM | {"classifier": moved("score")}
+TRANSFORM = {"head.dense": renamed("head_transform.dense"), "head.norm": renamed("head_transform.norm")}
+CLASSIFIER = TRANSFORM | {"classifier": renamed("score")}
 HEADS: Heads = {
     "AutoModel": {},
-    "AutoModelForMaskedLM": TRANSFORM | {"decoder": moved("lm_head")},
+    "AutoModelForMaskedLM": TRANSFORM | {"decoder": renamed("lm_head")},
     "AutoModelForSequenceClassification": CLASSIFIER,
     "AutoModelForTokenClassification": CLASSIFIER,
-    "AutoModelForQuestionAnswering": TRANSFORM | {"classifier": moved("qa_outputs")},
+    "AutoModelForQuestionAnswering": TRANSFORM | {"classifier": renamed("qa_outputs")},
     "AutoModelForMultipleChoice": CLASSIFIER,
 }
 
-MODERNBERT = Lineage(
+MODERNBERT = ArchitectureMap(
     native="modernbert",
     family="encoder",
     preset="modernbert_base",
@@ -71,14 +71,14 @@ MODERNBERT = Lineage(
         "hidden_activation": "hidden_act",
         "max_position_embeddings": "max_position_embeddings",
         "initializer_range": "initializer_range",
-        "initializer_cutoff_factor": HARMLESS,
+        "initializer_cutoff_factor": IRRELEVANT,
         "norm_eps": "norm_eps",
         "norm_bias": "norm_bias",
         "attention_bias": "attention_bias",
         "attention_dropout": "attention_dropout",
         "mlp_bias": "mlp_bias",
         "embedding_dropout": "hidden_dropout",
-        "mlp_dropout": HARMLESS,
+        "mlp_dropout": IRRELEVANT,
         "decoder_bias": "lm_head_bias",
         "classifier_pooling": "pooler_type",
         "classifier_bias": "head_bias",
@@ -88,20 +88,20 @@ MODERNBERT = Lineage(
         ("rope_parameters",): Computed(_read_rope, _write_rope),
         "cls_token_id": "cls_token_id",
         "sep_token_id": "sep_token_id",
-        "deterministic_flash_attn": HARMLESS,
-        "sparse_prediction": HARMLESS,  # which logits are kept where there are labels
-        "sparse_pred_ignore_index": HARMLESS,
+        "deterministic_flash_attn": IRRELEVANT,
+        "sparse_prediction": IRRELEVANT,  # which logits are kept where there are labels
+        "sparse_pred_ignore_index": IRRELEVANT,
     },
     weights={
-        "embeddings.tok_embeddings": moved("embed_tokens"),
-        "embeddings.norm": moved("embedding_norm"),
-        "layers.*.attn_norm": moved("layers.*.input_layernorm"),
+        "embeddings.tok_embeddings": renamed("embed_tokens"),
+        "embeddings.norm": renamed("embedding_norm"),
+        "layers.*.attn_norm": renamed("layers.*.input_layernorm"),
         "layers.*.attn.Wqkv": fused("q_proj", "k_proj", "v_proj", under="layers.*.self_attn"),
-        "layers.*.attn.Wo": moved("layers.*.self_attn.o_proj"),
-        "layers.*.mlp_norm": moved("layers.*.post_attention_layernorm"),
+        "layers.*.attn.Wo": renamed("layers.*.self_attn.o_proj"),
+        "layers.*.mlp_norm": renamed("layers.*.post_attention_layernorm"),
         "layers.*.mlp.Wi": fused("gate_proj", "up_proj", under="layers.*.mlp"),
-        "layers.*.mlp.Wo": moved("layers.*.mlp.down_proj"),
-        "final_norm": moved("norm"),
+        "layers.*.mlp.Wo": renamed("layers.*.mlp.down_proj"),
+        "final_norm": renamed("norm"),
     },
     heads=HEADS,
 )

@@ -1,12 +1,12 @@
 """Switch Transformers: T5 v1.0 whose every n-th feed-forward is one of several experts, chosen by the best score."""
 
 from ...errors import UserError
-from ..architecture_map import HARMLESS, Computed, Lineage, Only
-from ..weights import Weights, moved
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual
+from ..weights import Weights, renamed
 from .t5 import FIELDS, FIXED, HEADS, SHARED_TABLE, STACKS
 
-# The class has no value for experts without a limit; this is beyond any row. Before transformers 5.23 its capacity
-# had no effect at all: there a twin agrees where no expert is given more tokens of a row.
+# Stands for no limit, which the class has no value for: no row is as long.
+# transformers < 5.23: the class ignores its capacity; twins agree where no expert is given more tokens of a row.
 UNLIMITED = 1 << 30
 
 
@@ -69,15 +69,15 @@ def _experts(stack: str) -> dict[str, Weights]:
     block = f"{stack}.block.*.layer.{1 if stack == 'encoder' else 2}"
     native, ours = f"{block}.mlp", f"{stack}.layers.*.mlp"
     return {
-        f"{native}.wi": moved(f"{ours}.up_proj"),
-        f"{native}.wo": moved(f"{ours}.down_proj"),
-        f"{native}.router.classifier": moved(f"{ours}.gate"),
-        f"{native}.experts.expert_#.wi.weight": moved(f"{ours}.experts.up_proj[#]"),
-        f"{native}.experts.expert_#.wo.weight": moved(f"{ours}.experts.down_proj[#]"),
+        f"{native}.wi": renamed(f"{ours}.up_proj"),
+        f"{native}.wo": renamed(f"{ours}.down_proj"),
+        f"{native}.router.classifier": renamed(f"{ours}.gate"),
+        f"{native}.experts.expert_#.wi.weight": renamed(f"{ours}.experts.up_proj[#]"),
+        f"{native}.experts.expert_#.wo.weight": renamed(f"{ours}.experts.down_proj[#]"),
     }
 
 
-SWITCH = Lineage(
+SWITCH = ArchitectureMap(
     native="switch_transformers",
     family="seq2seq",
     preset="switch_base_8",
@@ -95,16 +95,16 @@ SWITCH = Lineage(
         ("num_sparse_encoder_layers", "num_sparse_decoder_layers"): Computed(_read_sparse, _write_sparse),
         ("dense_act_fn",): Computed(_read_activation, _write_activation),
         ("d_model",): Computed(_read_scale, _write_nothing),
-        "tie_word_embeddings": Only(True),  # untied, encoder, decoder and head would have tables of their own
+        "tie_word_embeddings": MustEqual(True),  # untied, encoder, decoder and head would have tables of their own
         ("expert_capacity",): Computed(_read_capacity, _write_capacity),
         "router_jitter_noise": "router_jitter_noise",
         "router_aux_loss_coef": "router_aux_loss_coef",
         "router_z_loss_coef": "router_z_loss_coef",
-        "router_bias": Only(False),
-        "router_dtype": Only("float32"),
-        "router_ignore_padding_tokens": HARMLESS,  # read by nothing
-        "add_router_probs": HARMLESS,
-        "add_cross_attention": HARMLESS,  # decoders have it, encoders do not, whatever it says
+        "router_bias": MustEqual(False),
+        "router_dtype": MustEqual("float32"),
+        "router_ignore_padding_tokens": IRRELEVANT,  # read by nothing
+        "add_router_probs": IRRELEVANT,
+        "add_cross_attention": IRRELEVANT,  # decoders have it, encoders do not, whatever it says
     },
     weights=STACKS | SHARED_TABLE | _experts("encoder") | _experts("decoder"),
     heads=HEADS,

@@ -1,8 +1,8 @@
 """T5 (v1.0, and v1.1 with UL2 and Flan), mT5 and UMT5: pre-norm, relative positions, no biases."""
 
-from ..architecture_map import HARMLESS, Computed, Lineage, Only, classifier_dropout
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, classifier_dropout
 from ..heads import SEQ2SEQ_CLASSIFIER, Heads
-from ..weights import Weights, copied, moved
+from ..weights import Weights, renamed, tied
 
 GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
@@ -70,13 +70,13 @@ FIELDS = {
     ("feed_forward_proj",): Computed(_read_feed_forward, _write_feed_forward),
     ("dropout_rate",): Computed(_read_dropout, _write_dropout),
     **classifier_dropout("classifier_dropout"),
-    "initializer_factor": HARMLESS,
-    "is_decoder": Only(False),
+    "initializer_factor": IRRELEVANT,
+    "is_decoder": MustEqual(False),
 }
 
 
 def _attention(native: str, ours: str) -> dict[str, Weights]:
-    return {f"{native}.{name}": moved(f"{ours}.{name}_proj") for name in "qkvo"}
+    return {f"{native}.{name}": renamed(f"{ours}.{name}_proj") for name in "qkvo"}
 
 
 def _stack(stack: str) -> dict[str, Weights]:
@@ -85,39 +85,39 @@ def _stack(stack: str) -> dict[str, Weights]:
     feed_forward = f"{block}.{1 if stack == 'encoder' else 2}"
     cross = {} if stack == "encoder" else _attention(f"{block}.1.EncDecAttention", f"{layer}.cross_attn")
     if cross:
-        cross |= {f"{block}.1.layer_norm": moved(f"{layer}.cross_attention_layernorm")}
+        cross |= {f"{block}.1.layer_norm": renamed(f"{layer}.cross_attention_layernorm")}
     return {
-        f"{stack}.embed_tokens": copied("encoder.embed_tokens"),
+        f"{stack}.embed_tokens": tied("encoder.embed_tokens"),
         **_attention(f"{block}.0.SelfAttention", f"{layer}.self_attn"),
-        f"{block}.0.layer_norm": moved(f"{layer}.input_layernorm"),
+        f"{block}.0.layer_norm": renamed(f"{layer}.input_layernorm"),
         **cross,
-        f"{feed_forward}.DenseReluDense.wi": moved(f"{layer}.mlp.up_proj"),
-        f"{feed_forward}.DenseReluDense.wi_0": moved(f"{layer}.mlp.gate_proj"),
-        f"{feed_forward}.DenseReluDense.wi_1": moved(f"{layer}.mlp.up_proj"),
-        f"{feed_forward}.DenseReluDense.wo": moved(f"{layer}.mlp.down_proj"),
-        f"{feed_forward}.layer_norm": moved(f"{layer}.post_attention_layernorm"),
-        f"{stack}.final_layer_norm": moved(f"{stack}.norm"),
+        f"{feed_forward}.DenseReluDense.wi": renamed(f"{layer}.mlp.up_proj"),
+        f"{feed_forward}.DenseReluDense.wi_0": renamed(f"{layer}.mlp.gate_proj"),
+        f"{feed_forward}.DenseReluDense.wi_1": renamed(f"{layer}.mlp.up_proj"),
+        f"{feed_forward}.DenseReluDense.wo": renamed(f"{layer}.mlp.down_proj"),
+        f"{feed_forward}.layer_norm": renamed(f"{layer}.post_attention_layernorm"),
+        f"{stack}.final_layer_norm": renamed(f"{stack}.norm"),
     }
 
 
-STACKS = {"shared": moved("encoder.embed_tokens"), **_stack("encoder"), **_stack("decoder")}
+STACKS = {"shared": renamed("encoder.embed_tokens"), **_stack("encoder"), **_stack("decoder")}
 TABLE = "layer.0.SelfAttention.relative_attention_bias"
 SHARED_TABLE = {
-    f"{stack}.block.0.{TABLE}": moved(f"{stack}.position_encoding.relative_attention_bias")
+    f"{stack}.block.0.{TABLE}": renamed(f"{stack}.position_encoding.relative_attention_bias")
     for stack in ("encoder", "decoder")
 }
 TABLE_PER_LAYER = {
-    f"{stack}.block.*.{TABLE}": moved(f"{stack}.position_encoding.*.relative_attention_bias")
+    f"{stack}.block.*.{TABLE}": renamed(f"{stack}.position_encoding.*.relative_attention_bias")
     for stack in ("encoder", "decoder")
 }
 HEADS: Heads = {
     "AutoModel": {},
-    "AutoModelForSeq2SeqLM": {"lm_head": moved("lm_head")},
+    "AutoModelForSeq2SeqLM": {"lm_head": renamed("lm_head")},
     "AutoModelForSequenceClassification": SEQ2SEQ_CLASSIFIER,
     "AutoModelForTextEncoding": {},
 }
 
-T5 = Lineage(
+T5 = ArchitectureMap(
     native="t5",
     family="seq2seq",
     preset="t5_base",
@@ -128,7 +128,7 @@ T5 = Lineage(
     tied_by_weights=True,
 )
 
-MT5 = Lineage(
+MT5 = ArchitectureMap(
     native="mt5",
     family="seq2seq",
     preset="mt5_small",
@@ -140,7 +140,7 @@ MT5 = Lineage(
     tied_by_weights=True,
 )
 
-UMT5 = Lineage(
+UMT5 = ArchitectureMap(
     native="umt5",
     family="seq2seq",
     preset=None,

@@ -1,9 +1,9 @@
 """ViT and DeiT: pre-norm blocks over patches, a learned vector for each place in the image."""
 
 from ...errors import UserError
-from ..architecture_map import Computed, Lineage
+from ..architecture_map import ArchitectureMap, Computed
 from ..heads import VIT_HEADS
-from ..weights import convolution, moved
+from ..weights import convolution, renamed
 
 FIXED = {
     "position_encoding": "learned",
@@ -49,23 +49,23 @@ FIELDS = {
     ("image_size", "patch_size"): Computed(_read_sizes, _write_sizes),
 }
 LAYER = {
-    **{f"layers.*.attention.{name}": moved(f"layers.*.self_attn.{name}") for name in ("q_proj", "k_proj", "v_proj")},
-    "layers.*.attention.o_proj": moved("layers.*.self_attn.o_proj"),
-    "layers.*.layernorm_before": moved("layers.*.input_layernorm"),
-    "layers.*.layernorm_after": moved("layers.*.post_attention_layernorm"),
-    "layers.*.mlp.fc1": moved("layers.*.mlp.up_proj"),
-    "layers.*.mlp.fc2": moved("layers.*.mlp.down_proj"),
+    **{f"layers.*.attention.{name}": renamed(f"layers.*.self_attn.{name}") for name in ("q_proj", "k_proj", "v_proj")},
+    "layers.*.attention.o_proj": renamed("layers.*.self_attn.o_proj"),
+    "layers.*.layernorm_before": renamed("layers.*.input_layernorm"),
+    "layers.*.layernorm_after": renamed("layers.*.post_attention_layernorm"),
+    "layers.*.mlp.fc1": renamed("layers.*.mlp.up_proj"),
+    "layers.*.mlp.fc2": renamed("layers.*.mlp.down_proj"),
 }
 WEIGHTS = {
     "embeddings.patch_embeddings.projection": convolution("patch_embeddings.projection", "patch_size"),
-    **{f"embeddings.{name}": moved(f"patch_embeddings.{name}") for name in ("cls_token", "mask_token")},
-    "embeddings.position_embeddings": moved("position_encoding.weight"),
+    **{f"embeddings.{name}": renamed(f"patch_embeddings.{name}") for name in ("cls_token", "mask_token")},
+    "embeddings.position_embeddings": renamed("position_encoding.weight"),
     **LAYER,
-    "layernorm": moved("norm"),
-    "pooler.dense": moved("pooler.dense"),
+    "layernorm": renamed("norm"),
+    "pooler.dense": renamed("pooler.dense"),
 }
 
-VIT = Lineage(
+VIT = ArchitectureMap(
     native="vit",
     family="vit",
     preset="vit_base_patch16_224",
@@ -74,13 +74,13 @@ VIT = Lineage(
     weights=WEIGHTS,
     heads=VIT_HEADS,
 )
-DEIT = Lineage(
+DEIT = ArchitectureMap(
     native="deit",
     family="vit",
     preset="deit_base_distilled_patch16_224",
     fixed={**FIXED, "use_distillation_token": True},
     fields=FIELDS,
-    weights={**WEIGHTS, "embeddings.distillation_token": moved("patch_embeddings.distillation_token")},
+    weights={**WEIGHTS, "embeddings.distillation_token": renamed("patch_embeddings.distillation_token")},
     heads=VIT_HEADS,
     class_fields={"DeiTForImageClassificationWithTeacher": {"distillation_head": True}},
 )

@@ -1,0 +1,28 @@
+"""The decoder family with kinds of attention that keep states: linear, compressive and recurrent attention.
+
+A folder of such a model names this file in its `auto_map`, so that transformers carries the imports below along with
+those of `decoder.py`. Other decoders' folders name `decoder.py` and hold none of these files.
+"""
+
+from .attention_linear import LinearAttention
+from .attention_recurrent import CompressiveAttention, RecurrentAttention
+from .decoder import (
+    AnyformerDecoderForCausalLM,
+    AnyformerDecoderForImageClassification,
+    AnyformerDecoderForQuestionAnswering,
+    AnyformerDecoderForSequenceClassification,
+    AnyformerDecoderForTokenClassification,
+    AnyformerDecoderModel,
+)
+
+__all__ = [
+    "AnyformerDecoderForCausalLM",
+    "AnyformerDecoderForImageClassification",
+    "AnyformerDecoderForQuestionAnswering",
+    "AnyformerDecoderForSequenceClassification",
+    "AnyformerDecoderForTokenClassification",
+    "AnyformerDecoderModel",
+    "CompressiveAttention",
+    "LinearAttention",
+    "RecurrentAttention",
+]

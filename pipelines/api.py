@@ -1,0 +1,140 @@
+"""The package in Python: what `anyformer.train`, `anyformer.evaluate` and `anyformer.prepare_data` are.
+
+Each takes a recipe by name, path or as load_recipe gives it, and settings as mappings: train("quickstart",
+training={"max_steps": 50}). Nothing is printed but the progress line of a training.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
+from .plugins import OBJECTIVES
+from .recipes.compose import load_recipe
+from .recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from .evaluation.evaluate import Evaluation
+    from .objectives.prepare import PreparedData
+
+Sections = dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run by its folder, whether it ended just now or long ago. Files are read when they are asked for."""
+
+    path: Path
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """run.json: status, recipe, metrics, samples, versions, data. Raises UserError where there is no run."""
+        try:
+            return json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"{self.path} holds no run (it has no run.json)") from error
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended; a run that a signal stopped goes on with the same `train`."""
+        return self.facts.get("status") == "finished"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the finished model: {"validation_loss": ..., "validation_perplexity": ...}."""
+        return self.facts.get("metrics", {})
+
+    @property
+    def samples(self) -> list[dict[str, str]]:
+        """What the finished model was shown to do: {"prompt": ..., "text": ...}."""
+        return self.facts.get("samples", [])
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Every logged line of metrics.jsonl, in order."""
+        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    @cached_property
+    def model(self):
+        """The finished model, in evaluation mode, as transformers' Auto class loads it from the folder."""
+        import transformers
+
+        recipe = self.facts["recipe"]
+        objective = OBJECTIVES[(recipe.get("task") or recipe["objective"])["name"]]
+        return getattr(transformers, objective.auto_class).from_pretrained(self.path).eval()
+
+    @cached_property
+    def tokenizer(self):
+        """The saved tokenizer; None for a model of images."""
+        from transformers import AutoTokenizer
+
+        there = (self.path / "tokenizer_config.json").is_file()
+        return AutoTokenizer.from_pretrained(self.path) if there else None
+
+
+def train(recipe: Recipe | str | Path, **sections: Sections) -> Run:
+    """Train a recipe's model, or go on with a run that was stopped, and return the run.
+
+    Args:
+        recipe: name of a shipped recipe, a YAML file, or what load_recipe gives.
+        sections: settings that win over the recipe's, such as training={"max_steps": 50}.
+
+    Raises:
+        UserError: a mistake in recipe, data or folders, before any training; a full disk or a NaN loss during it.
+    """
+    from .training.run import train as run
+
+    composed = _composed(recipe, sections)
+    run(composed, quiet=True)
+    return Run(Path(composed.training.output_dir))
+
+
+def prepare_data(recipe: Recipe | str | Path, **sections: Sections) -> "PreparedData":
+    """The rows of a recipe's splits, its tokenizer or image processor, and the collator that makes batches.
+
+    Rows and collator go with any loop: Trainer(train_dataset=data.rows["train"], data_collator=data.collator, ...).
+
+    Raises:
+        UserError: a mistake in the recipe, or data that is missing, empty or unreadable.
+    """
+    from .objectives.prepare import prepare_data as prepare
+
+    return prepare(_composed(recipe, sections))
+
+
+def evaluate(
+    model: str | Path,
+    recipe: str | Path,
+    *,
+    split: str | None = None,
+    max_examples: int | None = None,
+    trust_remote_code: bool = False,
+    **sections: Sections,
+) -> "Evaluation":
+    """Measure a saved model on the data of a recipe; nothing is written.
+
+    Args:
+        model: folder of a run or a model, or a Hub repository.
+        split: "test" or "validation"; None: test where the recipe has one.
+        max_examples: at most so many rows, spread over the split.
+
+    Raises:
+        UserError: no such model, one that was not made for this, or data that is missing.
+    """
+    from .evaluation.evaluate import evaluate_model
+    from .evaluation.request import choose_split, evaluation_recipe
+
+    composed = evaluation_recipe(str(model), str(recipe), [], **sections)
+    chosen = choose_split(composed, split)
+    return evaluate_model(composed, chosen, max_examples=max_examples, trust_remote_code=trust_remote_code)
+
+
+def _composed(recipe: Recipe | str | Path, sections: dict[str, Sections]) -> Recipe:
+    if not isinstance(recipe, Recipe):
+        return load_recipe(recipe, **sections)
+    if sections:
+        raise UserError(f"{next(iter(sections))}: give settings to load_recipe; this recipe is composed already")
+    return recipe

@@ -1,0 +1,36 @@
+"""What the training asks of the rows of a split. Standard library only."""
+
+from typing import Any
+
+
+class Rows:
+    """Rows of one split: `len(rows)` and `rows[i]`, a dict of tensors (or, of a stream, iteration alone).
+
+    A subclass sets `fingerprint`, `name` and, as far as it differs, the rest.
+
+    fingerprint: identity of the rows' content, equal in every process. name: of the data, for people. facts: numbers
+    worth reporting, for run.json and the model card. row_lengths: (N,) tokens of each row where rows differ in length:
+    batches then hold rows of similar length; None: any order does. is_packed: whether a row may hold several documents.
+    is_stream: whether rows can only be iterated. notes: sentences a user should read.
+    """
+
+    fingerprint: str
+    name: str
+    facts: dict[str, Any] = {}
+    row_lengths = None
+    is_packed = False
+    is_stream = False
+    notes: tuple[str, ...] | list[str] = ()
+
+    def report(self) -> dict[str, Any]:
+        """What run.json holds of the split: its identity and facts."""
+        return {"fingerprint": self.fingerprint} | self.facts
+
+    @property
+    def identity(self) -> str:
+        """What a resumed run compares: the fingerprint."""
+        return self.fingerprint
+
+    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
+        """The documents in row `number`: (document, first token of it in the row, tokens); none of an example."""
+        return []

@@ -1,0 +1,319 @@
+"""The interface of everything a model can learn: pretraining objectives and fine-tuning tasks alike.
+
+An Objective owns every decision that depends on what is learned: its settings, the data it reads, rows and batches,
+the model's head, metrics, what is shown at the end. The rest of the pipelines calls this interface and asks for no
+names. Standard library at import: recipes are checked with it, so torch is imported inside methods.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.rows import Rows
+from ..errors import UserError, did_you_mean
+from ..plugins import METRICS
+from ..recipes.schema import ObjectiveSettings, Recipe, doc
+
+SAMPLES = 3  # generated texts that are shown at the end
+
+
+@dataclass
+class FinishedModel:
+    """A trained model and how to run it, for metrics and samples that a pass over the rows does not give.
+
+    path: folder or Hub name that it loads from. load: loads it, in evaluation mode, on its device. batch_size: rows
+    per forward pass. index, count: this process among those that share the work. gather: a list of this process's
+    results -> that of all processes.
+    """
+
+    path: str
+    load: Callable[[], Any]
+    batch_size: int
+    index: int = 0
+    count: int = 1
+    gather: Callable[[list], list] = field(default=list)
+
+    @cached_property
+    def model(self):
+        """The model, loaded when it is first asked for."""
+        return self.load()
+
+    def shared(self, numbers: Sequence[int], answer: Callable[[list[int]], list]) -> list:
+        """`answer(numbers)`, of which each process computes a share, in the order of `numbers`."""
+        mine = list(numbers[self.index :: self.count])
+        found = dict(self.gather(list(zip(mine, answer(mine)))))
+        return [found[number] for number in numbers]
+
+
+class Objective(ABC):
+    """What a model learns, bound to one recipe. A subclass is registered by `register_objective` (plugins.py).
+
+    The first line of its docstring is what `anyformer list` prints. Class attributes:
+
+    name: what the recipe's section names. section: that section, "objective" (plain text or images) or "task"
+    (labelled examples). Settings: dataclass of its own settings, a subclass of ObjectiveSettings.
+    auto_class: transformers' Auto class of the model. families: of fresh models; a checkpoint may be any.
+    special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
+    tokenizers/special_tokens.py); None: it reads no text. sentinels: further tokens <extra_id_N> that it needs.
+    shifts_labels: whether labels stand beside their own token and the model shifts them by one.
+    compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
+    names none. validates_metrics: whether they are measured in validations during training, too.
+    continues_prompts: whether evaluation.sample_prompts are put to the finished model.
+    predicts_each_position: whether every token is predicted from those before it (perplexity by position).
+    hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
+    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. picture: file of the run's
+    folder that is shown as its sample. row_noun: what a row is called.
+
+    After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
+    """
+
+    name: ClassVar[str]
+    section: ClassVar[str] = "objective"
+    Settings: ClassVar[type] = ObjectiveSettings
+    auto_class: ClassVar[str]
+    families: ClassVar[tuple[str, ...]]
+    special_tokens: ClassVar[str | None] = None
+    sentinels: ClassVar[int] = 0
+    shifts_labels: ClassVar[bool] = False
+    compares: ClassVar[str | None] = None
+    default_metrics: ClassVar[tuple[str, ...]] = ()
+    validates_metrics: ClassVar[bool] = False
+    continues_prompts: ClassVar[bool] = False
+    predicts_each_position: ClassVar[bool] = False
+    hub_task: ClassVar[str | None] = None
+    loss_unit: ClassVar[str] = "nats per token"
+    samples_are_answers: ClassVar[bool] = False
+    picture: ClassVar[str | None] = None
+    row_noun: ClassVar[str] = "row"
+
+    def __init_subclass__(cls, **kwargs):
+        """Give the subclass's Settings its name as the default of `name`."""
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            body = {"__annotations__": {"name": str}, "name": doc("what the model learns", cls.name)}
+            body |= {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Settings"}
+            cls.Settings = dataclass(type("Settings", (cls.Settings,), body))
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.settings, self.seed = recipe, recipe.learned, recipe.training.seed
+        self.processor: Any = None
+        self.signatures: dict[str, str] = {}  # metric -> settings and versions that its number depends on
+
+    @property
+    def tokenizer(self):
+        """The tokenizer; None where the model reads no text."""
+        return self.processor if self.special_tokens is not None else None
+
+    @property
+    def setting(self) -> str:
+        """How errors name it: `objective.name=masked`."""
+        return f"{self.section}.name={self.name}"
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first line of the docstring, for `anyformer list`."""
+        return (cls.__doc__ or cls.name).strip().splitlines()[0].rstrip(".")
+
+    @classmethod
+    def metric_names(cls) -> list[str]:
+        """The metrics that it can report beside the loss."""
+        return [name for name, row in METRICS.items() if row.compares == cls.compares]
+
+    # ---- the recipe, before anything is read
+
+    def check_family(self) -> None:
+        """Raise UserError for a family of models that this objective does not train."""
+        family = self.recipe.model.family
+        if family is not None and family not in self.families:
+            raise UserError(
+                f"model.family={family} does not go with {self.setting}; it takes {' or '.join(self.families)}"
+            )
+
+    def check(self) -> None:
+        """Raise UserError for the first setting of the recipe that does not go with this objective."""
+        if self.recipe.evaluation.sample_prompts and not self.continues_prompts:
+            raise UserError(
+                f"evaluation.sample_prompts has no effect with {self.setting}, which does not learn to continue a "
+                f"text; remove it"
+            )
+
+    def check_tokenizer(self) -> None:
+        """Raise UserError for a tokenizer section that does not go with this objective."""
+
+    def check_metrics(self) -> None:
+        """Raise UserError for a metric that this objective cannot report."""
+        for name in self.recipe.evaluation.metrics:
+            row = METRICS.get(name)
+            if row is None or row.compares != self.compares:
+                known = self.metric_names()
+                near = did_you_mean(name, known) if known else "; only the loss is measured"
+                raise UserError(f"evaluation.metrics={name!r} is not for {self.setting}{near}")
+
+    def lengths(self) -> dict[str, int | None]:
+        """Settings that say how many tokens the model reads or writes at once, by name."""
+        return {}
+
+    def check_length(self, most: int, field: str = "the model's max_position_embeddings") -> None:
+        """Raise UserError where rows are longer than the `most` positions that a model has vectors for.
+
+        field: what says so, for the error.
+        """
+        for name, length in self.lengths().items():
+            if length is not None and length > most:
+                raise UserError(
+                    f"{self.section}.{name}={length} is longer than {field}={most}; at most {most} works: "
+                    f"learned positions need one for each token"
+                )
+
+    def check_model_length(self, most: int) -> None:
+        """The same for a built model."""
+        self.check_length(most)
+
+    # ---- data
+
+    @abstractmethod
+    def open(self) -> dict[str, Any]:
+        """The sources of each split, `train` first; whatever `rows` takes. Raises UserError."""
+
+    @abstractmethod
+    def prepare(self, splits: dict[str, Any], cache: Path, progress: bool) -> None:
+        """Make `processor` and whatever else the rows of all splits depend on. Raises UserError."""
+
+    @abstractmethod
+    def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> Rows:
+        """The rows of one split; those of `train` are asked for first. Raises UserError."""
+
+    @abstractmethod
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
+        """What makes a batch of rows. packed: whether some row holds several documents."""
+
+    @abstractmethod
+    def processor_fingerprint(self) -> str:
+        """Equal for processors that make the same model inputs of everything."""
+
+    def describe(self, rows: Rows) -> str:
+        """The rows of one split in a line or two, for people."""
+        return f"{len(rows):,} {self.row_noun}s of {rows.name}"
+
+    # ---- the model
+
+    def config_fields(self) -> dict[str, Any]:
+        """Fields of the model's config that belong to the objective."""
+        return {}
+
+    def prepare_model(self, model) -> None:
+        """Change a model before it is trained or measured, such as its generation config."""
+
+    # ---- measuring
+
+    def adopt(self, config, source: Any) -> None:
+        """Take from a trained model's config what the recipe leaves open, before `prepare`. Raises UserError.
+
+        source: of the split that will be measured.
+        """
+
+    def scorer(self) -> Any | None:
+        """What measures the predictions of an evaluation pass: has predictions(logits, labels) and
+        compute_metrics(predictions). None: the loss alone is measured."""
+        return None
+
+    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
+        """The splits whose rows it takes to measure `split`: itself, and `train` where a metric compares with it."""
+        return [split]
+
+    def metrics_of_pass(
+        self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None
+    ) -> dict[str, float]:
+        """Those of `metrics` that follow from one pass over the rows.
+
+        result: "loss" (mean), "nll" (its sum), "predictions" (labels counted), and what the scorer measured.
+        train: rows of the training text, where they are at hand.
+        """
+        return {name: result[name] for name in metrics if name in result}
+
+    def finishes_on(self) -> str:
+        """The processes on which `finish` has something to do with the saved model: "none", "one" or "all"."""
+        return "none"
+
+    def finish(self, finished: FinishedModel, splits: dict[str, Rows]) -> tuple[dict[str, float], list[dict]]:
+        """({"validation_bleu": ...}, samples): what the finished model is measured by and what is shown of it."""
+        metrics = {}
+        for split, rows in splits.items():
+            if split != "train":
+                found = self.measure(finished, rows, range(len(rows)), splits["train"])
+                metrics |= {f"{split}_{name}": value for name, value in found.items()}
+        return metrics, self.samples(finished, splits)
+
+    def measure(
+        self, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train: Rows | None
+    ) -> dict[str, float]:
+        """The recipe's metrics that need the finished model itself, of the rows `numbers`."""
+        return {}
+
+    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
+        """What is shown of the finished model: {"prompt", "text", and "reference" where there is one}."""
+        return []
+
+    def draw(self, finished: FinishedModel, rows: Rows, path: Path) -> bool:
+        """Write a picture of what the model makes of some rows; return whether there is one."""
+        return False
+
+    # ---- words
+
+    def step_words(self) -> str:
+        """What an optimizer step is counted in, after a number: `rows x 1024 tokens`."""
+        return f"{self.row_noun}s"
+
+    def sample_title(self, prompt: str) -> str:
+        """The heading above a sample."""
+        return f"sample after {prompt!r}"
+
+    def how_to_use(self, folder: Path) -> str:
+        """One line that puts the finished model to work."""
+        return f"anyformer train RECIPE model.name_or_path={folder}"
+
+    def legend(self):
+        """What the marks of `show` mean: a rich Text or a string."""
+        return ""
+
+    def show(self, console, rows: Rows, number: int, row: dict) -> None:
+        """Print row `number`, for `anyformer preview`."""
+        console.print(f"{self.row_noun} {number}: {row}", markup=False)
+
+    def collated(self, rows: Rows, number: int, row: dict) -> dict:
+        """The batch of this row alone, as training sees it in its first epoch."""
+        return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
+
+
+def evenly_spread(total: int, most: int) -> list[int]:
+    """At most `most` of the numbers from 0 to total - 1, evenly spread from the first."""
+    return list(range(total)) if most >= total else [i * total // most for i in range(most)]
+
+
+# Settings of the data that are of plain text alone: (name, default).
+SOURCES_OF_TEXT = (("source", None), ("mixture", []), ("streaming", False))
+COLUMNS_OF_TEXT = (("text_field", "text"), ("document", "file"))
+
+
+def check_examples(objective: Objective) -> None:
+    """Raise UserError for settings of the data that are of plain text alone, where rows are examples or images."""
+    data, is_task = objective.recipe.data, objective.section == "task"
+    what, learner = ("labelled examples", "a task") if is_task else ("images", "an objective of images")
+    for name, default in SOURCES_OF_TEXT:
+        if getattr(data, name) != default:
+            raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
+    for name, default in COLUMNS_OF_TEXT:
+        if getattr(data, name) != default:
+            raise UserError(
+                f"data.{name} has no effect with {learner}; the {objective.section} section names the columns"
+            )
+
+
+def pipeline_command(task: str, folder: Path, example: str) -> str:
+    """A shell command that puts a saved model to work through transformers.pipeline."""
+    call = f"transformers.pipeline('{task}', '{folder}')('{example}')"
+    return f'python -c "import anyformer, transformers; print({call})"'

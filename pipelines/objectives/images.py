@@ -1,0 +1,80 @@
+"""Objectives and tasks of images: decoded once, cut to the model's size by the processor that is saved with it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from ..recipes import introspection
+from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
+from ..recipes.types import show
+from .base import Objective, check_examples
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
+
+
+@dataclass
+class NormalizedSettings(ObjectiveSettings):
+    """What objectives and tasks have whose model reads normalised pixels."""
+
+    image_field: str = doc("column that holds the image", "image")
+    image_mean: list[float] | None = doc(
+        "subtracted from each channel (values from 0 to 1); null: the training images' mean"
+    )
+    image_std: list[float] | None = doc("each channel is divided by it; null: the training images' standard deviation")
+
+
+class ImageObjective(Objective):
+    """Rows are images. `processor` is an image processor, `shape` (channels, height, width) of what the model sees."""
+
+    row_noun = "image"
+
+    def columns(self) -> dict[str, str]:
+        """Recipe field -> column that is read."""
+        return {"image_field": self.settings.image_field}
+
+    def check(self) -> None:
+        check_examples(self)
+        super().check()
+
+    def check_tokenizer(self) -> None:
+        """There is no text. A checkpoint's name is filled in by itself."""
+        section = self.recipe.tokenizer
+        for field, default in vars(TokenizerSection()).items():
+            value = getattr(section, field)
+            if value != default and not (field == "name_or_path" and value == self.recipe.model.name_or_path):
+                raise UserError(f"tokenizer.{field} has no effect with {self.setting}; images have no text")
+
+    def open(self) -> "dict[str, Examples]":
+        from ..data.image_files import open_images
+
+        return open_images(self.recipe.data, self.columns())
+
+    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+        from ..images.processors import image_shape, recipe_image_processor
+
+        self.shape = image_shape(self.recipe)
+        self.processor = recipe_image_processor(self.recipe, self.shape)
+
+    def processor_fingerprint(self) -> str:
+        from ..images.processors import processor_fingerprint
+
+        return processor_fingerprint(self.processor)
+
+    def check_normalization(self) -> None:
+        """Raise UserError for mean or deviation that do not go with the model's channels."""
+        model = self.recipe.model
+        for field in ("image_mean", "image_std"):
+            values = getattr(self.settings, field)
+            if values is None:
+                continue
+            path = f"{self.section}.{field}"
+            if model.name_or_path is not None:
+                raise UserError(f"{path} cannot be set with model.name_or_path; the checkpoint has its own")
+            default = introspection.family_fields(model.family)["num_channels"].default
+            channels = model.fields.get("num_channels", default)
+            if len(values) != channels:
+                raise UserError(f"{path}={show(values)} must be {channels} numbers, as model.num_channels says")
+            if field == "image_std" and min(values) <= 0:
+                raise UserError(f"{path}={show(values)} must be above 0")

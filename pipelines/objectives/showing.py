@@ -1,0 +1,168 @@
+"""Rows printed for people: tokens, documents, masks, images. What the objectives' `show` methods share."""
+
+from rich.text import Text
+
+from ..data.batch_keys import IGNORE_INDEX
+
+DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
+NOT_PREDICTED = "underline"
+PREDICTED = "bold reverse"
+PADDING = "dim strike"
+MOST = 12  # lines of a table
+SHADES, MOST_PIXELS = " .:-=+*#%@", 56
+
+
+def marked(*parts: str | tuple[str, str]) -> Text:
+    """A legend: plain words, and (words, style) for what a mark looks like."""
+    return Text.assemble(*parts)
+
+
+def is_label(labels):
+    """Where `labels` name something that is predicted."""
+    return labels != IGNORE_INDEX
+
+
+def print_lines(console, lines: list[str]) -> None:
+    """Lines of numbers, dimmed."""
+    for line in lines:
+        console.print(line, markup=False, style="dim")
+
+
+def visible(token: str) -> str:
+    """A token's text with its white space made visible, so that every token takes space on the screen."""
+    return token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·") or "∅"
+
+
+def token_text(tokenizer, number: int) -> str:
+    """A token as it stands in the text, also where the vocabulary marks continued words (##) instead of spaces."""
+    if type(tokenizer.backend_tokenizer.decoder).__name__ == "WordPiece":
+        token = tokenizer.convert_ids_to_tokens(number)
+        begins = not token.startswith("##") and token not in tokenizer.all_special_tokens
+        return visible(f" {token}" if begins else token.removeprefix("##"))
+    return visible(tokenizer.decode([number]))
+
+
+def documents_line(documents: list) -> str:
+    return "documents: " + ", ".join(
+        f"{document} from token {start} ({length})" for document, start, length in documents
+    )
+
+
+def row_text(row: dict, documents: list, tokenizer) -> Text:
+    """One row: a colour per document, tokens without a label underlined, padding struck through."""
+    labels = row["labels"].tolist()
+
+    def token(place: int, number: int, color: str) -> tuple[str, str]:
+        return token_text(tokenizer, number), f"{color} {NOT_PREDICTED}" if labels[place] == IGNORE_INDEX else color
+
+    return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
+
+
+def documents_text(ids: list[int], documents: list, tokenizer, token) -> Text:
+    """The tokens of a row, document by document; token(place, id, color) gives each one's text and style."""
+    text, at = Text(), 0
+    for number, (_, _, length) in enumerate(documents):
+        if number:
+            text.append("│", style="bold white")
+        color = DOCUMENT_COLORS[number % len(DOCUMENT_COLORS)]
+        for place in range(at, at + length):
+            text.append(*token(place, ids[place], color))
+        at += length
+    if at < len(ids):
+        text.append(f" {len(ids) - at} x {tokenizer.decode([ids[-1]])}", style=PADDING)
+    return text
+
+
+def head_table(row: dict, tokenizer) -> list[str]:
+    """The first positions of a row as numbers: position, token, input id, label."""
+    lines = [f"{'position':>8}  {'input':>7}  {'label':>7}  token"]
+    for i in range(min(MOST, len(row["input_ids"]))):
+        label, number = row["labels"][i].item(), row["input_ids"][i].item()
+        text = "-" if label == IGNORE_INDEX else str(label)
+        lines.append(f"{row['position_ids'][i].item():>8}  {number:>7}  {text:>7}  {token_text(tokenizer, number)}")
+    return lines
+
+
+def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> Text:
+    """One row as it was, what is predicted in brackets with what the model sees in its place.
+
+    row: as the data set has it. batch: of this row alone, as the collator has changed it.
+    """
+    seen, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+
+    def token(place: int, number: int, color: str) -> tuple[str, str]:
+        word = token_text(tokenizer, number)
+        if labels[place] == IGNORE_INDEX:
+            return word, color
+        change = {tokenizer.mask_token_id: "", number: "="}.get(seen[place], f"→{token_text(tokenizer, seen[place])}")
+        return f"⟦{word}{change}⟧", f"{color} {PREDICTED}"
+
+    return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
+
+
+def masked_table(row: dict, batch: dict, tokenizer) -> list[str]:
+    """The first predicted positions of a row as numbers."""
+    seen, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+    lines = [f"{'place':>8}  {'position':>8}  {'input':>7}  {'label':>7}  seen → predicted"]
+    for i in [i for i, label in enumerate(labels) if label != IGNORE_INDEX][:MOST]:
+        position = row["position_ids"][i].item()
+        words = f"{token_text(tokenizer, seen[i])} → {token_text(tokenizer, labels[i])}"
+        lines.append(f"{i:>8}  {position:>8}  {seen[i]:>7}  {labels[i]:>7}  {words}")
+    return lines
+
+
+def sequence_text(ids: list[int], tokenizer) -> Text:
+    """Tokens of one sequence, special ones set off; labels' padding is left out."""
+    special, text = set(tokenizer.all_special_ids), Text()
+    for number in ids:
+        if number != IGNORE_INDEX:
+            text.append(token_text(tokenizer, number), style=PREDICTED if number in special else "cyan")
+    return text
+
+
+def image_text(pixels) -> Text:
+    """(C, H, W) normalised pixels as shades of grey, scaled down to at most MOST_PIXELS wide."""
+    import torch
+
+    grey = pixels.float().mean(dim=0)
+    step = -(-max(grey.shape) // MOST_PIXELS)
+    grey = torch.nn.functional.avg_pool2d(grey[None], step, ceil_mode=True)[0]
+    low, high = grey.min(), grey.max()
+    levels = ((grey - low) / (high - low).clamp_min(1e-6) * (len(SHADES) - 1)).round().int()
+    return Text("\n".join("".join(SHADES[level] * 2 for level in line) for line in levels.tolist()))
+
+
+def patches_text(pixels, hidden) -> Text:
+    """An image as `image_text`, with ▒ at the hidden patches: a bool tensor (rows, columns)."""
+    import torch
+
+    text = image_text(pixels)
+    if max(pixels.shape[-2:]) > MOST_PIXELS:  # several pixels to a character
+        return text
+    where = torch.nn.functional.interpolate(hidden[None, None].float(), pixels.shape[-2:])[0, 0] > 0
+    lines = [list(line) for line in text.plain.split("\n")]
+    for y, x in where.nonzero().tolist():
+        lines[y][2 * x : 2 * x + 2] = "▒▒"
+    return Text("\n".join(map("".join, lines)))
+
+
+def shares_text(label, names: list[str]) -> str:
+    """A class, or the shares of several."""
+    if not label.is_floating_point():
+        return names[int(label)]
+    shares = sorted(((share, name) for share, name in zip(label.tolist(), names) if share > 0.0005), reverse=True)
+    return ", ".join(f"{share:.0%} {name}" for share, name in shares)
+
+
+def show_source_and_target(console, objective, rows, number: int, row: dict) -> None:
+    """A row of an encoder-decoder: what is read and what has to be written."""
+    batch, documents = objective.collated(rows, number, row), rows.documents(number, row)
+    source, target = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+    title = f"row {number}: {len(source)} source tokens, {len(target)} target tokens"
+    if documents:
+        title += f", from {sum(length for _, _, length in documents)} tokens of text"
+    console.rule(title, align="left")
+    if documents:
+        console.print(documents_line(documents), markup=False)
+    for name, ids in (("source", source), ("target", target)):
+        console.print(Text.assemble((f"{name}: ", "bold"), sequence_text(ids, objective.tokenizer)))

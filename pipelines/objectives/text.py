@@ -1,0 +1,223 @@
+"""Objectives over plain text: documents are tokenised once and packed into rows of equal length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ..errors import UserError
+from ..plugins import METRICS
+from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
+from ..recipes.types import show
+from ..tokenizers.special_tokens import SENTINELS, special_tokens
+from .base import FinishedModel, Objective
+
+if TYPE_CHECKING:
+    from ..data.documents import Corpus
+    from ..data.rows import Rows
+
+
+@dataclass
+class TextSettings(ObjectiveSettings):
+    """What all objectives over plain text have."""
+
+    begins_documents: ClassVar[bool] = False  # what add_bos=null means
+
+    sequence_length: int = doc("tokens per row of text, for span_corruption of the encoder's input", 1024, at_least=2)
+    tail: Literal["drop", "pad"] = doc("the last, unfilled training row; validation always pads", "drop")
+    add_bos: bool | None = doc("begin each document with the beginning-of-text token; null: only for masked")
+    add_eos: bool = doc("end each document with the end-of-text token", True)
+
+    def __post_init__(self):
+        if self.add_bos is None:
+            self.add_bos = self.begins_documents
+
+
+class Tokenized:
+    """What objectives and tasks with a tokenizer share: the section of a tokenizer trained for them, its checks."""
+
+    def framing(self) -> str:
+        """What a tokenizer trained for this recipe puts around a text: as set, else what is needed."""
+        return self.recipe.tokenizer.framing or self.special_tokens
+
+    def tokenizer_section(self) -> TokenizerSection:
+        """The tokenizer section with its framing and number of sentinels spelled out."""
+        section = self.recipe.tokenizer
+        sentinels = self.sentinels if section.sentinels is None else section.sentinels
+        return replace(section, framing=self.framing(), sentinels=sentinels)
+
+    def train_or_load_tokenizer(self, texts: Any, cache: Path, progress: bool):
+        """The recipe's tokenizer; one that is trained reads `texts`, a corpus."""
+        from ..tokenizers.load import train_or_load_tokenizer
+
+        return train_or_load_tokenizer(self.tokenizer_section(), texts, cache, progress=progress)
+
+    def processor_fingerprint(self) -> str:
+        from ..tokenizers.load import tokenizer_fingerprint
+
+        return tokenizer_fingerprint(self.processor)
+
+    def check_framing(self) -> None:
+        """Raise UserError for a framing the objective cannot work with."""
+
+    def check_tokenizer(self) -> None:
+        recipe, section = self.recipe, self.recipe.tokenizer
+        if section.name_or_path is not None:
+            for name in ("framing", "sentinels"):
+                if getattr(section, name) is not None:
+                    raise UserError(
+                        f"tokenizer.{name}={show(getattr(section, name))} has no effect with tokenizer.name_or_path; "
+                        f"a pretrained tokenizer has its own"
+                    )
+            return
+        self.check_framing()
+        if recipe.model.name_or_path is not None:
+            raise UserError(
+                "tokenizer is trained anew, but model.name_or_path brings its own; remove the tokenizer section"
+            )
+        size = section.vocab_size
+        if size is None:
+            if section.type != "char":
+                raise UserError(
+                    f"tokenizer.vocab_size is not set; tokenizer.type={section.type} needs it, such as 8192"
+                )
+            return
+        smallest = 256 + len(special_tokens(self.tokenizer_section()))
+        if section.type == "byte_bpe" and size < smallest:
+            raise UserError(
+                f"tokenizer.vocab_size={size} must be at least {smallest}: 256 bytes and the special tokens"
+            )
+        rows = recipe.model.fields.get("vocab_size")
+        if rows is not None and rows < size:
+            raise UserError(
+                f"model.vocab_size={rows} is smaller than tokenizer.vocab_size={size}; remove model.vocab_size"
+            )
+
+    def need_tokens(self, **words: str) -> None:
+        """Raise UserError where the tokenizer lacks one of the tokens: need_tokens(eos="an end-of-text")."""
+        for name, noun in words.items():
+            if getattr(self.tokenizer, f"{name}_token_id") is None:
+                raise UserError(f"{self.setting} needs a tokenizer with {noun} token; this one has none")
+
+
+class TextObjective(Tokenized, Objective):
+    """Packed rows of text (data/packing.py). A subclass says what a batch is; most change `collator` alone.
+
+    With shifts_labels a row that cuts a document is followed by one that begins with the cut document's last token
+    again; without it rows follow each other, and labels are all of a row's tokens, from which the collator chooses.
+    """
+
+    Settings = TextSettings
+    special_tokens = "none"
+    compares = "tokens"
+    default_metrics = ("perplexity",)
+    counts_every_token: ClassVar[bool] = False  # whether each token is predicted once: then texts can be compared
+
+    def check_framing(self) -> None:
+        if self.special_tokens != "none" and self.framing() != self.special_tokens:
+            raise UserError(
+                f"tokenizer.framing={self.framing()} does not go with {self.setting}; it takes {self.special_tokens}"
+            )
+        if self.sentinels and self.recipe.tokenizer.sentinels == 0:
+            raise UserError(f"tokenizer.sentinels=0 does not go with {self.setting}; T5 has {SENTINELS}")
+
+    @classmethod
+    def metric_names(cls) -> list[str]:
+        return [name for name in super().metric_names() if cls.counts_every_token or not METRICS[name].every_token]
+
+    def check_metrics(self) -> None:
+        for name in self.recipe.evaluation.metrics:
+            row = METRICS.get(name)
+            if row is not None and row.every_token and not self.counts_every_token:
+                raise UserError(
+                    f"evaluation.metrics: {name} counts every token, but {self.setting} predicts only some; "
+                    f"known: perplexity"
+                )
+        super().check_metrics()
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"sequence_length": self.settings.sequence_length}
+
+    def step_words(self) -> str:
+        return f"rows x {self.settings.sequence_length} tokens"
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of text in a row."""
+        return self.settings.sequence_length
+
+    # ---- data
+
+    def open(self) -> "dict[str, Corpus]":
+        from ..data.corpora import open_corpora
+
+        return open_corpora(self.recipe.data)  # not by training.seed: another seed keeps validation set and tokenizer
+
+    def prepare(self, splits: "dict[str, Corpus]", cache: Path, progress: bool) -> None:
+        self.use_tokenizer(self.train_or_load_tokenizer(splits["train"], cache, progress))
+
+    def use_tokenizer(self, tokenizer) -> None:
+        """Take a tokenizer; raise UserError where it lacks a token that the objective needs."""
+        self.processor = tokenizer
+
+    def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "Rows":
+        from ..data.packing import StreamingPackedDataset, tokenize_corpus
+
+        section, tokenizer = self.settings, self.tokenizer
+        marks = {"add_bos": section.add_bos, "add_eos": section.add_eos}
+        if split == "train" and self.recipe.data.streaming:
+            return StreamingPackedDataset(
+                source, tokenizer, self.row_length, tail=section.tail, predicts_next=self.shifts_labels, **marks
+            )
+        store = tokenize_corpus(source, tokenizer, cache, progress=progress, **marks)
+        # Every token of a validation text counts, so its last row is padded, never dropped.
+        return self.pack(store, section.tail if split == "train" else "pad")
+
+    def pack(self, store, tail: str) -> "Rows":
+        """Rows of documents tokenised before (a TokenStore). tail: of a last row that is not full, drop or pad."""
+        from ..data.packing import PackedDataset
+
+        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
+        return PackedDataset(store, self.row_length, tail=tail, pad_token_id=pad, predicts_next=self.shifts_labels)
+
+    def describe(self, rows: "Rows") -> str:
+        from ..data.packing import packing_report
+
+        return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
+
+    # ---- measuring
+
+    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
+        needs_train = any(METRICS[name].needs_train for name in metrics) and not self.recipe.data.streaming
+        return [split, "train"] if needs_train else [split]
+
+    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
+        from .perplexity import TokenLosses
+
+        store = None if train is None or train.is_stream else train.store
+        losses = TokenLosses(result["nll"], result["predictions"], rows, store, len(self.tokenizer))
+        chosen = {name: METRICS[name] for name in metrics}
+        return {name: row.of_losses(losses) for name, row in chosen.items() if store is not None or not row.needs_train}
+
+    # ---- the end of a run
+
+    def finishes_on(self) -> str:
+        return "one" if self.recipe.evaluation.sample_prompts else "none"
+
+    def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
+        from ..generation import generate_text
+
+        section = self.recipe.evaluation
+        return [
+            {
+                "prompt": prompt,
+                "text": generate_text(
+                    finished.path,
+                    prompt,
+                    max_new_tokens=section.sample_tokens,
+                    top_p=section.sample_top_p,
+                    seed=self.recipe.training.seed,
+                ),
+            }
+            for prompt in section.sample_prompts
+        ]

@@ -1,0 +1,190 @@
+"""Registries of what recipes can name (objectives, metrics, data sources), and the plug-ins that add to them.
+
+Our own objectives, metrics and sources stand in the same registries: a registry imports the package that fills it when
+it is first asked. A plug-in is a Python file or module that the user names on the command line (`--plugin`), in
+`$ANYFORMER_PLUGINS` (names separated by commas, for launchers), or an installed package's entry point of the group
+`anyformer.plugins`. A recipe or a downloaded folder cannot name one.
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError, did_you_mean
+
+ENTRY_POINTS = "anyformer.plugins"
+VARIABLE = "ANYFORMER_PLUGINS"
+
+
+class Registry:
+    """Rows by name, in the order in which they were registered.
+
+    Args:
+        noun: what a row is, for errors.
+        home: the package whose import registers our own rows.
+    """
+
+    def __init__(self, noun: str, home: str):
+        self.noun, self.home, self._rows, self._loaded = noun, home, {}, False
+
+    def add(self, name: str, row: Any) -> None:
+        """Register a row; raise UserError where the name is taken by another one."""
+        if not isinstance(name, str) or not name.isidentifier():
+            raise UserError(f"{self.noun} name {name!r} is not a name: letters, digits and underscores")
+        self._load()
+        there = self._rows.get(name)
+        if there is not None and not _is_same(there, row):
+            raise UserError(f"{self.noun} {name!r} is registered already; choose another name")
+        self._rows[name] = row
+
+    def remove(self, name: str) -> None:
+        """Take a row out, as a test of a plug-in does at its end."""
+        del self._rows[name]
+
+    def _load(self) -> None:
+        if not self._loaded:
+            self._loaded = True  # before: the package registers while it is imported
+            importlib.import_module(self.home)
+
+    def _load_all(self) -> None:
+        """Our own rows and those of installed packages, whose search takes a while: only where a name is missing."""
+        self._load()
+        _load_entry_points()
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_all()
+        return iter(self._rows)
+
+    def __contains__(self, name: str) -> bool:
+        return self.get(name) is not None
+
+    def __getitem__(self, name: str) -> Any:
+        """The row; raises UserError with the nearest name."""
+        row = self.get(name)
+        if row is None:
+            raise UserError(f"{self.noun} {name!r} is not known{did_you_mean(name, self._rows)}")
+        return row
+
+    def get(self, name: str) -> Any | None:
+        """The row, or None."""
+        self._load()
+        if name not in self._rows:
+            self._load_all()
+        return self._rows.get(name)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(name, row) of every row."""
+        self._load_all()
+        return iter(list(self._rows.items()))
+
+
+def _is_same(there: Any, row: Any) -> bool:
+    """Whether a module registers again what it registered before: notebooks run their cells twice."""
+    return getattr(there, "__qualname__", there) == getattr(row, "__qualname__", row) and (
+        getattr(there, "__module__", None) == getattr(row, "__module__", None)
+    )
+
+
+OBJECTIVES = Registry("objective", "anyformer.pipelines.objectives")
+METRICS = Registry("metric", "anyformer.pipelines.metrics")
+SOURCES = Registry("data source", "anyformer.pipelines.data.sources")
+
+
+def register_objective(cls: type) -> type:
+    """Class decorator: the Objective becomes what `objective.name` (or, with section = "task", `task.name`) names."""
+    OBJECTIVES.add(cls.name, cls)
+    return cls
+
+
+def register_source(name: str) -> Callable:
+    """Class decorator: `data.source: NAME` then reads documents from this Source (see data/documents.py).
+
+    It is built as cls(limits, where): bounds on documents, and the recipe's field that its errors name.
+    """
+
+    def register(cls: type) -> type:
+        SOURCES.add(name, cls)
+        return cls
+
+    return register
+
+
+def objective_of(recipe: Any) -> Any:
+    """The Objective of a recipe, bound to it; nothing is read yet."""
+    return OBJECTIVES[recipe.learned.name](recipe)
+
+
+# ------------------------------------------------------------------------------------------------- loading
+
+_loaded: dict[str, dict[str, str]] = {}  # absolute path, or name of a module -> what run.json says of it
+
+
+def load_plugins(names: Sequence[str] = ()) -> None:
+    """Import the plug-ins of the command line and of the environment, each once.
+
+    Raises:
+        UserError: no such file or module, or an error while it is imported.
+    """
+    for name in (*names, *os.environ.get(VARIABLE, "").split(",")):
+        if name.strip():
+            _load_plugin(name.strip())
+
+
+def _load_entry_points() -> None:
+    """Import the plug-ins of installed packages."""
+    for point in _entry_points():
+        if point.name not in _loaded:
+            _loaded[point.name] = {"plugin": point.value}
+            _run(point.load, f"entry point {point.value}")
+
+
+@functools.cache
+def _entry_points() -> tuple:
+    return tuple(importlib.metadata.entry_points(group=ENTRY_POINTS))
+
+
+def loaded_plugins() -> list[dict[str, str]]:
+    """What run.json records of each plug-in: its path or name, and the SHA-256 of the file."""
+    return list(_loaded.values())
+
+
+def _load_plugin(name: str) -> None:
+    path = Path(name).expanduser()
+    is_file = path.suffix == ".py" or len(path.parts) > 1
+    if is_file and not path.is_file():
+        raise UserError(f"--plugin {name}: no such file")
+    key = str(path.resolve()) if is_file else name
+    if key in _loaded:
+        return
+    if not is_file:
+        _run(lambda: importlib.import_module(name), f"--plugin {name}")
+        origin = importlib.util.find_spec(name).origin
+        _loaded[key] = {"plugin": name} | ({"sha256": _digest(Path(origin))} if origin else {})
+        return
+    # Under a name of its own, so that data loader workers can unpickle what the file defines.
+    module_name = f"anyformer_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path.resolve())
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    _run(lambda: spec.loader.exec_module(module), f"--plugin {name}")
+    _loaded[key] = {"plugin": key, "sha256": _digest(path)}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _run(load: Callable, what: str) -> None:
+    try:
+        load()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}") from error

@@ -1,0 +1,25 @@
+"""What a model card says of the objective or task that a model learned: the words its Objective has for itself."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..plugins import OBJECTIVES
+
+
+@dataclass(frozen=True)
+class ObjectiveFacts:
+    """An objective in the words of a model card; the fields are class attributes of Objective."""
+
+    hub_task: str | None = None
+    loss_unit: str = "nats per token"
+    samples_are_answers: bool = False
+    picture: str | None = None
+
+
+def objective_facts(recipe: dict[str, Any]) -> ObjectiveFacts:
+    """The facts of a saved recipe's objective or task; the defaults where it names none that is registered."""
+    section = recipe.get("task") or recipe.get("objective")
+    cls = OBJECTIVES.get(section.get("name")) if isinstance(section, dict) else None
+    if cls is None:
+        return ObjectiveFacts()
+    return ObjectiveFacts(cls.hub_task, cls.loss_unit, cls.samples_are_answers, cls.picture)

@@ -1,0 +1,105 @@
+"""What the files of a run's folder say of the run: its recipe, data, metrics and samples."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..recipes.strict_yaml import format_yaml, parse_yaml
+from ..storage.checkpoints import RUN_FILE
+
+SIZES = ("documents", "examples", "tokens", "bytes")  # of a split, as run.json names them
+BUILT_IN = {
+    "stdlib": "the Python standard library, sources and documentation",
+    "stdlib_code": "the Python standard library, sources and documentation, without its tables of data",
+}
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of the run that made a model; empty for a folder that no run of ours wrote."""
+
+    recipe_text: str | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunFacts":
+        """Facts from recipe.yaml and run.json; a checkpoint has both in one file.
+
+        Raises:
+            UserError: one of the files is damaged.
+        """
+        run = {}
+        for name in ("run.json", RUN_FILE):
+            if (folder / name).is_file():
+                try:
+                    run = json.loads((folder / name).read_text(encoding="utf-8"))
+                except ValueError as error:
+                    raise UserError(f"{folder / name} is not readable as JSON ({error}); delete it to go on") from error
+                break
+        run = run if isinstance(run, dict) else {}
+        recipe_file, recipe = folder / "recipe.yaml", run.get("recipe") or {}
+        text = format_yaml(recipe) if recipe else None
+        if recipe_file.is_file():
+            text = recipe_file.read_text(encoding="utf-8")
+            recipe = parse_yaml(text, str(recipe_file))
+        return cls(text, recipe if isinstance(recipe, dict) else {}, run)
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the recipe, empty where it is not there."""
+        value = self.recipe.get(name)
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """The data section, or the sections of its mixture."""
+        data = self.section("data")
+        return data.get("mixture") or ([data] if data else [])
+
+    @property
+    def source_names(self) -> str:
+        """The sources in words: `owner/corpus, small, split train; local files a.txt`."""
+        return "; ".join(filter(None, map(_source_name, self.sources)))
+
+    @property
+    def hub_datasets(self) -> list[str]:
+        """Ids of the data sets on the Hub that the run read; a folder that `load_dataset` reads is none."""
+        named = {source.get("dataset") or "" for source in self.sources}
+        is_id = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?").fullmatch
+        return sorted(name for name in named if is_id(name) and not Path(name).exists())
+
+    @property
+    def splits(self) -> dict[str, dict[str, Any]]:
+        """The sizes that are known of each split: {"train": {"documents": 12, "tokens": 3456}}."""
+        data = {split: of for split, of in (self.run.get("data") or {}).items() if isinstance(of, dict)}
+        sizes = {split: {size: of[size] for size in SIZES if size in of} for split, of in data.items()}
+        return {split: of for split, of in sizes.items() if of}
+
+    @property
+    def metrics(self) -> list[tuple[str, str, float]]:
+        """run.json's {"validation_loss": 1.2} as rows (split, metric, value)."""
+        rows = []
+        for name, value in (self.run.get("metrics") or {}).items():
+            split, _, metric = name.partition("_")
+            if isinstance(value, int | float) and metric:
+                rows.append((split, metric, float(value)))
+        return rows
+
+    @property
+    def samples(self) -> list[dict[str, str]]:
+        """The samples that have a text."""
+        return [s for s in self.run.get("samples") or [] if isinstance(s, dict) and s.get("text")]
+
+
+def _source_name(source: dict[str, Any]) -> str | None:
+    if source.get("source"):
+        return BUILT_IN.get(source["source"], source["source"])
+    if source.get("dataset"):
+        words = (source["dataset"], source.get("config_name"), f"split {source.get('split', 'train')}")
+        return ", ".join(filter(None, words))
+    files = source.get("files") or []
+    files = [files] if isinstance(files, str) else files
+    return "local files " + ", ".join(Path(file).name for file in files) if files else None

@@ -1,0 +1,83 @@
+"""Checkpoint staging: a checkpoint is written into a staging folder and gets its name when it is complete."""
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+
+from ..errors import UserError
+from ..storage.atomic import write_atomically
+from ..storage.checkpoints import RUN_FILE, STAGING, commit, list_checkpoints, prune
+from .best_checkpoint import find_checkpoint
+
+
+class CheckpointStaging:
+    """The folder of the checkpoint that is being written.
+
+    Args:
+        run_identity: text that is saved in each checkpoint.
+        writes: whether this process writes checkpoints; the others only wait.
+
+    `folder` is the staging folder while a checkpoint is written, None otherwise.
+    """
+
+    def __init__(self, run_identity: str, writes: bool):
+        self.run_identity, self.writes, self.folder = run_identity, writes, None
+
+    @contextmanager
+    def stage(self, run_folder: Path, name: str) -> Iterator[Path]:
+        """Yield the folder that checkpoint `name` is written into; where the block fails, the folder is deleted.
+
+        Raises UserError where the block fails because the disk is full.
+        """
+        self.folder = run_folder / STAGING
+        try:
+            yield self.folder / name
+        except Exception as error:
+            full = is_disk_full(error, run_folder)  # asked before the deletion makes room
+            if self.writes:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            if full:
+                raise UserError(disk_full_sentence(run_folder, name)) from error
+            raise
+        finally:
+            self.folder = None
+
+    def commit(self, staged: Path, state: TrainerState, keep: int | None) -> None:
+        """Make a complete staged checkpoint visible; delete all but the newest `keep` and the best.
+
+        state: Trainer's, in which a best checkpoint that has just been staged gets its final path.
+        """
+        if not self.writes:
+            return
+        run_folder = staged.parents[1]
+        final = run_folder / staged.name
+        if state.best_model_checkpoint == str(staged):
+            state.best_model_checkpoint = str(final)
+            state.save_to_json(str(staged / TRAINER_STATE_NAME))
+        write_atomically(staged / RUN_FILE, self.run_identity)
+        commit(staged, final)
+        prune(run_folder, keep=keep, best=find_checkpoint(run_folder, state.best_global_step))
+        shutil.rmtree(staged.parent, ignore_errors=True)
+
+
+def is_disk_full(error: BaseException | None, folder: Path) -> bool:
+    """Whether an error while writing to `folder` came from a full disk.
+
+    torch's and safetensors' writers do not always pass the OSError on, so the free space is checked, too.
+    """
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return shutil.disk_usage(folder).free < 1 << 20
+
+
+def disk_full_sentence(folder: Path, name: str) -> str:
+    complete = list_checkpoints(folder)
+    good = f"the last complete checkpoint is {complete[0]}" if complete else "there is no earlier checkpoint"
+    return f"the disk is full: {folder / name} could not be written; {good}; free some space and run the same again"

@@ -1,0 +1,43 @@
+"""Exact evaluation: sums over every counted label of every row, on all processes."""
+
+import torch
+
+from ..data.batch_keys import IGNORE_INDEX
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """The device, or the CPU for MPS, which has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+class EvaluationSums:
+    """The loss and the predictions of one pass over the evaluation rows.
+
+    The loss is a sum divided by the number of counted labels: the mean of batches' means would give short rows too much
+    weight.
+
+    Args:
+        device: of the model.
+        scorer: has predictions(logits, labels) -> (B, K) integers of each row, and compute_metrics(predictions) -> dict
+            from those of all rows; None: the loss alone is measured.
+    """
+
+    def __init__(self, device: torch.device, scorer=None):
+        self.sums, self.scorer = torch.zeros(2, dtype=torch.float64, device=float64_device(device)), scorer
+        self.predictions: list[torch.Tensor] = []
+
+    def add(self, total: torch.Tensor, count: torch.Tensor, logits=None, labels=None) -> None:
+        """Add a batch: the sum of its losses, its counted labels, and for a scorer its logits and labels."""
+        self.sums += torch.stack([total, count]).to(self.sums)
+        if self.scorer is not None:
+            self.predictions.append(self.scorer.predictions(logits, labels))
+
+    def metrics(self, accelerator) -> dict:
+        """{"loss": mean, "nll": sum, "predictions": number of labels} and the scorer's metrics, over all processes."""
+        total, count = accelerator.reduce(self.sums, "sum").tolist()
+        found = {"loss": total / count, "nll": total, "predictions": count} if count else {}
+        if self.predictions:
+            # PaddedEvalDataset: equally many rows on each process; those without labels fill up.
+            predictions = accelerator.gather(torch.cat(self.predictions))
+            found |= self.scorer.compute_metrics(predictions[(predictions != IGNORE_INDEX).all(dim=-1)].cpu().numpy())
+        return found

@@ -1,0 +1,65 @@
+"""Which loss of a model is exact per label: the model's own, or one computed here from its logits."""
+
+import functools
+import inspect
+
+import torch
+
+from .cross_entropy import loss_of_logits
+
+
+class ModelLoss:
+    """The loss of one model, and the inputs that its forward takes for it.
+
+    Exact means: divided by `num_items_in_batch`, the number of labels in all batches of an optimizer step. Our models
+    do that, and transformers' decoders; transformers' other heads (BERT, T5, BART) take a mean, and accumulating would
+    multiply their gradients by the number of accumulated batches.
+
+    Args:
+        model: as Trainer has it; of a PEFT model the base model is looked at.
+        shifts_labels: whether labels stand beside their own token, so that the one before predicts them.
+        accepts_loss_kwargs: what Trainer found out about the model's forward.
+        label_smoothing: of the training loss; evaluation has none.
+
+    `function` computes the training loss from outputs and labels; None where the model's own is used.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, *, shifts_labels: bool, accepts_loss_kwargs: bool, label_smoothing: float
+    ):
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        known = inspect.signature(model.forward).parameters
+        self.shifts_labels = shifts_labels
+        self.is_exact = "num_items_in_batch" in known or (shifts_labels and accepts_loss_kwargs)
+        self._skips_logits = "return_logits" in known
+        self._takes_labels = "labels" in known  # otherwise a batch's labels only say how many there are
+        self._make_decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        smooths = bool(label_smoothing) and "label_smoothing" in known
+        self._training_extras = {"label_smoothing": label_smoothing} if smooths else {}
+        self.function = None
+        if not self.is_exact or (label_smoothing and not smooths):
+            self.function = functools.partial(loss_of_logits, shift=shifts_labels, label_smoothing=label_smoothing)
+
+    def model_inputs(self, inputs: dict) -> dict:
+        """A batch without labels that the model does not take."""
+        return inputs if self._takes_labels else {name: x for name, x in inputs.items() if name != "labels"}
+
+    def training_inputs(self, inputs: dict) -> dict:
+        """The arguments of a forward pass that computes the training loss itself."""
+        return {**inputs, **self._training_extras}
+
+    def inputs_for_logits(self, inputs: dict) -> dict:
+        """With decoder_input_ids, which a sequence-to-sequence model makes from labels and here gets no labels."""
+        if self._make_decoder_inputs is None or "decoder_input_ids" in inputs:
+            return inputs
+        return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}
+
+    def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(loss summed over a batch's labels, without smoothing; logits, or None where they are not needed)."""
+        if self.is_exact and not needs_logits:
+            extras = {"return_logits": False} if self._skips_logits else {}
+            return model(**self.model_inputs(inputs), **extras, num_items_in_batch=1).loss, None
+        without = {name: x for name, x in self.inputs_for_logits(inputs).items() if name != "labels"}
+        outputs = model(**without)
+        total = loss_of_logits(outputs, inputs["labels"], num_items_in_batch=1, shift=self.shifts_labels)
+        return total, outputs.logits if needs_logits else None

@@ -1,0 +1,162 @@
+"""A plug-in is one file: the examples of docs/plugins.md are loaded from the command line, trained and measured."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from anyformer.pipelines import plugins
+from anyformer.pipelines.plugins import METRICS, OBJECTIVES, SOURCES
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = {"objective": 40, "task": 40, "metric": 10, "data source": 20}
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
+
+
+def examples() -> dict[str, str]:
+    """{"objective": source, ...} of the documentation."""
+    text = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^## An? ([\w ]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```", text, flags=re.M | re.S))
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The examples as files, and the registries as they were before."""
+    before = [dict(registry.items()) for registry in (OBJECTIVES, METRICS, SOURCES)]
+    found = {}
+    for kind, source in examples().items():
+        found[kind] = tmp_path / f"my_{kind.replace(' ', '_')}.py"
+        found[kind].write_text(source)
+    yield found
+    for registry, rows in zip((OBJECTIVES, METRICS, SOURCES), before):
+        for name in set(registry) - set(rows):
+            registry.remove(name)
+    plugins._loaded.clear()
+
+
+def test_the_documentation_has_an_example_of_each_kind_as_short_as_it_promises():
+    found = examples()
+    assert found.keys() == LIMITS.keys()
+    for kind, source in found.items():
+        assert len([line for line in source.splitlines() if line.strip()]) <= LIMITS[kind], kind
+
+
+def recipe_file(folder: Path, **sections) -> Path:
+    path = folder / "mine.yaml"
+    recipe = {
+        "model": {"family": "seq2seq", **TINY},
+        "tokenizer": {"type": "byte_bpe", "vocab_size": 512},
+        "training": {"output_dir": str(folder / "run"), "max_steps": 8, "bf16": False, "learning_rate": 1e-2},
+    }
+    recipe["training"] |= {"logging_steps": 1, "per_device_train_batch_size": 4}
+    path.write_text(yaml.safe_dump(recipe | sections))
+    return path
+
+
+def test_an_objective_and_a_source_train_preview_and_evaluate(files, tmp_path, command, capsys):
+    recipe = recipe_file(
+        tmp_path,
+        data={"source": "docstrings", "validation_fraction": 0.1},
+        objective={"name": "token_deletion", "sequence_length": 32, "deletion_rate": 0.3},
+    )
+    named = ["--plugin", files["objective"], "--plugin", files["data source"]]
+    assert command(*named, "list", "token_deletion") == 0
+    assert "objective.deletion_rate" in capsys.readouterr().out
+    assert command("preview", recipe, "--rows", "1", *named) == 0
+    assert command("train", recipe, *named) == 0
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["metrics"]["validation_perplexity"] > 1 and run["recipe"]["objective"]["deletion_rate"] == 0.3
+    assert [Path(row["plugin"]).name for row in run["plugins"]] == ["my_objective.py", "my_data_source.py"]
+    assert all(len(row["sha256"]) == 64 for row in run["plugins"])
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[:8]]
+    assert losses[-1] < losses[0] - 0.2
+    assert "token_deletion" in (tmp_path / "run" / "README.md").read_text()
+    assert command("evaluate", tmp_path / "run", recipe, *named) == 0
+    result = json.loads((tmp_path / "run" / "evaluation-mine.json").read_text())
+    assert result["metrics"]["loss"] == pytest.approx(run["metrics"]["validation_loss"], rel=1e-5)
+
+
+def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys):
+    rows = [{"long": f"the dog number {i} runs very far away", "short": f"dog {i}"} for i in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"name": "summarization", "source_field": "long", "target_field": "short", "max_length": 48, "num_beams": 1}
+    recipe = recipe_file(
+        tmp_path,
+        tokenizer={"type": "char"},
+        data={"files": str(tmp_path / "rows.jsonl")},
+        task=task,
+        evaluation={"metrics": ["chrf", "length_ratio"]},
+    )
+    assert command("train", recipe, "--plugin", files["task"], "--plugin", files["metric"]) == 0
+    printed = capsys.readouterr().out
+    assert "validation length ratio" in printed and "summary of" in printed
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "length ratio" in card
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--plugin"], "--plugin names no file"),
+        (["--plugin", "nowhere.py", "list"], "--plugin nowhere.py: no such file"),
+        (["--plugin", "no_such_module_of_ours", "list"], "cannot be loaded: ModuleNotFoundError"),
+        (["train", "mine.yaml", "objective.name=token_deletoin"], "did you mean token_deletion"),
+        (["train", "mine.yaml", "objective.deletion_rate=1"], "objective.deletion_rate=1.0 must be below 1"),
+        (["train", "mine.yaml", "objective.deletion_rat=1"], "did you mean objective.deletion_rate"),
+        (["train", "mine.yaml", "objective.name=summarization"], "write task.name=summarization"),
+        (["train", "mine.yaml", "data.source=docstring"], "did you mean docstrings"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_know_the_names_of_plug_ins(
+    files, tmp_path, command, capsys, monkeypatch, argv, words
+):
+    monkeypatch.chdir(tmp_path)
+    recipe_file(tmp_path, data={"source": "docstrings"}, objective={"name": "token_deletion", "sequence_length": 32})
+    monkeypatch.setenv("ANYFORMER_PLUGINS", ",".join(str(path) for path in files.values()))
+    assert command(*argv) == 2
+    message = capsys.readouterr().err
+    assert words in message and message.count("\n") == 1
+
+
+def test_a_broken_plug_in_is_one_sentence(tmp_path, command, capsys):
+    (tmp_path / "broken.py").write_text("import math\nmath.no_such_function()\n")
+    assert command("--plugin", tmp_path / "broken.py", "list") == 2
+    assert "cannot be loaded: AttributeError" in capsys.readouterr().err
+    plugins._loaded.clear()
+
+
+def test_two_rows_of_one_name_are_refused(files):
+    plugins.load_plugins([str(files["metric"])])
+    with pytest.raises(plugins.UserError, match="metric 'length_ratio' is registered already"):
+        METRICS.add("length_ratio", object())
+
+
+def test_a_downloaded_recipe_cannot_name_a_plug_in(tmp_path, command, capsys):
+    recipe = recipe_file(tmp_path, data={"source": "stdlib"}, plugins=["evil.py"])
+    assert command("train", recipe) == 2
+    assert "plugins: no such section" in capsys.readouterr().err
+
+
+def test_installed_packages_register_through_their_entry_point(tmp_path):
+    package = tmp_path / "their_metrics-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: their-metrics\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[anyformer.plugins]\ntheirs = their_metrics\n")
+    (tmp_path / "their_metrics.py").write_text(examples()["metric"].replace("length_ratio", "their_ratio"))
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from anyformer_main import main; "
+    program += "main(['list', 'metrics'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "their_ratio" in done.stdout
+
+
+def test_standard_objectives_import_no_torch():
+    program = (
+        "import sys, anyformer_main\nfrom anyformer.pipelines.recipes.compose import load_recipe\n"
+        "load_recipe('quickstart'); load_recipe('fashion_mnist_vit')\n"
+        "print(sorted({'torch', 'numpy', 'transformers', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
