@@ -280,6 +280,19 @@ def close(got, expected, tolerance: float) -> None:
     assert error <= tolerance * scale, f"{error / scale:.2e} of the largest value, {scale:.1f}"
 
 
+EXACT = 1e-9  # in fp64, of the largest value: nothing but rounding may differ, on any machine
+# What models compute in fp32 whatever their type: losses, rotary angles, routers, and sums of linear attention. These
+# differ in the eighth digit of the largest value.
+FP32 = 1e-5
+
+
+def exactness(model) -> float:
+    """How far apart outputs of the model may be that are equal in mathematics."""
+    config = model.config
+    sums = {"linear_attention", "compressive_attention"} & set(getattr(config, "attention_kinds", None) or ())
+    return FP32 if sums or getattr(config, "num_experts", None) or model.dtype == torch.float32 else EXACT
+
+
 def gradients_of(model, run) -> dict:
     model.zero_grad()
     run().backward()

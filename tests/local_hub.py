@@ -4,11 +4,9 @@ huggingface_hub reads its endpoint and folders when it is imported, so clients a
 Scripts that need no Hub run in forks of one process that has imported transformers and can import no anyformer.
 """
 
-import atexit
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -133,14 +131,15 @@ for line in sys.stdin:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(code)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+shutil.rmtree(os.getcwd(), ignore_errors=True)  # the test process has ended
 """
 
 
 @functools.cache
 def forking_server() -> subprocess.Popen:
-    """The process that cannot import anyformer, started by the first script of this test process."""
+    """The process that cannot import anyformer, started by the first script of this test process; it ends with that."""
     folder = Path(tempfile.mkdtemp(prefix="anyformer-tests-"))
-    server = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-c", WITHOUT_ANYFORMER + FORKING_SERVER],
         env=client_env(folder),
         cwd=folder,
@@ -148,17 +147,6 @@ def forking_server() -> subprocess.Popen:
         stdout=subprocess.PIPE,
         text=True,
     )
-
-    owner = os.getpid()
-
-    def end():
-        if os.getpid() == owner:  # not in a fork of this process
-            server.stdin.close()
-            server.wait(timeout=60)
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(end)
-    return server
 
 
 def run_without_anyformer(script: str, *arguments, cwd: Path):

@@ -14,7 +14,7 @@ import torch
 import transformers
 from anyformer.modeling.traits import POSITION_SCHEMES
 from anyformer.pipelines.cli.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
-from family_variants import close, positions_of, tokens
+from family_variants import close, exactness, positions_of, tokens
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,6 @@ from transformers import (
 
 import anyformer
 
-TOLERANCE = 1e-9  # of the largest logit, in fp64: nothing but rounding may differ, on any machine
 TINY = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -106,13 +105,13 @@ def check_computes(cell: Cell, folder) -> None:
     for backend in BACKENDS[1:]:
         model.set_attn_implementation(backend)
         with torch.compiler.set_stance("force_eager"):  # compiling flex attention takes seconds, for every cell
-            close(logits(model, inputs), expected, TOLERANCE)
+            close(logits(model, inputs), expected, exactness(model))
     model.set_attn_implementation("sdpa")
     if cell.family != "vit":
         check_packed(cell, model)
     model.save_pretrained(folder)
     loaded = FAMILY[cell.family][0].from_pretrained(folder, attn_implementation="eager")
-    close(logits(loaded, inputs), expected, TOLERANCE)
+    close(logits(loaded, inputs), expected, exactness(model))
 
 
 def check_packed(cell: Cell, model) -> None:
@@ -124,7 +123,7 @@ def check_packed(cell: Cell, model) -> None:
     row["position_ids"] = positions_of(lengths)
     if cell.family == "seq2seq":
         row["decoder_position_ids"] = positions_of([each["decoder_input_ids"].shape[1] for each in rows])
-    close(logits(model, row), torch.cat(alone, dim=1), TOLERANCE)
+    close(logits(model, row), torch.cat(alone, dim=1), exactness(model))
 
 
 @pytest.fixture
@@ -215,7 +214,7 @@ def test_odd_shapes_compute_alike_on_eager_and_sdpa_and_have_gradients(cell, bat
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
     expected = logits(model, inputs)
     model.set_attn_implementation("sdpa")
-    close(logits(model, inputs), expected, TOLERANCE)
+    close(logits(model, inputs), expected, exactness(model))
 
 
 def test_the_table_in_the_docs_is_the_one_that_is_printed(repo_root):

@@ -10,27 +10,27 @@ import math
 import pytest
 import torch
 import transformers
-from family_variants import DISTANCES_ONLY, HEADS, SEQ2SEQS, ZOO, close, gradients_of, poison_empty_memory
+from family_variants import (
+    DISTANCES_ONLY,
+    EXACT,
+    FP32,
+    HEADS,
+    SEQ2SEQS,
+    ZOO,
+    close,
+    exactness,
+    gradients_of,
+    poison_empty_memory,
+)
 from torch.nn.functional import cross_entropy, pad
 from transformers import AutoConfig, AutoModel, DynamicCache, EncoderDecoderCache, StaticCache
 
 import anyformer
 
-EXACT = 1e-9
-# What models compute in fp32 whatever their type: losses, rotary angles, routers, and sums of linear attention. These
-# differ in the eighth digit of the largest value.
-FP32 = 1e-5
 TEXT = [variant for variant in ZOO if variant.reads_text]
 GENERATING = [variant for variant in ZOO if variant.generates]
 FIRST = [next(variant for variant in ZOO if variant.family == family) for family in HEADS]
 LENGTHS, LONG = [7, 1, 11, 5], [60, 33, 41, 35]  # long documents may be attended one by one
-
-
-def exactness(model) -> float:
-    """How far apart the outputs of the model in fp64 may be."""
-    config = model.config
-    states = {"linear_attention", "compressive_attention"} & set(getattr(config, "attention_kinds", None) or ())
-    return FP32 if states or getattr(config, "num_experts", None) or model.dtype == torch.float32 else EXACT
 
 
 def every(variants):
