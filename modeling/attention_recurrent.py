@@ -116,7 +116,7 @@ class RecurrentAttention(Attention):
         if biases:
             mask = torch.where(seen, torch.cat(biases, dim=-1), torch.finfo(q_BHTK.dtype).min)
         elif self.implementation() == "eager":
-            mask = torch.where(seen, 0.0, torch.finfo(q_BHTK.dtype).min).to(q_BHTK.dtype)
+            mask = torch.where(seen, q_BHTK.new_zeros(()), torch.finfo(q_BHTK.dtype).min)
         else:
             mask = seen
         k, v = (torch.cat(x, dim=-2).flatten(0, 1) for x in (keys, values))

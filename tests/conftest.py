@@ -10,12 +10,19 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import pytest
-import torch
-
-# One thread: results do not depend on the machine's cores, and forked children (processes.py) can compute.
-torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_sessionstart(session):
+    """One thread: results do not depend on the machine's cores, and forked children (processes.py) can compute.
+
+    The process that only hands tests to workers does without torch, and starts them some seconds earlier.
+    """
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def pytest_collection_finish():
@@ -45,99 +52,44 @@ def data_folder() -> Path:
 @pytest.fixture(autouse=True)
 def own_cache_and_seed(tmp_path, monkeypatch):
     """Each test has its own cache folder and starts from the same seed: none depends on another or on the user's."""
+    import torch
+
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "anyformer-cache"))
     torch.manual_seed(0)
+
+
+def tiny(family: str, own: dict):
+    """A config of a few thousand parameters: the family's tiny fields, and `own` over them."""
+    from family_variants import TINY_FIELDS, config_class
+
+    return config_class(family)(**(TINY_FIELDS[family] | own))
 
 
 @pytest.fixture
 def tiny_config():
     """Factory of a decoder config of a few thousand parameters; keyword arguments override."""
-    from anyformer import AnyformerDecoderConfig
-
-    def make(**overrides):
-        fields = {
-            "vocab_size": 97,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 64,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        }
-        return AnyformerDecoderConfig(**(fields | overrides))
-
-    return make
-
-
-TINY = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "norm_type": "layernorm",
-    "norm_position": "post",
-    "mlp_type": "mlp",
-    "attention_bias": True,
-    "mlp_bias": True,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    return lambda **overrides: tiny("decoder", overrides)
 
 
 @pytest.fixture
-def tiny_moe_config(tiny_config):
+def tiny_moe_config():
     """Factory of a decoder config with four experts in each layer; keyword arguments override."""
-    from anyformer import AnyformerMoeConfig
-
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    names += ("max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id")
-    fields = {name: getattr(tiny_config(), name) for name in names} | {"num_experts": 4, "intermediate_size": 48}
-
-    def make(**overrides):
-        return AnyformerMoeConfig(**(fields | overrides))
-
-    return make
+    return lambda **overrides: tiny("moe", overrides)
 
 
 @pytest.fixture
 def tiny_encoder_config():
     """Factory of an encoder config, BERT-like unless keyword arguments say otherwise."""
-    from anyformer import AnyformerEncoderConfig
-
-    def make(**overrides):
-        own = {"position_encoding": "learned", "embedding_norm": True, "type_vocab_size": 2, "hidden_act": "gelu"}
-        own |= {"cls_token_id": 1, "sep_token_id": 2, "mask_token_id": 3}
-        return AnyformerEncoderConfig(**(TINY | own | overrides))
-
-    return make
+    return lambda **overrides: tiny("encoder", overrides)
 
 
 @pytest.fixture
 def tiny_seq2seq_config():
     """Factory of a sequence-to-sequence config, the original Transformer unless keyword arguments say otherwise."""
-    from anyformer import AnyformerSeq2SeqConfig
-
-    def make(**overrides):
-        own = {"position_encoding": "sinusoidal", "embedding_multiplier": 32**0.5, "hidden_act": "relu"}
-        own |= {"decoder_start_token_id": 1}
-        return AnyformerSeq2SeqConfig(**(TINY | own | overrides))
-
-    return make
+    return lambda **overrides: tiny("seq2seq", overrides)
 
 
 @pytest.fixture
 def tiny_vit_config():
     """Factory of a vision transformer's config, images of 3 x 4 patches unless keyword arguments say otherwise."""
-    from anyformer import AnyformerViTConfig
-
-    def make(**overrides):
-        own = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-        own |= {"image_size": [12, 16], "patch_size": 4, "num_labels": 5}
-        return AnyformerViTConfig(**(own | overrides))
-
-    return make
+    return lambda **overrides: tiny("vit", overrides)

@@ -1,4 +1,6 @@
-"""Encoders and sequence-to-sequence models of every composition, what they read, and what their laws share."""
+"""The zoo: models of every family and composition, what they read, and what their laws (test_laws.py) share."""
+
+from dataclasses import dataclass, field
 
 import torch
 from torch.utils._device import _device_constructors
@@ -9,6 +11,141 @@ PRE = {"norm_position": "pre", "embedding_norm": False}
 NO_LOSS = {"router_aux_loss_coef": 0.0, "mlp_bias": False}
 DISENTANGLED = {"position_encoding": "disentangled", "type_vocab_size": 0, "max_relative_positions": 32}
 
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "norm_type": "layernorm",
+    "norm_position": "post",
+    "mlp_type": "mlp",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY_DECODER = {name: TINY[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+TINY_DECODER |= {name: TINY[name] for name in TINY if name.endswith("token_id")}
+TINY_DECODER |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
+# family -> the fields of its tiny config: LLaMA-like decoders, BERT, the original Transformer, images of 3 x 4 patches
+TINY_FIELDS = {
+    "decoder": TINY_DECODER,
+    "moe": TINY_DECODER | {"num_experts": 4, "intermediate_size": 48},
+    "encoder": TINY
+    | {"position_encoding": "learned", "embedding_norm": True, "type_vocab_size": 2, "hidden_act": "gelu"}
+    | {"cls_token_id": 1, "sep_token_id": 2, "mask_token_id": 3},
+    "seq2seq": TINY
+    | {"position_encoding": "sinusoidal", "embedding_multiplier": 32**0.5, "hidden_act": "relu"}
+    | {"decoder_start_token_id": 1},
+    "vit": {name: TINY[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    | {"intermediate_size": 48, "image_size": [12, 16], "patch_size": 4, "num_labels": 5},
+}
+
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 2.1, 2.2, 2.3],
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_theta": 10000.0,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_theta": 500000.0,
+    },
+}
+LINEAR = {"attention_pattern": ["linear_attention"]}
+COMPRESSIVE = {"attention_pattern": ["compressive_attention"], "segment_length": 5}
+DECODERS = {
+    "rotary": {},
+    "none": {"position_encoding": "none"},
+    "learned": {"position_encoding": "learned", "norm_type": "layernorm", "mlp_type": "mlp", "hidden_act": "gelu"},
+    "post": {"norm_position": "post"},
+    "mqa": {"num_key_value_heads": 1},
+    "mha-bias": {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    "untied-layernorm-nobias": {"tie_word_embeddings": False, "norm_type": "layernorm", "norm_bias": False},
+    "llama3-rope": {"rope_parameters": ROPES["llama3"]},
+    "yarn": {"rope_parameters": ROPES["yarn"]},
+    "sinusoidal": {"position_encoding": "sinusoidal", "embedding_multiplier": 5.5, "embedding_norm": True},
+    "alibi": {"position_encoding": "alibi", "num_attention_heads": 4},
+    "alibi-six-heads": {"position_encoding": "alibi", "num_attention_heads": 6, "head_dim": 8},
+    "relative": {"position_encoding": "relative", "relative_attention_num_buckets": 8},
+    "relative-sliding": {
+        "position_encoding": "relative",
+        "attention_pattern": ["full_attention", "sliding_attention"],
+        "sliding_window": 3,
+    },
+    "sliding": {"attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "sliding-and-full-own-theta": {
+        "attention_pattern": ["sliding_attention", "full_attention"],
+        "sliding_window": 5,
+        "rope_parameters": {"sliding_attention": ROPES["default"], "full_attention": ROPES["yarn"]},
+    },
+    "strided": {"attention_pattern": ["strided_attention", "full_attention"], "attention_stride": 3},
+    "alibi-strided-sliding": {
+        "position_encoding": "alibi",
+        "attention_pattern": ["strided_attention", "sliding_attention"],
+        "attention_stride": 4,
+        "sliding_window": 4,
+    },
+    "qk-norm-partial-rotary": {
+        "qk_norm": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "scaled-and-capped": {"attention_multiplier": 1.0, "final_logit_softcapping": 3.0, "attention_out_bias": True},
+    "linear": LINEAR,
+    "linear-none": LINEAR | {"position_encoding": "none"},
+    "linear-learned-mqa": LINEAR | {"position_encoding": "learned", "num_key_value_heads": 1, "qk_norm": True},
+    "linear-full": {"attention_pattern": ["linear_attention"] * 2 + ["full_attention"], "num_hidden_layers": 3},
+    "linear-sliding": {"attention_pattern": ["linear_attention", "sliding_attention"], "sliding_window": 4},
+    "compressive": COMPRESSIVE,
+    "compressive-plain-alibi": COMPRESSIVE | {"memory_update": "linear", "position_encoding": "alibi"},
+    "compressive-learned": COMPRESSIVE | {"position_encoding": "learned", "num_key_value_heads": 4},
+    "compressive-full": {"attention_pattern": ["compressive_attention", "full_attention"], "segment_length": 5},
+    "compressive-sliding-relative": {
+        "attention_pattern": ["compressive_attention", "sliding_attention"],
+        "segment_length": 4,
+        "sliding_window": 3,
+        "position_encoding": "relative",
+        "relative_attention_shared": False,
+    },
+    "recurrent": {"segment_length": 5, "memory_length": 7},
+    "recurrent-alibi": {"segment_length": 4, "memory_length": 3, "position_encoding": "alibi"},
+    "recurrent-relative": {"segment_length": 4, "memory_length": 4, "position_encoding": "relative"},
+    "recurrent-full-linear": {
+        "attention_pattern": ["recurrent_attention", "full_attention", "linear_attention"],
+        "segment_length": 6,
+        "memory_length": 2,
+        "num_hidden_layers": 3,
+        "position_encoding": "none",
+    },
+}
+MIXTURES = {
+    "mixtral": {},
+    "qwen3": {"num_experts": 6, "num_experts_per_tok": 3, "mlp_pattern": ["dense", "sparse"], "qk_norm": True},
+    "deepseek": {
+        "router_scoring": "sigmoid",
+        "routed_scaling_factor": 2.5,
+        "router_bias_update_rate": 0.01,
+        "shared_expert_intermediate_size": 16,
+        "shared_expert_gate": True,
+        "moe_intermediate_size": 24,
+    },
+    "switch": {"mlp_type": "mlp", "hidden_act": "relu", "num_experts_per_tok": 1, "norm_topk_prob": False},
+    "odd_sizes": {"moe_intermediate_size": 21, "position_encoding": "alibi", "norm_position": "post"},
+}
 # Fields beside those of conftest.tiny_encoder_config.
 ENCODERS = {
     "bert": {},
@@ -143,6 +280,19 @@ def close(got, expected, tolerance: float) -> None:
     assert error <= tolerance * scale, f"{error / scale:.2e} of the largest value, {scale:.1f}"
 
 
+EXACT = 1e-9  # in fp64, of the largest value: nothing but rounding may differ, on any machine
+# What models compute in fp32 whatever their type: losses, rotary angles, routers, and sums of linear attention. These
+# differ in the eighth digit of the largest value.
+FP32 = 1e-5
+
+
+def exactness(model) -> float:
+    """How far apart outputs of the model may be that are equal in mathematics."""
+    config = model.config
+    sums = {"linear_attention", "compressive_attention"} & set(getattr(config, "attention_kinds", None) or ())
+    return FP32 if sums or getattr(config, "num_experts", None) or model.dtype == torch.float32 else EXACT
+
+
 def gradients_of(model, run) -> dict:
     model.zero_grad()
     run().backward()
@@ -164,3 +314,130 @@ def poison_empty_memory(monkeypatch):
             return out
 
         monkeypatch.setattr(torch, name, poisoned)
+
+
+# ------------------------------------------------------------------------------------------------------- the zoo
+
+HEADS = {
+    "decoder": "AnyformerDecoderForCausalLM",
+    "moe": "AnyformerMoeForCausalLM",
+    "encoder": "AnyformerEncoderForMaskedLM",
+    "seq2seq": "AnyformerSeq2SeqForConditionalGeneration",
+    "vit": "AnyformerViTForImageClassification",
+}
+PREFIXES = {"seq2seq": ("", "decoder_")}  # of the inputs' names: two rows of tokens, or one
+
+
+def config_class(family: str):
+    import anyformer
+
+    return getattr(anyformer, f"{HEADS[family].split('For')[0]}Config")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One model of the zoo: its family and the fields beside those of the family's tiny config."""
+
+    family: str
+    name: str
+    fields: dict = field(hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.name}"
+
+    @property
+    def reads_text(self) -> bool:
+        return self.family != "vit"
+
+    @property
+    def generates(self) -> bool:
+        return self.family in ("decoder", "moe", "seq2seq")
+
+    def model_class(self):
+        import anyformer
+
+        return getattr(anyformer, HEADS[self.family])
+
+    def config(self, **more):
+        return config_class(self.family)(**(TINY_FIELDS[self.family] | self.fields | more))
+
+    def model(self, dtype=torch.float64, **more):
+        """In fp64, where equal mathematics is equal to 1e-9 on every machine; every parameter and bias is random."""
+        from native_models import randomise
+
+        model = randomise(self.model_class()(self.config(**more)))
+        generator = torch.Generator().manual_seed(1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.uniform_(generator=generator)
+        return model.to(dtype).eval()
+
+    def inputs(self, model, length=24, batch=2, seed=0) -> dict:
+        """What a forward pass reads: of two rows of tokens the second is shorter by a quarter."""
+        config = model.config
+        if self.family == "vit":
+            drawn = torch.Generator().manual_seed(seed)
+            return {
+                "pixel_values": torch.randn(batch, config.num_channels, *config.image_size, generator=drawn).double()
+            }
+        if self.family == "encoder":
+            return encoder_row(config, length, seed, batch)
+        row = {"input_ids": tokens(batch, length, config.vocab_size, seed)}
+        if self.family == "seq2seq":
+            row["decoder_input_ids"] = tokens(batch, max(1, 3 * length // 4), config.vocab_size, seed + 100)
+        return row
+
+    def labelled(self, model, length=24, batch=2, seed=0) -> dict:
+        """Inputs and their labels, which are -100 at a third of the tokens."""
+        row = self.inputs(model, length, batch, seed)
+        if self.family == "vit":
+            return row | {"labels": torch.arange(batch) % model.config.num_labels}
+        predicted = row.pop("decoder_input_ids", row["input_ids"])
+        drawn = torch.rand(predicted.shape, generator=torch.Generator().manual_seed(9 + seed))
+        return row | {"labels": predicted.masked_fill(drawn < 0.3, -100)}
+
+    def predicted(self, labels) -> torch.Tensor:
+        """The labels that count: a causal model is not asked for the first."""
+        labels = labels[:, 1:] if self.family in ("decoder", "moe") else labels
+        return labels if self.family == "vit" else labels[labels != -100]
+
+    def documents(self, model, lengths) -> list[dict]:
+        return [self.inputs(model, length, 1, seed) for seed, length in enumerate(lengths)]
+
+    def prefixes(self) -> tuple:
+        return PREFIXES.get(self.family, ("",))
+
+    def packed(self, rows: list[dict]) -> dict:
+        """Documents as one row, with their positions."""
+        row = packed(rows)
+        for prefix in self.prefixes():
+            row[f"{prefix}position_ids"] = positions_of([each[f"{prefix}input_ids"].shape[1] for each in rows])
+        return row
+
+    def padded(self, rows: list[dict], side="right") -> dict:
+        """Documents as a batch with masks; what a decoder predicts stands on the left side always."""
+        batch = padded(
+            [{k: v for k, v in row.items() if not k.startswith("decoder_")} for row in rows],
+            side,
+        )
+        if self.family == "seq2seq":
+            targets = padded([{"input_ids": row["decoder_input_ids"]} for row in rows], "right")
+            batch |= {f"decoder_{name}": x for name, x in targets.items()}
+        return batch
+
+    def real(self, batch: dict) -> torch.Tensor:
+        """(B, T): which outputs of a padded batch are not padding's."""
+        return batch[f"{self.prefixes()[-1]}attention_mask"].bool()
+
+
+ZOO = [
+    Variant(family, name, fields)
+    for family, variants in (
+        ("decoder", DECODERS),
+        ("moe", MIXTURES),
+        ("encoder", ENCODERS),
+        ("seq2seq", SEQ2SEQS),
+        ("vit", VITS),
+    )
+    for name, fields in variants.items()
+]

@@ -4,11 +4,15 @@ A forked child is a process of its own: it can be killed with any signal, and wh
 leaves. One thread per process (conftest.py): OpenMP's pool does not survive a fork.
 """
 
+import fcntl
 import functools
+import hashlib
+import importlib.util
 import inspect
 import json
 import os
 import pickle
+import platform
 import signal
 import socket
 import subprocess
@@ -25,10 +29,22 @@ def free_port() -> int:
 
 
 class Process:
-    """A child that calls `function(*args)`, with its output in a file; `code` is its exit code once it has ended."""
+    """A child that calls `function(*args)`, with its output in a file; `code` is its exit code once it has ended.
 
-    def __init__(self, function, *args, env: dict | None = None, output: Path = Path(os.devnull)):
+    With `micro_batch`, it sends itself the signal `number` when that micro-batch of a training (from 1) begins.
+    """
+
+    def __init__(
+        self,
+        function,
+        *args,
+        env: dict | None = None,
+        output: Path = Path(os.devnull),
+        micro_batch: int | None = None,
+        number: int = signal.SIGKILL,
+    ):
         self.output, self.code = output, None
+        self.ends_itself = micro_batch, number
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -43,6 +59,8 @@ class Process:
             os.dup2(descriptor, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             os.environ.update({k: str(v) for k, v in env.items()})
+            if self.ends_itself[0] is not None:
+                send_signal_in_micro_batch(*self.ends_itself)
             code = function(*args) or 0
         except BaseException:
             traceback.print_exc()
@@ -85,6 +103,29 @@ class Process:
 
     def text(self) -> str:
         return self.output.read_text(errors="replace") if self.output.is_file() else ""
+
+
+def send_signal_in_micro_batch(micro_batch: int, number: int) -> None:
+    """Patch the Trainer of this (forked) process: it sends itself a signal when a micro-batch begins."""
+    from transformers import Trainer
+
+    step, begun = Trainer.training_step, [0]
+
+    def training_step(self, *args, **kwargs):
+        begun[0] += 1
+        if begun[0] == micro_batch:
+            os.kill(os.getpid(), number)
+        return step(self, *args, **kwargs)
+
+    Trainer.training_step = training_step
+
+
+def end_in_micro_batch(micro_batch: int, function, *args, number: int = signal.SIGKILL, output: Path) -> str:
+    """Call `function(*args)` in a child that gets a signal when that micro-batch begins; return what it has written."""
+    process = Process(function, *args, output=output, micro_batch=micro_batch, number=number)
+    expected = -signal.SIGKILL if number == signal.SIGKILL else 128 + number
+    assert process.wait() == expected, process.text()
+    return process.text()
 
 
 def run_ranks(world_size: int, function, *args, folder: Path, env: dict | None = None, timeout: float = 300) -> list:
@@ -170,3 +211,37 @@ def in_fresh_process(test):
     request = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY)
     wrapper.__signature__ = signature.replace(parameters=[*signature.parameters.values(), request])
     return wrapper
+
+
+def load_extension_built_once(load, name: str, sources: list[str], **options):
+    """torch.utils.cpp_extension's `load`, but compiled once per machine, not once per environment.
+
+    torch's own build folder is not enough: the compiler's command line names the environment, and where it differs all
+    is compiled again (DeepSpeed's gloo operation: a minute). Here the result is found by the contents of its sources,
+    by the versions of torch and Python, and by the processor that it was compiled for; processes wait for each other.
+    """
+    import torch
+
+    cpu = Path("/proc/cpuinfo")
+    flags = (
+        [line for line in cpu.read_text().splitlines() if line.startswith(("flags", "Features"))]
+        if cpu.exists()
+        else []
+    )
+    facts = [torch.__version__, sys.version, platform.machine(), *flags[:1], str(options.get("extra_cflags"))]
+    digest = hashlib.sha256("\n".join(facts).encode())
+    for source in sources:
+        digest.update(Path(source).read_bytes())
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = caches / "anyformer-tests" / "extensions" / f"{name}-{digest.hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"{name}.so"
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            load(name=name, sources=sources, **options | {"build_directory": str(folder)})
+            (folder / "complete").touch()
+    spec = importlib.util.spec_from_file_location(name, library)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

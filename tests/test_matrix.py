@@ -1,18 +1,20 @@
-"""The whole matrix: positions x kinds of attention x norm placement x feed-forward x family x backend, cell by cell.
+"""The matrix of positions x kinds of attention x norm placement x feed-forward x family x backend, cell by cell.
 
-Every legal cell runs forward and backward, is saved and loaded, and packs documents without mixing them; every illegal
-one is refused with its sentence. What is legal is asked of the table that users see (`anyformer list --legal`).
+Legal cells run forward and backward on every backend, are saved and loaded, and pack documents without mixing them;
+by default so many of them that each pair of settings of a family is there, with `-m slow` every one. Each illegal cell
+is refused with its sentence. What is legal is asked of the table that users see (`anyformer list --legal`).
 """
 
+import contextlib
 import itertools
 import re
 
 import pytest
 import torch
 import transformers
-from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
+from anyformer.modeling.traits import POSITION_SCHEMES
 from anyformer.pipelines.cli.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
-from family_variants import close, positions_of, tokens
+from family_variants import close, exactness, positions_of, tokens
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,9 +27,6 @@ from transformers import (
 
 import anyformer
 
-TOLERANCE = 1e-5  # fp32, of the largest logit
-PACKED_TOLERANCE = 1e-6
-SAVED_TOLERANCE = 1e-6  # grouped products of experts round by where their weights lie in memory
 TINY = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -62,7 +61,7 @@ def model_of(cell: Cell, **more):
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms, too, take part
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
-    return model.eval()
+    return model.double().eval()
 
 
 def inputs_of(cell: Cell, batch=2, length=11, seed=0) -> dict:
@@ -106,18 +105,17 @@ def check_computes(cell: Cell, folder) -> None:
     for backend in BACKENDS[1:]:
         model.set_attn_implementation(backend)
         with torch.compiler.set_stance("force_eager"):  # compiling flex attention takes seconds, for every cell
-            close(logits(model, inputs), expected, TOLERANCE)
+            close(logits(model, inputs), expected, exactness(model))
     model.set_attn_implementation("sdpa")
     if cell.family != "vit":
-        check_packed(cell, model.double())
-        model.float()
+        check_packed(cell, model)
     model.save_pretrained(folder)
     loaded = FAMILY[cell.family][0].from_pretrained(folder, attn_implementation="eager")
-    close(logits(loaded, inputs), expected, SAVED_TOLERANCE)
+    close(logits(loaded, inputs), expected, exactness(model))
 
 
 def check_packed(cell: Cell, model) -> None:
-    """Documents in one row have the logits of documents alone, in fp64: nothing but rounding may differ."""
+    """Documents in one row have the logits of documents alone."""
     lengths = (5, 4)
     rows = [inputs_of(cell, 1, length, seed) for seed, length in enumerate(lengths)]
     alone = [logits(model, row) for row in rows]
@@ -125,7 +123,7 @@ def check_packed(cell: Cell, model) -> None:
     row["position_ids"] = positions_of(lengths)
     if cell.family == "seq2seq":
         row["decoder_position_ids"] = positions_of([each["decoder_input_ids"].shape[1] for each in rows])
-    close(logits(model, row), torch.cat(alone, dim=1), PACKED_TOLERANCE)
+    close(logits(model, row), torch.cat(alone, dim=1), exactness(model))
 
 
 @pytest.fixture
@@ -140,19 +138,61 @@ def without_code_files(monkeypatch):
             monkeypatch.setattr(module, "custom_object_save", lambda *_, **__: [])
 
 
+ROWS = {family: list(cells(family)) for family in FAMILIES}
+LEGAL = [cell for family in FAMILIES for cell in ROWS[family] if cell.refusal is None]
+
+
+def pairs(cell: Cell) -> set:
+    return set(itertools.combinations(enumerate((cell.position, cell.kind, cell.norm, cell.feed_forward)), 2))
+
+
+def pairwise(rows: list[Cell]) -> list[Cell]:
+    """Few of the rows, and in them every pair of settings that stands in any: always the row with most new pairs."""
+    missing, chosen = set().union(*map(pairs, rows)), []
+    while missing:
+        best = max(rows, key=lambda cell: len(pairs(cell) & missing))  # the first of equals: the same in every process
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
+
+
+PAIRWISE = {family: pairwise([cell for cell in LEGAL if cell.family == family]) for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_pair_of_settings_that_goes_together_is_computed(family):
+    legal = [cell for cell in LEGAL if cell.family == family]
+    assert set().union(*map(pairs, PAIRWISE[family])) == set().union(*map(pairs, legal))
+    assert len(PAIRWISE[family]) < len(legal)
+
+
 @pytest.mark.usefixtures("without_code_files")
-@pytest.mark.parametrize(("family", "kind"), list(itertools.product(FAMILIES, ATTENTION_KINDS)))
+@pytest.mark.parametrize("rows", [PAIRWISE, pytest.param(ROWS, marks=pytest.mark.slow)], ids=["pairwise", "whole"])
 @pytest.mark.parametrize("position", POSITION_SCHEMES)
-def test_every_legal_cell_computes_and_every_illegal_one_is_refused(family, position, kind, tmp_path):
-    for cell in cells(family, [position], [kind]):
-        try:
-            check_refused(cell) if cell.refusal else check_computes(cell, tmp_path)
-        except Exception as error:
-            error.add_note(f"cell {cell}")
-            raise
+@pytest.mark.parametrize("family", FAMILIES)
+def test_legal_cells_compute_the_same_on_every_backend_and_when_loaded_again(family, position, rows, tmp_path):
+    for cell in rows[family]:
+        if cell.position == position and cell.refusal is None:
+            with named(cell):
+                check_computes(cell, tmp_path)
 
 
-LEGAL = [cell for family in FAMILIES for cell in cells(family) if cell.refusal is None]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_illegal_cell_is_refused_with_its_sentence(family):
+    for cell in ROWS[family]:
+        if cell.refusal is not None:
+            with named(cell):
+                check_refused(cell)
+
+
+@contextlib.contextmanager
+def named(cell: Cell):
+    """An error says in which cell it happened."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"cell {cell}")
+        raise
 
 
 @given(
@@ -170,11 +210,11 @@ def test_odd_shapes_compute_alike_on_eager_and_sdpa_and_have_gradients(cell, bat
         sizes |= {"hidden_size": 8 * heads[0]}
     model = model_of(cell, **sizes)
     inputs = inputs_of(cell, batch, length, seed)
-    model(**inputs).logits.float().square().mean().backward()
+    model(**inputs).logits.square().mean().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
     expected = logits(model, inputs)
     model.set_attn_implementation("sdpa")
-    close(logits(model, inputs), expected, TOLERANCE)
+    close(logits(model, inputs), expected, exactness(model))
 
 
 def test_the_table_in_the_docs_is_the_one_that_is_printed(repo_root):

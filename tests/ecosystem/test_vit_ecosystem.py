@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from local_hub import WITHOUT_ANYFORMER, client_env, run_script
+from local_hub import run_without_anyformer
 from native_models import randomise
 from PIL import Image
 from training_steps import fit
@@ -136,7 +136,7 @@ def test_a_folder_classifies_images_here_and_where_anyformer_is_not_with_the_ver
     assert sum(row["score"] for row in here) == pytest.approx(1)
     (tmp_path / "elsewhere").mkdir()
     arguments = (tmp_path, torch.get_num_threads())
-    found = run_script(WITHOUT_ANYFORMER + ELSEWHERE, *arguments, env=client_env(tmp_path), cwd=tmp_path / "elsewhere")
+    found = run_without_anyformer(ELSEWHERE, *arguments, cwd=tmp_path / "elsewhere")
     assert found.pop("answer") == here
     modules = {name: found.pop(name) for name in list(found) if name.endswith("module")}
     assert set(modules.values()) == {"transformers_modules"} and all(found.values()), (modules, found)

@@ -47,30 +47,6 @@ def greedy(model, ids, **options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_each_cache_decodes_as_full_forwards_do(model, cache):
-    assert torch.equal(greedy(model, prompt(), cache_implementation=cache), by_full_forwards(model, prompt()))
-
-
-@torch.no_grad()
-def test_left_padding_changes_no_token(model):
-    ids = prompt()
-    alone = greedy(model, ids)
-    padded = torch.cat((torch.zeros(2, 3, dtype=torch.long), ids), dim=1)
-    mask = (torch.arange(10) >= 3).long().expand(2, -1)
-    assert torch.equal(greedy(model, padded, attention_mask=mask)[:, 3:], alone)
-
-
-@torch.no_grad()
-def test_chunked_prefill_and_continued_caches_give_the_same_logits(model):
-    ids = torch.cat((prompt(), prompt().flip(0)), dim=1)
-    expected = model(ids, use_cache=False).logits
-    first = model(ids[:, :6], use_cache=True)
-    rest = model(ids[:, 6:], past_key_values=first.past_key_values)
-    torch.testing.assert_close(torch.cat((first.logits, rest.logits), 1), expected, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
 def test_assisted_and_prompt_lookup_decoding_give_the_greedy_tokens(model):
     if set(model.config.layer_types) == {"sliding_attention"} and Version(transformers.__version__) < Version("5.23"):
         pytest.skip("the cache of old transformers cannot roll back where all layers slide; its own Mistral fails, too")

@@ -1,9 +1,9 @@
-"""Laws of linear attention: one sum in three forms, documents apart, constant state."""
+"""Laws of linear attention beside those of test_laws.py: one sum in three forms, many chunks, constant state."""
 
 import pytest
 import torch
 from anyformer.modeling.attention_linear import CHUNK, feature_map, kernel_sums, normalised, with_ones
-from family_variants import positions_of, tokens
+from family_variants import DECODERS, LINEAR, positions_of, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, StaticCache
@@ -12,14 +12,7 @@ from anyformer import AnyformerDecoderForCausalLM
 
 TOLERANCE = 1e-5  # fp32, sums in another order
 PACKED_TOLERANCE = 1e-6
-LINEAR = {"attention_pattern": ["linear_attention"]}
-VARIANTS = {
-    "rotary": LINEAR,
-    "none": LINEAR | {"position_encoding": "none"},
-    "learned-mqa-qk-norm": LINEAR | {"position_encoding": "learned", "num_key_value_heads": 1, "qk_norm": True},
-    "hybrid": {"attention_pattern": ["linear_attention", "linear_attention", "full_attention"], "num_hidden_layers": 3},
-    "hybrid-sliding": {"attention_pattern": ["linear_attention", "sliding_attention"], "sliding_window": 4},
-}
+VARIANTS = {name: fields for name, fields in DECODERS.items() if name.startswith("linear")}
 
 
 @pytest.fixture(params=VARIANTS)
@@ -94,18 +87,6 @@ def test_token_by_token_is_the_parallel_form_with_every_cache(model):
         assert int(cache.get_seq_length()) == ids.shape[1]
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
-def test_generation_needs_no_cache_to_be_right_and_left_padding_changes_no_token(model, options):
-    ids = tokens(2, 7)
-    more = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "eos_token_id": None}
-    expected = model.generate(ids, **more, use_cache=False, num_beams=options.get("num_beams", 1))
-    assert torch.equal(model.generate(ids, **more, **options), expected)
-    padded = torch.cat((torch.zeros(2, 3, dtype=torch.long), ids), dim=1)
-    mask = (torch.arange(10) >= 3).long().expand(2, -1)
-    assert torch.equal(model.generate(padded, attention_mask=mask, **more, **options)[:, 3:], expected)
-
-
 def test_packed_rows_equal_separate_documents_and_leak_no_gradient(model):
     lengths = [7, 1, CHUNK + 3, 5, 30]
     docs = [tokens(1, n, seed=n) for n in lengths]
@@ -150,28 +131,6 @@ def test_bf16_sums_run_in_fp32(tiny_config):
         torch.testing.assert_close(logits[:, -1], logits[:, 0], atol=0.02, rtol=0.02)
         cache = model(ids[:, :8], use_cache=True).past_key_values
     assert all(x.dtype == torch.float32 for layer in cache.layers for x in layer.states.values())
-
-
-def gradients(model, run):
-    ids, positions = tokens(2, 70), torch.arange(70).remainder(33).expand(2, -1)
-    model.zero_grad()
-    run(ids, labels=ids, position_ids=positions).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
-def test_checkpointing_changes_no_gradient(model):
-    expected = gradients(model.train(), model)
-    model.gradient_checkpointing_enable()
-    for name, grad in gradients(model, model).items():
-        torch.testing.assert_close(grad, expected[name], atol=PACKED_TOLERANCE, rtol=1e-4, msg=name)
-
-
-@pytest.mark.slow
-def test_compiling_whole_changes_no_gradient(model):
-    expected = gradients(model.train(), model)
-    torch.compiler.reset()
-    for name, grad in gradients(model, torch.compile(model, fullgraph=True, backend="aot_eager")).items():
-        torch.testing.assert_close(grad, expected[name], atol=PACKED_TOLERANCE, rtol=1e-4, msg=name)
 
 
 def test_a_cache_made_for_other_layers_and_a_ready_mask_are_refused_with_a_sentence(tiny_config):

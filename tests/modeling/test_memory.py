@@ -1,38 +1,13 @@
-"""Laws of segments with a memory: the papers' equations, written out slowly, and what generation makes of them."""
+"""Laws of segments with a memory beside those of test_laws.py: the papers' equations, written out slowly."""
 
 import pytest
 import torch
 from anyformer.modeling.attention_linear import feature_map
-from family_variants import positions_of, tokens
-from transformers import DynamicCache, StaticCache
+from family_variants import COMPRESSIVE, tokens
 
 from anyformer import AnyformerDecoderForCausalLM
 
 TOLERANCE = 1e-5  # fp32, sums in another order
-PACKED_TOLERANCE = 1e-6
-COMPRESSIVE = {"attention_pattern": ["compressive_attention"], "segment_length": 5}
-VARIANTS = {
-    "delta": COMPRESSIVE,
-    "plain-alibi": COMPRESSIVE | {"memory_update": "linear", "position_encoding": "alibi"},
-    "delta-learned": COMPRESSIVE | {"position_encoding": "learned", "num_key_value_heads": 4},
-    "compressive-sliding-relative": {
-        "attention_pattern": ["compressive_attention", "sliding_attention"],
-        "segment_length": 4,
-        "sliding_window": 3,
-        "position_encoding": "relative",
-        "relative_attention_shared": False,
-    },
-    "recurrent": {"segment_length": 5, "memory_length": 7},
-    "recurrent-alibi": {"segment_length": 4, "memory_length": 3, "position_encoding": "alibi"},
-    "recurrent-relative": {"segment_length": 4, "memory_length": 4, "position_encoding": "relative"},
-    "recurrent-full-linear": {
-        "attention_pattern": ["recurrent_attention", "full_attention", "linear_attention"],
-        "segment_length": 6,
-        "memory_length": 2,
-        "num_hidden_layers": 3,
-        "position_encoding": "none",
-    },
-}
 
 
 def build(config, **options):
@@ -42,11 +17,6 @@ def build(config, **options):
         if name.endswith("gate"):
             torch.nn.init.normal_(p)
     return model
-
-
-@pytest.fixture(params=VARIANTS)
-def model(request, tiny_config):
-    return build(tiny_config(**VARIANTS[request.param]))
 
 
 def heads(attention, x):
@@ -101,67 +71,6 @@ def test_segment_after_segment_with_kept_states_is_the_whole_row(tiny_config, ba
     wanted = torch.autograd.grad(expected.square().sum(), parameters)
     for found, gradient in zip(torch.autograd.grad(got.square().sum(), parameters), wanted):
         torch.testing.assert_close(found, gradient, atol=1e-5, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_every_way_to_step_through_a_row_gives_its_logits(model):
-    ids = tokens(2, 23)
-    expected = model(ids, use_cache=False).logits
-    for sizes in ([1] * 23, [9, 14], [5, 5, 5, 8], [3, 1, 19]):
-        for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=32)):
-            steps = [model(part, past_key_values=cache, use_cache=True).logits for part in ids.split(sizes, dim=1)]
-            torch.testing.assert_close(torch.cat(steps, 1), expected, atol=TOLERANCE, rtol=0)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
-def test_generation_needs_no_cache_to_be_right_and_left_padding_changes_no_token(model, options):
-    ids = tokens(2, 7)
-    more = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "eos_token_id": None}
-    expected = model.generate(ids, **more, use_cache=False, num_beams=options.get("num_beams", 1))
-    assert torch.equal(model.generate(ids, **more, **options), expected)
-    padded = torch.cat((torch.zeros(2, 3, dtype=torch.long), ids), dim=1)
-    mask = (torch.arange(10) >= 3).long().expand(2, -1)
-    assert torch.equal(model.generate(padded, attention_mask=mask, **more, **options)[:, 3:], expected)
-
-
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("grad", [True, False])
-def test_packed_rows_equal_separate_documents_and_leak_no_gradient(model, backend, grad):
-    model.set_attn_implementation(backend)
-    lengths = [7, 1, 11, 5, 6]
-    docs = [tokens(1, n, seed=n) for n in lengths]
-    embeds = model.get_input_embeddings()(torch.cat(docs, 1)).detach().requires_grad_()
-    with torch.set_grad_enabled(grad):
-        packed = model(inputs_embeds=embeds, position_ids=positions_of(lengths), use_cache=False).logits
-        separate = torch.cat([model(d, use_cache=False).logits for d in docs], 1)
-    torch.testing.assert_close(packed, separate, atol=PACKED_TOLERANCE, rtol=1e-5)
-    if grad:
-        (gradient,) = torch.autograd.grad(packed[:, 8:19].square().sum(), embeds)
-        assert gradient[:, 8:19].abs().sum() > 0
-        assert torch.all(gradient[:, :8] == 0) and torch.all(gradient[:, 19:] == 0)
-
-
-def gradients(model, run):
-    ids, positions = tokens(2, 22), torch.arange(22).remainder(13).expand(2, -1)
-    model.zero_grad()
-    run(ids, labels=ids, position_ids=positions).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
-def test_checkpointing_changes_no_gradient(model):
-    expected = gradients(model.train(), model)
-    model.gradient_checkpointing_enable()
-    for name, grad in gradients(model, model).items():
-        torch.testing.assert_close(grad, expected[name], atol=PACKED_TOLERANCE, rtol=1e-4, msg=name)
-
-
-@pytest.mark.slow
-def test_compiling_whole_changes_no_gradient(model):
-    expected = gradients(model.train(), model)
-    torch.compiler.reset()
-    for name, grad in gradients(model, torch.compile(model, fullgraph=True, backend="aot_eager")).items():
-        torch.testing.assert_close(grad, expected[name], atol=PACKED_TOLERANCE, rtol=1e-4, msg=name)
 
 
 def influence(model, length=21) -> tuple[set, set]:

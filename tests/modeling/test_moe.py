@@ -1,14 +1,22 @@
-"""Laws of models with experts: the decoders' own, and routers' losses and statistics in every family."""
+"""Laws of models with experts beside those of test_laws.py: routers' losses and statistics in every family."""
 
 import copy
 import math
 
 import pytest
 import torch
-from family_variants import encoder_row, gradients_of, padded, poison_empty_memory, positions_of, tokens
+from family_variants import (
+    MIXTURES,
+    TINY_FIELDS,
+    encoder_row,
+    gradients_of,
+    padded,
+    poison_empty_memory,
+    tokens,
+)
 from torch.nn.functional import pad
 from training_steps import weights_after_a_step
-from transformers import AutoModel, AutoModelForCausalLM, StaticCache
+from transformers import AutoModel, AutoModelForCausalLM
 
 import anyformer
 from anyformer import (
@@ -22,25 +30,9 @@ from anyformer import (
     AnyformerSeq2SeqForSequenceClassification,
 )
 
+VARIANTS, TINY = MIXTURES, TINY_FIELDS["moe"]
 EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, same maths in another order of operations
 PACKED = {"atol": 1e-6, "rtol": 1e-5}
-TINY = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-TINY |= {"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-TINY |= {"num_experts": 4, "intermediate_size": 48}
-VARIANTS = {
-    "mixtral": {},
-    "qwen3": {"num_experts": 6, "num_experts_per_tok": 3, "mlp_pattern": ["dense", "sparse"], "qk_norm": True},
-    "deepseek": {
-        "router_scoring": "sigmoid",
-        "routed_scaling_factor": 2.5,
-        "router_bias_update_rate": 0.01,
-        "shared_expert_intermediate_size": 16,
-        "shared_expert_gate": True,
-        "moe_intermediate_size": 24,
-    },
-    "switch": {"mlp_type": "mlp", "hidden_act": "relu", "num_experts_per_tok": 1, "norm_topk_prob": False},
-    "odd_sizes": {"moe_intermediate_size": 21, "position_encoding": "alibi", "norm_position": "post"},
-}
 
 
 def build(model_class=AnyformerMoeForCausalLM, seed=0, **fields):
@@ -60,70 +52,6 @@ def skewed(model, scale=20.0):
 @pytest.fixture(params=VARIANTS)
 def variant(request):
     return skewed(build(**VARIANTS[request.param]))
-
-
-@torch.no_grad()
-def test_stepwise_decoding_equals_the_full_forward_with_dynamic_and_static_cache(variant):
-    ids = tokens(2, 12)
-    expected = variant(ids, use_cache=False).logits
-    for cache in (None, StaticCache(config=variant.config, max_cache_len=32)):
-        steps = []
-        for t in range(12):
-            out = variant(ids[:, t : t + 1], past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            steps.append(out.logits)
-        torch.testing.assert_close(torch.cat(steps, 1), expected, **EXACT)
-
-
-@torch.no_grad()
-def test_every_cache_generates_the_same_tokens(variant):
-    ids = tokens(2, 8)
-    results = [
-        variant.generate(ids, max_new_tokens=6, do_sample=False, **options)
-        for options in ({}, {"use_cache": False}, {"cache_implementation": "static"})
-    ]
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
-
-
-def test_packed_rows_equal_separate_documents_and_leak_no_gradient(variant):
-    lengths = [7, 1, 11, 5]
-    docs = [tokens(1, n, seed=n) for n in lengths]
-    embeds = variant.get_input_embeddings()(torch.cat(docs, 1)).detach().requires_grad_()
-    packed = variant(inputs_embeds=embeds, position_ids=positions_of(lengths)).logits
-    separate = torch.cat([variant(d, use_cache=False).logits for d in docs], 1)
-    torch.testing.assert_close(packed, separate, **PACKED)
-    (gradient,) = torch.autograd.grad(packed[:, 8:19].square().sum(), embeds)
-    assert gradient[:, 8:19].abs().sum() > 0
-    assert torch.all(gradient[:, :8] == 0) and torch.all(gradient[:, 19:] == 0)
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_gradient_checkpointing_changes_no_gradient(variant, use_reentrant):
-    ids = tokens()
-    variant.train()
-    expected = gradients_of(variant, lambda: variant(ids, labels=ids).loss)
-    variant.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    variant.enable_input_require_grads()
-    got = gradients_of(variant, lambda: variant(ids, labels=ids).loss)
-    assert got.keys() == expected.keys()
-    for name, gradient in got.items():
-        torch.testing.assert_close(gradient, expected[name], **PACKED, msg=name)
-
-
-@torch.no_grad()
-def test_loading_through_the_meta_device_restores_every_parameter_and_buffer(variant, tmp_path, monkeypatch):
-    ids = tokens()
-    for name, buffer in variant.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            buffer.uniform_()
-    expected, buffers = variant(ids).logits, dict(variant.named_buffers())
-    variant.save_pretrained(tmp_path)
-    poison_empty_memory(monkeypatch)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(loaded) is AnyformerMoeForCausalLM
-    for name, buffer in loaded.named_buffers():
-        assert torch.equal(buffer, buffers[name]), name
-    assert torch.equal(loaded(ids).logits, expected)
 
 
 def test_experts_and_routers_that_a_checkpoint_lacks_are_initialised(tmp_path, monkeypatch):
@@ -353,19 +281,6 @@ def test_a_base_model_saved_alone_loads(tmp_path):
     base = AutoModel.from_pretrained(tmp_path).eval()
     assert type(base) is AnyformerMoeModel
     assert torch.equal(base(tokens()).last_hidden_state, model.model(tokens()).last_hidden_state)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("name", ["mixtral", "deepseek", "odd_sizes"])
-def test_a_compiled_training_step_has_the_loss_and_gradients_of_the_eager_one(name, backend):
-    torch.compiler.reset()
-    model = build(**VARIANTS[name]).train()
-    expected = gradients_of(model, lambda: model(tokens(), labels=tokens()).loss)
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    got = gradients_of(model, lambda: compiled(tokens(), labels=tokens()).loss)
-    for gradient_name, gradient in got.items():
-        torch.testing.assert_close(gradient, expected[gradient_name], **EXACT, msg=gradient_name)
 
 
 @pytest.mark.parametrize(

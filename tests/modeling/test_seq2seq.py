@@ -1,8 +1,6 @@
-"""Laws of the sequence-to-sequence family, whatever it is composed of: backends, padding, packing, decoding, losses."""
+"""Laws of the sequence-to-sequence family alone; what all families share stands in test_laws.py."""
 
 import inspect
-import logging
-import math
 
 import pytest
 import torch
@@ -10,11 +8,8 @@ import transformers
 from family_variants import (
     DISTANCES_ONLY,
     SEQ2SEQS,
-    close,
     gradients_of,
-    packed,
     poison_empty_memory,
-    positions_of,
     tokens,
 )
 from native_models import randomise
@@ -82,96 +77,6 @@ def labels_for(ids, share=0.7):
 
 
 @torch.no_grad()
-def test_eager_equals_sdpa_in_both_stacks(variant):
-    batches = [pair(12, 9, batch=2), padded_pairs(pairs(PAIRS), "right")]
-    expected = [variant(**batch).logits for batch in batches]
-    variant.set_attn_implementation("eager")
-    stacks = (variant.model.encoder, variant.model.decoder)
-    assert all(stack.config._attn_implementation == "eager" for stack in stacks)
-    for batch, logits in zip(batches, expected):
-        real = batch.get("decoder_attention_mask", torch.ones_like(batch["decoder_input_ids"])).bool()
-        torch.testing.assert_close(variant(**batch).logits[real], logits[real], **EXACT)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("attn", ["eager", "sdpa"])
-def test_a_padded_batch_has_the_outputs_of_its_rows_alone(variant, attn):
-    variant.set_attn_implementation(attn)
-    rows = pairs(PAIRS)
-    expected = torch.cat([variant(**row).logits[0] for row in rows])
-    right, left = padded_pairs(rows, "right"), padded_pairs(rows, "left")
-    left |= {"position_ids": (left["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
-    batches = [right] + ([left] if variant.config.position_encoding not in DISTANCES_ONLY else [])
-    if variant.config.position_encoding in DISTANCES_ONLY:  # what stands before the row does not matter
-        batches.append({name: x for name, x in left.items() if name != "position_ids"})
-    for batch in batches:
-        # The decoder's positions are known only where the encoder's are: these rows are not packed.
-        real = batch["decoder_attention_mask"].bool()
-        close(variant(**batch).logits[real], expected, 1e-5)
-        out = variant(**batch, output_hidden_states=True)
-        assert {tuple(x.shape) for x in out.encoder_hidden_states} == {(4, 11, 32)}
-        close(out.logits[real], expected, 1e-5)
-
-
-@pytest.mark.parametrize("attn", ["eager", "sdpa"])
-@pytest.mark.parametrize("lengths", [PAIRS, LONG], ids=["short", "long"])
-def test_packed_rows_equal_separate_pairs_and_leak_no_gradient(variant, lengths, attn):
-    variant.set_attn_implementation(attn)
-    variant.double()  # in fp32 rounding alone comes close to 1e-6
-    rows = pairs(lengths)
-    sources, targets = zip(*lengths)
-    with torch.no_grad():
-        separate = [variant(**row, output_hidden_states=True) for row in rows]
-    both = packed(rows)
-    ones = {"attention_mask": torch.ones_like(both["input_ids"])}
-    ones |= {"decoder_attention_mask": torch.ones_like(both["decoder_input_ids"])}
-    embed = variant.get_input_embeddings()
-    inner = [(sum(x[:2]), sum(x[:3])) for x in (sources, targets)]
-    for extra in ({}, ones, {"use_cache": True}):
-        embeds = [embed(both[name]).detach().requires_grad_() for name in ("input_ids", "decoder_input_ids")]
-        out = variant(
-            inputs_embeds=embeds[0],
-            decoder_inputs_embeds=embeds[1],
-            position_ids=positions_of(sources),
-            decoder_position_ids=positions_of(targets),
-            output_hidden_states=True,
-            **extra,
-        )
-        for name in ("encoder_last_hidden_state", "logits"):
-            close(out[name], torch.cat([x[name] for x in separate], 1), 1e-6)
-        expected = torch.cat([x.decoder_hidden_states[-1] for x in separate], 1)
-        close(out.decoder_hidden_states[-1], expected, 1e-6)
-        gradients = torch.autograd.grad(out.logits[:, slice(*inner[1])].square().sum(), embeds)
-        for gradient, (first, after) in zip(gradients, inner):
-            assert gradient[:, first:after].abs().sum() > 0
-            assert torch.all(gradient[:, :first] == 0) and torch.all(gradient[:, after:] == 0)
-
-
-def test_the_loss_of_a_packed_row_is_the_weighted_mean_of_its_pairs(variant):
-    variant.train()
-    rows = [
-        {"input_ids": row["input_ids"], "labels": labels_for(row["decoder_input_ids"], 0.9)} for row in pairs(PAIRS)
-    ]
-    counts = [(row["labels"] != -100).sum() for row in rows]
-    sources, targets = zip(*PAIRS)
-    positions = {"position_ids": positions_of(sources), "decoder_position_ids": positions_of(targets)}
-    loss = variant(**packed(rows), **positions).loss
-    separate = sum(variant(**row).loss * count for row, count in zip(rows, counts) if count) / sum(counts)
-    torch.testing.assert_close(loss, separate, **EXACT)
-
-
-def test_gradient_checkpointing_changes_no_gradient(variant):
-    variant.train()
-    batch = {"input_ids": tokens(2, 12), "labels": labels_for(tokens(2, 9))}
-    expected = gradients_of(variant, lambda: variant(**batch).loss)
-    variant.gradient_checkpointing_enable()
-    got = gradients_of(variant, lambda: variant(**batch, use_cache=True).loss)
-    assert got.keys() == expected.keys() == dict(variant.named_parameters()).keys()
-    for name, gradient in got.items():
-        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-5, msg=name)
-
-
-@torch.no_grad()
 def test_outputs_hold_every_layer_of_both_stacks_and_embeddings_may_be_given(variant):
     variant.set_attn_implementation("eager")
     batch, layers, decoder_layers = pair(12, 9, batch=2), 2, variant.config.num_decoder_layers
@@ -215,32 +120,6 @@ def test_outputs_of_the_encoder_may_be_given(variant):
 # ---- losses
 
 
-def test_training_has_the_loss_and_gradients_of_all_logits_with_and_without_smoothing(variant):
-    variant.train()
-    ids, labels = tokens(2, 12), labels_for(tokens(2, 9))
-    decoder_input_ids = variant.prepare_decoder_input_ids_from_labels(labels)
-    for smoothing, count in ((0.0, None), (0.1, None), (0.1, torch.tensor(31)), (0.0, 31)):
-
-        def of_logits(smoothing=smoothing, count=count):
-            logits = variant(input_ids=ids, decoder_input_ids=decoder_input_ids).logits.flatten(0, 1)
-            total = cross_entropy(logits, labels.flatten(), reduction="sum", label_smoothing=smoothing)
-            return total / ((labels != -100).sum() if count is None else count)
-
-        def of_labels(smoothing=smoothing, count=count):
-            out = variant(input_ids=ids, labels=labels, label_smoothing=smoothing, num_items_in_batch=count)
-            assert out.logits is None
-            return out.loss
-
-        torch.testing.assert_close(of_labels(), of_logits(), **EXACT)
-        expected, got = gradients_of(variant, of_logits), gradients_of(variant, of_labels)
-        assert got.keys() == expected.keys()
-        for name, gradient in got.items():
-            torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-4, msg=name)
-    assert variant(input_ids=ids, labels=labels, return_logits=True).logits.shape == (2, 9, 97)
-    assert variant.eval()(input_ids=ids, labels=labels).logits.shape == (2, 9, 97)
-    assert variant(input_ids=ids, labels=labels, return_logits=False).logits is None
-
-
 def test_labels_are_shifted_as_native_bart_and_t5_shift_them(tiny_seq2seq_config):
     labels = tokens(2, 9)
     labels[1, 5:] = -100
@@ -279,21 +158,6 @@ def test_trainer_accumulates_to_the_gradient_of_the_whole_batch(tiny_seq2seq_con
         torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=1e-5, msg=name)
 
 
-def test_loss_at_the_start_is_that_of_a_uniform_guess(tiny_seq2seq_config):
-    model = AnyformerSeq2SeqForConditionalGeneration(tiny_seq2seq_config())
-    assert model(tokens(8), labels=tokens(8, seed=1)).loss.item() == pytest.approx(math.log(97), rel=0.05)
-
-
-def test_bf16_autocast_trains_close_to_fp32(tiny_seq2seq_config):
-    model = AnyformerSeq2SeqForConditionalGeneration(tiny_seq2seq_config()).train()
-    expected = model(tokens(), labels=tokens(seed=1)).loss
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(tokens(), labels=tokens(seed=1)).loss
-    assert loss.dtype == torch.float32 and abs(loss - expected) < 2e-2
-    loss.backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
 # ---- decoding
 
 GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "num_beams": 1}
@@ -310,9 +174,7 @@ def by_full_forwards(model, ids, mask=None):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attn", ["eager", "sdpa"])
-def test_every_cache_generates_the_tokens_of_full_forwards_whatever_the_padding(variant, attn):
-    variant.set_attn_implementation(attn)
+def test_every_cache_generates_the_tokens_of_full_forwards_whatever_the_padding(variant):
     batch = padded_pairs(pairs(PAIRS), "right")
     ids, mask = batch["input_ids"], batch["attention_mask"]
     expected = by_full_forwards(variant, ids, mask)
@@ -389,6 +251,7 @@ def test_the_configs_use_cache_counts(tiny_seq2seq_config):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("variant", ["original", "umt5", "bart", "deep_decoder"], indirect=True)
 def test_loading_through_the_meta_device_restores_every_class_of_the_family(variant, tmp_path, monkeypatch):
     batch = pair(12, 9, batch=2)
     expected, buffers = variant(**batch), dict(variant.named_buffers())
@@ -431,22 +294,6 @@ def test_each_class_comes_back_through_its_auto_class(tiny_seq2seq_config, tmp_p
     assert type(again) is type(model) and not any(facts.values()), facts
     assert isinstance(again.config, AnyformerSeq2SeqConfig) and again.config.is_encoder_decoder
     assert all(torch.equal(p, q) for p, q in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
-
-
-@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"lm_head_bias": True}])
-def test_resized_embeddings_stay_tied_if_they_were(tiny_seq2seq_config, tmp_path, fields):
-    model, batch = build(tiny_seq2seq_config(**fields)), pair(12, 9)
-    with torch.no_grad():
-        before = model(**batch).logits
-    model.resize_token_embeddings(120, mean_resizing=False)
-    table, tied = model.model.encoder.embed_tokens.weight, model.config.tie_word_embeddings
-    assert (model.lm_head.weight is table) == tied and table.shape[0] == model.lm_head.weight.shape[0] == 120
-    torch.testing.assert_close(model(**batch).logits[..., :97], before, **EXACT)
-    model.train()(batch["input_ids"], labels=batch["decoder_input_ids"]).loss.backward()
-    model.eval().save_pretrained(tmp_path)
-    again = AnyformerSeq2SeqForConditionalGeneration.from_pretrained(tmp_path)
-    assert again.config.vocab_size == 120 and torch.equal(again(**batch).logits, model(**batch).logits)
-    assert (again.lm_head.weight is again.model.encoder.embed_tokens.weight) == tied
 
 
 def test_the_configs_of_the_stacks_are_not_saved_into_the_models(tiny_seq2seq_config, tmp_path):
@@ -497,55 +344,7 @@ def test_trainer_finds_every_column_in_the_signature():
         assert columns <= inspect.signature(cls.forward).parameters.keys()
 
 
-# ---- flex, torch.compile and torch.export
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["bart", "t5", "rotary", "alibi"])
-def test_flex_attention_equals_sdpa_forward(tiny_seq2seq_config, name):
-    """Forward only and 128 tokens: what flex can do on a CPU (see test_decoder.py)."""
-    torch.compiler.reset()
-    model = build(tiny_seq2seq_config(**SEQ2SEQS[name] | {"max_position_embeddings": 128}))
-    batch, mask = pair(128, 128, batch=2), torch.ones(2, 128, dtype=torch.long)
-    mask[1, 120:] = 0
-    rows = {"position_ids": [50, 78], "decoder_position_ids": [60, 68]}
-    rows = {name: positions_of(lengths).expand(2, -1) for name, lengths in rows.items()}
-    calls = [{}, rows, {"attention_mask": mask}]
-    expected = [model(**batch, **options, use_cache=False).logits for options in calls]
-    model.set_attn_implementation("flex_attention")
-    for options, logits in zip(calls, expected):
-        torch.testing.assert_close(model(**batch, **options, use_cache=False).logits, logits, atol=1e-4, rtol=1e-5)
-
-
-@pytest.fixture
-def fresh_compiler():
-    logging.getLogger("torch.__trace").handlers.clear()  # pytest would collect a record of every traced tensor
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-COMPILED = [
-    pytest.param(name, backend, marks=() if (name, backend) == ("t5", "aot_eager") else pytest.mark.slow)
-    for name in SEQ2SEQS
-    for backend in ("aot_eager", "inductor")
-]
-
-
-@pytest.mark.parametrize("name, backend", COMPILED)
-def test_a_compiled_training_step_has_the_loss_and_gradients_of_the_eager_one(
-    tiny_seq2seq_config, fresh_compiler, name, backend
-):
-    model = build(tiny_seq2seq_config(**SEQ2SEQS[name] | {"num_hidden_layers": 1})).train()
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    batch = {"input_ids": tokens(2, 12), "labels": labels_for(tokens(2, 9)), "label_smoothing": 0.1}
-    batch |= {"attention_mask": (torch.arange(12) < torch.tensor([[12], [9]])).long()}
-    batch |= {"num_items_in_batch": torch.tensor(20)}
-    expected, got = (gradients_of(model, lambda run=run: run(**batch).loss) for run in (model, compiled))
-    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss, **EXACT)
-    for parameter, gradient in expected.items():
-        torch.testing.assert_close(got[parameter], gradient, atol=1e-5, rtol=1e-4, msg=parameter)
+# ---- torch.export
 
 
 @torch.no_grad()

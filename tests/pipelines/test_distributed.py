@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.arguments import training_arguments
-from processes import free_port, logged_losses, run_ranks
+from processes import free_port, load_extension_built_once, logged_losses, run_ranks
 from task_data import task_recipe
 
 TOLERANCE = 1e-5  # fp32: the same sums in another order
@@ -30,8 +30,20 @@ def forget_the_parents_state():
     PartialState._reset_state()
 
 
+def build_operations_once_per_machine():
+    """In this (forked) process; DeepSpeed asks torch for `load` when it needs an operation."""
+    import functools
+
+    from torch.utils import cpp_extension
+
+    load = cpp_extension.load
+    cpp_extension.load = functools.partial(load_extension_built_once, load)
+
+
 def rank_main(command, *arguments):
     forget_the_parents_state()
+    if any("deepspeed" in str(argument) for argument in arguments):
+        build_operations_once_per_machine()
     code = command("train", *arguments)
     if code:
         raise RuntimeError(f"exit code {code}")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -10,7 +9,8 @@ import pytest
 import torch
 from anyformer.pipelines.training.cross_entropy import loss_of_logits
 from image_data import image_recipe, picture
-from processes import Process, free_port
+from local_hub import run_without_anyformer
+from processes import end_in_micro_batch, free_port
 from safetensors.torch import load_file
 
 FULL = {"crop_padding": 1, "horizontal_flip": 0.0, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
@@ -47,27 +47,21 @@ def test_a_classifier_learns_and_is_evaluated_and_answers_without_the_package(tm
 
     image = tmp_path / "right.png"
     picture(False, random.Random(5)).resize((30, 20)).save(image)
-    code = (
-        "import sys; sys.modules['anyformer'] = None\n"
-        "import transformers\n"
-        f"classify = transformers.pipeline('image-classification', {str(run)!r}, trust_remote_code=True)\n"
-        f"print('answer:', classify({str(image)!r})[0]['label'])"
-    )
-    env = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1", "PATH": "", "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
-    assert "answer: right" in done.stdout, done.stderr
+    script = "import transformers\n"
+    script += "classify = transformers.pipeline('image-classification', args[0], trust_remote_code=True)\n"
+    script += "report(classify(args[1])[0]['label'])"
+    assert run_without_anyformer(script, run, image, cwd=tmp_path) == "right"
 
 
 def test_a_killed_run_with_all_augmentation_ends_bit_identical_in_another_epoch(tmp_path, command):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    steps = {"max_steps": 30, "gradient_accumulation_steps": 2, "learning_rate": 0.01}  # epochs of 5 steps
+    steps = {"max_steps": 16, "gradient_accumulation_steps": 2, "learning_rate": 0.01}  # epochs of 5 steps
     recipe = image_recipe(tmp_path, task=FULL, training=steps, model={"hidden_dropout": 0.1})
     assert command("train", recipe, f"training.output_dir={whole}") == 0
-    process = Process(command, "train", recipe, f"training.output_dir={broken}", output=tmp_path / "log.txt")
-    process.wait_until(lambda: max((line["step"] for line in lines_of(broken)), default=0) >= 14)
-    process.kill()
-    assert process.code == -signal.SIGKILL and not (broken / "model.safetensors").exists()
-    assert command("train", recipe, f"training.output_dir={broken}") == 0
+    arguments = ("train", recipe, f"training.output_dir={broken}")
+    end_in_micro_batch(18, command, *arguments, output=tmp_path / "log.txt")  # in the middle of step 9
+    assert not (broken / "model.safetensors").exists()
+    assert command(*arguments) == 0
     one, other = (load_file(run / "model.safetensors") for run in (whole, broken))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert facts_of(whole)["metrics"] == facts_of(broken)["metrics"]

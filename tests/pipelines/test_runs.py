@@ -7,7 +7,7 @@ import pytest
 import torch
 from anyformer.pipelines.generation import generate_text
 from anyformer.pipelines.storage.checkpoints import find_corruption, list_checkpoints
-from processes import Process, logged_losses
+from processes import Process, end_in_micro_batch, logged_losses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -63,29 +63,16 @@ def test_samples_are_drawn_as_the_recipe_says(tiny_recipe, command, tmp_path):
 
 def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identical(tiny_recipe, command, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    recipe = tiny_recipe(training={"max_steps": 60, "gradient_accumulation_steps": 2})
+    recipe = tiny_recipe(training={"max_steps": 27, "gradient_accumulation_steps": 2})
     assert command("train", recipe, f"training.output_dir={whole}") == 0
-
-    def start():
-        return Process(command, "train", recipe, f"training.output_dir={broken}", output=tmp_path / "log.txt")
-
-    def last_step():
-        text = (broken / "metrics.jsonl").read_text() if (broken / "metrics.jsonl").exists() else ""
-        complete = [line for line in text.split("\n")[:-1] if line]
-        return json.loads(complete[-1])["step"] if complete else 0
-
-    for step in (13, 28):
-        process = start()
-        process.wait_until(lambda step=step: last_step() >= step)
-        process.kill()
-        assert process.code == -signal.SIGKILL
+    broken_run = (command, "train", recipe, f"training.output_dir={broken}")
+    # In the middle of steps 12 and 18, which is 8 steps after checkpoint-10: in the second of a step's micro-batches.
+    for micro_batch, newest in ((24, "checkpoint-10"), (16, "checkpoint-15")):
+        end_in_micro_batch(micro_batch, *broken_run, output=tmp_path / "log.txt")
         assert not (broken / "model.safetensors").exists()
-    process = start()
-    process.wait_until(lambda: last_step() >= 41)
-    process.kill(signal.SIGTERM)
-    assert process.wait() == 128 + signal.SIGTERM, process.text()
-    stopped = int(list_checkpoints(broken)[0].name.split("-")[1])
-    assert 41 <= stopped < 60 and f"checkpoint-{stopped}" in process.text()
+        assert list_checkpoints(broken)[0].name == newest
+    text = end_in_micro_batch(13, *broken_run, number=signal.SIGTERM, output=tmp_path / "log.txt")
+    assert list_checkpoints(broken)[0].name == "checkpoint-22" and "checkpoint-22" in text  # the step is finished
     assert command("train", recipe, f"training.output_dir={broken}") == 0
     assert_same_weights(final_weights(whole), final_weights(broken))
     assert logged_losses(whole) == logged_losses(broken)
@@ -94,9 +81,7 @@ def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identica
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tiny_recipe, command, tmp_path, capsys):
     recipe, whole, run = tiny_recipe(), tmp_path / "whole", tmp_path / "run"
     assert command("train", recipe, f"training.output_dir={whole}") == 0
-    process = Process(command, "train", recipe, output=tmp_path / "log.txt")
-    process.wait_until(lambda: (run / "checkpoint-15").exists())
-    process.kill()
+    end_in_micro_batch(17, command, "train", recipe, output=tmp_path / "log.txt")
     newest = list_checkpoints(run)[0]
     with (newest / "model.safetensors").open("r+b") as file:
         file.seek(-100, 2)
@@ -111,9 +96,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tin
 def stopped_run(tiny_recipe, command, tmp_path):
     """A recipe and the folder of its run, killed after the first checkpoint."""
     recipe, run = tiny_recipe(), tmp_path / "run"
-    process = Process(command, "train", recipe, output=tmp_path / "log.txt")
-    process.wait_until(lambda: (run / "checkpoint-5").exists())
-    process.kill()
+    end_in_micro_batch(7, command, "train", recipe, output=tmp_path / "log.txt")
     return recipe, run
 
 
