@@ -23,6 +23,9 @@ def pytest_sessionstart(session):
         import torch
 
         torch.set_num_threads(1)
+        # The first backward pass of a process decides whether autograd has threads, which no fork survives: it does
+        # where a compiled program has registered another device before.
+        torch.ones((), requires_grad=True).backward()
 
 
 def pytest_collection_finish():
