@@ -11,7 +11,6 @@ import re
 
 import pytest
 import torch
-import transformers
 from anyformer.modeling.traits import POSITION_SCHEMES
 from anyformer.pipelines.cli.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
 from family_variants import close, exactness, positions_of, tokens
@@ -124,18 +123,6 @@ def check_packed(cell: Cell, model) -> None:
     if cell.family == "seq2seq":
         row["decoder_position_ids"] = positions_of([each["decoder_input_ids"].shape[1] for each in rows])
     close(logits(model, row), torch.cat(alone, dim=1), exactness(model))
-
-
-@pytest.fixture
-def without_code_files(monkeypatch):
-    """Models are saved without their code, which takes most of the time; test_hub_round_trip.py is about that."""
-    for module in (
-        transformers.modeling_utils,
-        transformers.configuration_utils,
-        transformers.generation.configuration_utils,
-    ):
-        if hasattr(module, "custom_object_save"):
-            monkeypatch.setattr(module, "custom_object_save", lambda *_, **__: [])
 
 
 ROWS = {family: list(cells(family)) for family in FAMILIES}

@@ -100,8 +100,15 @@ def test_a_padded_batch_has_the_outputs_of_its_rows_alone(variant, attn):
         close(out.logits[variant.real(batch)], expected, tolerance)
 
 
-@pytest.mark.parametrize("attn", ["eager", "sdpa"])
-@pytest.mark.parametrize("lengths", [LENGTHS, LONG], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "lengths, attn",
+    [
+        pytest.param(LENGTHS, "eager", id="short-eager"),
+        pytest.param(LENGTHS, "sdpa", id="short-sdpa"),
+        pytest.param(LONG, "eager", id="long-eager", marks=pytest.mark.slow),
+        pytest.param(LONG, "sdpa", id="long-sdpa"),
+    ],
+)
 @every(TEXT)
 def test_packed_rows_equal_separate_documents_and_leak_no_gradient(variant, lengths, attn):
     model = variant.model()
@@ -117,6 +124,7 @@ def test_packed_rows_equal_separate_documents_and_leak_no_gradient(variant, leng
     if variant.family == "encoder":  # padding behind the last document
         more = variant.packed([*rows, variant.inputs(model, 3, 1)])
         batches.append(more | {"attention_mask": pad(ones["attention_mask"], (0, 3))})
+    batches = batches if lengths == LENGTHS else batches[:1]
     total = sum(each.logits.shape[1] for each in separate)
     for batch in batches:
         inputs, embeds = dict(batch), {}
@@ -129,8 +137,9 @@ def test_packed_rows_equal_separate_documents_and_leak_no_gradient(variant, leng
             if out.get(name) is not None:
                 alone = torch.cat([each[name][-1] for each in separate], 1)
                 close(out[name][-1][:, : alone.shape[1]], alone, exactness(model))
-        with torch.no_grad():  # another kernel may do it
-            close(model(**batch).logits[:, :total], out.logits[:, :total], exactness(model))
+        if batch is whole:
+            with torch.no_grad():  # another kernel may do it
+                close(model(**batch).logits, out.logits, exactness(model))
         third = slice(*(sum(each.logits.shape[1] for each in separate[:n]) for n in (2, 3)))
         gradients = torch.autograd.grad(out.logits[:, third].square().sum(), list(embeds.values()))
         for prefix, gradient in zip(prefixes, gradients):
@@ -249,6 +258,7 @@ def test_bf16_autocast_trains_close_to_fp32(variant):
 # ------------------------------------------------------------------------------------------------ saving and loading
 
 
+@pytest.mark.usefixtures("without_code_files")
 @torch.no_grad()
 @every(ZOO)
 def test_loading_through_the_meta_device_restores_every_parameter_and_buffer(variant, tmp_path, monkeypatch):
@@ -276,6 +286,7 @@ def test_loading_through_the_meta_device_restores_every_parameter_and_buffer(var
         assert (out.pooler_output is None) == (model.config.pooler_act is None)
 
 
+@pytest.mark.usefixtures("without_code_files")
 @every(ZOO)
 def test_fresh_weights_are_all_initialised_when_a_checkpoint_lacks_them(variant, tmp_path, monkeypatch):
     """A base checkpoint without a head, loaded into the model with one: nothing is left uninitialised."""
@@ -383,11 +394,12 @@ def test_every_cache_generates_the_tokens_of_full_forwards_and_left_padding_chan
     for options in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
         new = model.generate(ids, attention_mask=mask, **GREEDY, **options)
         assert torch.equal(new[:, -8:], expected), options
-        if variant.family != "seq2seq" or knows_distances_only(model):
+        if options.get("use_cache", True) and (variant.family != "seq2seq" or knows_distances_only(model)):
             new = model.generate(left, attention_mask=pad(mask, (3, 0)), **GREEDY, **options)
             assert torch.equal(new[:, -8:], expected), options
-    beams = [model.generate(ids, **GREEDY, num_beams=3, use_cache=cached) for cached in (True, False)]
-    assert torch.equal(*beams)
+    if variant.name.startswith(("linear", "compressive", "recurrent")):  # caches of states follow their beams, too
+        beams = [model.generate(ids, **GREEDY, num_beams=3, use_cache=cached) for cached in (True, False)]
+        assert torch.equal(*beams)
 
 
 def by_full_forwards(variant, model, ids) -> torch.Tensor:
@@ -415,7 +427,7 @@ def fresh_compiler():
 
 # Each compilation takes some seconds: by default one variant of a family stands for all, traced and run as it is.
 # Inductor takes ten times as long: it compiles what differs in the kinds of operations.
-QUICK = ("decoder-rotary", "moe-mixtral", "encoder-bert", "seq2seq-t5", "vit-deit")
+QUICK = ("decoder-rotary", "encoder-bert", "seq2seq-t5", "vit-deit")
 BY_INDUCTOR = (
     *QUICK,
     "decoder-learned",
@@ -424,7 +436,14 @@ BY_INDUCTOR = (
     "decoder-strided",
     "decoder-yarn",
 )
-BY_INDUCTOR += ("decoder-scaled-and-capped", "moe-deepseek", "moe-odd_sizes", "encoder-albert", "encoder-deberta_v3")
+BY_INDUCTOR += (
+    "decoder-scaled-and-capped",
+    "moe-mixtral",
+    "moe-deepseek",
+    "moe-odd_sizes",
+    "encoder-albert",
+    "encoder-deberta_v3",
+)
 BY_INDUCTOR += ("encoder-deberta_conv", "encoder-deberta_mask_decoder", "encoder-longformer", "encoder-modernbert")
 BY_INDUCTOR += ("vit-vit", "vit-rotary", "vit-mae", *(f"seq2seq-{name}" for name in SEQ2SEQS if name != "t5"))
 COMPILED = [
