@@ -216,7 +216,7 @@ def test_every_setting_refuses_a_value_of_another_type():
          "as 8192"),
         ("model.vocab_size=300", "model.vocab_size=300 is smaller than tokenizer.vocab_size=2048; remove "
          "model.vocab_size"),
-        ("training.max_steps.x=1", "training.max_steps.x: training.max_steps=300 has no settings in it"),
+        ("training.max_steps.x=1", "training.max_steps.x: training.max_steps=220 has no settings in it"),
         ("training.max_steps=0", "training.max_steps=0 must be at least 1, or -1 for training.num_train_epochs"),
         ("evaluation.sample_top_p=1.5", "evaluation.sample_top_p=1.5 must be at most 1"),
         ("training.save_total_limit=1", "training.save_total_limit=1 must be at least 2"),
