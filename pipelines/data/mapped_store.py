@@ -1,6 +1,7 @@
 """Prepared data in the cache: files that are written once and memory-mapped, and a meta.json that describes them."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -10,7 +11,7 @@ from ..storage.cache import cached_folder
 META = "meta.json"
 
 
-class MappedStore:
+class MappedStore(ABC):
     """One folder of mapped files. A subclass opens them in `_open`, and states their sizes.
 
     kind: folder of the cache that holds all stores of the class. fingerprint: identity of the content and of the way it
@@ -25,14 +26,14 @@ class MappedStore:
         self.fingerprint, self.name = meta["fingerprint"], meta["name"]
         self._open(meta)
 
+    @abstractmethod
     def _open(self, meta: dict[str, Any]) -> None:
         """Set the attributes that meta.json holds, and map the files."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def sizes(meta: dict[str, Any]) -> dict[str, int]:
         """{file: bytes} of a complete store."""
-        raise NotImplementedError
 
     @classmethod
     def cached(cls, cache: Path, key: str, build: Callable[[Path], None]) -> Self:
