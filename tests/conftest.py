@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 # Before anything imports huggingface_hub: tests never reach the network, and two workers do not fight over threads.
@@ -29,9 +30,18 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_finish():
-    """What imports have left stays: Trainers collect garbage by hand, and would walk through all of it each time."""
+    keep_what_imports_left()
+
+
+_frozen_modules = 0
+
+
+def keep_what_imports_left() -> None:
+    """Modules stay: Trainers collect garbage by hand, and would walk through all that imports left each time."""
+    global _frozen_modules
     gc.collect()
     gc.freeze()
+    _frozen_modules = len(sys.modules)
 
 
 def pytest_unconfigure():
@@ -58,7 +68,12 @@ def own_cache_and_seed(tmp_path, monkeypatch):
     import torch
 
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "anyformer-cache"))
+    # Which only a power cut could tell from a write: what a killed process wrote stays.
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     torch.manual_seed(0)
+    yield
+    if len(sys.modules) > _frozen_modules + 200:
+        keep_what_imports_left()
 
 
 def tiny(family: str, own: dict):

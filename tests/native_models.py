@@ -1,5 +1,6 @@
 """Tiny native models of every architecture, random in every parameter: a default of 0 or 1 would hide a mistake."""
 
+import pytest
 import torch
 import transformers
 from anyformer.pipelines.interop import matching
@@ -189,6 +190,18 @@ def twin_cases() -> list[tuple[str, str, str]]:
         seen.add(model_type)
     # transformers < 5.23: UMT5 forgets on sdpa that its decoder is causal; generation gives it a mask.
     return [case for case in found if case[:2] != ("umt5", "AutoModelForSequenceClassification") or CAUSAL_UMT5]
+
+
+def marked_twin_cases() -> list:
+    """All of them as pytest's rows: by default the head of pretraining of each model, and every other head once in a
+    family; the rest is slow."""
+    seen, rows = set(), []
+    for name, head, cls in twin_cases():
+        family = matching.ARCHITECTURES[NATIVE[name][0]].family
+        is_fast = head == PRETRAINING[family] or (family, head) not in seen
+        seen.add((family, head))
+        rows.append(pytest.param(name, head, cls, marks=() if is_fast else pytest.mark.slow))
+    return rows
 
 
 def native_config(name: str, **fields):

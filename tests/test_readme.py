@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import filelock
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -34,6 +36,7 @@ TINY = [
     *("model.num_attention_heads=2", "model.num_key_value_heads=1", "data.max_documents=20"),
     *("objective.sequence_length=64", "training.per_device_train_batch_size=2", "training.max_steps=4"),
     *("evaluation.max_rows=4", "evaluation.every_steps=2", "evaluation.sample_tokens=4"),
+    "training.per_device_eval_batch_size=32",
 ]
 # Recipes with a task have no rows of a length of their own.
 TASKS = ("imdb_classify", "multi30k_en_de", "fashion_mnist_vit", "fashion_mnist_pixels")
@@ -198,9 +201,22 @@ PREPARED = (
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    """A folder with texts and a finished tiny `runs/quickstart`, made by the first command of the README."""
-    folder = tmp_path_factory.mktemp("readme")
+def stage(tmp_path_factory, worker_id):
+    """A folder with texts and a finished tiny `runs/quickstart`, made by the first command of the README.
+
+    Made once: each worker has a copy of its own.
+    """
+    if worker_id == "master":  # no workers
+        return made_stage(tmp_path_factory.mktemp("readme"))
+    shared = tmp_path_factory.getbasetemp().parent / "readme-stage"
+    with filelock.FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            made_stage(shared.with_suffix(".part")).rename(shared)
+    return shutil.copytree(shared, tmp_path_factory.mktemp("readme") / "stage")
+
+
+def made_stage(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
     write_texts(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

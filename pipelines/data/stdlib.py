@@ -1,5 +1,6 @@
 """The built-in corpus: sources and documentation of the Python standard library. Real text on every machine."""
 
+import functools
 import hashlib
 import importlib
 import os
@@ -82,7 +83,12 @@ class StdlibCodeSource(StdlibSource):
 
     def includes(self, relative: str) -> bool:
         # The topics are documents of their own; their file would repeat them as one long string each.
-        return relative != _TOPICS and table_share((self.root / relative).read_bytes().decode(errors="replace")) <= 0.5
+        return relative != _TOPICS and _table_share_of(self.root / relative) <= 0.5
+
+
+@functools.cache
+def _table_share_of(file: Path) -> float:
+    return table_share(file.read_bytes().decode(errors="replace"))
 
 
 def table_share(text: str) -> float:

@@ -1,5 +1,7 @@
 """Where recipes and presets come from: files of the user, or the ones shipped in configs/."""
 
+import copy
+import functools
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,12 @@ def shipped(folder: str) -> dict[str, Any]:
 
 
 def shipped_yaml(folder: str, name: str) -> dict:
-    """Return one shipped YAML file as a mapping, unchecked."""
+    """Return one shipped YAML file as a mapping, unchecked; the caller may change it."""
+    return copy.deepcopy(_shipped_yaml(folder, name))
+
+
+@functools.cache
+def _shipped_yaml(folder: str, name: str) -> dict:
     return parse_yaml(shipped(folder)[name].read_text(encoding="utf-8"), f"configs/{folder}/{name}.yaml")
 
 

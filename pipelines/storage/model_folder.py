@@ -1,6 +1,7 @@
 """Model folders: a saved model's config, weights and the code files it loads with."""
 
 import ast
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +150,11 @@ def _auto_map_modules(auto_map: dict[str, Any]) -> set[str]:
 
 def _sibling_imports(file: Path) -> set[str]:
     """Modules that `file` imports with one dot: the only relative imports that transformers copies."""
-    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    return _siblings_imported_in(file.read_text(encoding="utf-8"))
+
+
+@functools.cache  # every run asks for the same two dozen files of ours
+def _siblings_imported_in(source: str) -> set[str]:
+    tree = ast.parse(source)
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return {node.module for node in imports if node.level == 1 and node.module}

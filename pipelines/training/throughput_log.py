@@ -62,7 +62,7 @@ class ThroughputLog:
         achieved = (flops - self._logged_flops) / seconds / self.args.world_size
         if self._peak is None or achieved > self._peak:  # a peak below the rate was measured on a busy machine
             dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
-            self._peak = max(peak_flops(self.args.device, dtype)[0], self._peak or 0.0)
+            self._peak = peak_flops(self.args.device, dtype, again=self._peak is not None)[0]
         self._clock, self._logged_tokens, self._logged_flops, self._paused = time.perf_counter(), tokens, flops, 0.0
         return {
             "tokens_per_second": rate,

@@ -102,9 +102,11 @@ def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ra
 
 
 @needs_deepspeed
-@pytest.mark.parametrize("stage", [2, 3])
-def test_zero_trains_what_ddp_trains(without_dropout, two_ranks, stage):
-    _, expected = two_ranks(without_dropout)
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_zero_trains_what_one_process_trains(without_dropout, command, two_ranks, stage, tmp_path):
+    single = tmp_path / "single"
+    doubled = "training.gradient_accumulation_steps=2"
+    assert command("train", without_dropout, f"training.output_dir={single}", doubled) == 0
     facts, losses = two_ranks(
         without_dropout,
         f"training.deepspeed=zero{stage}",
@@ -112,7 +114,7 @@ def test_zero_trains_what_ddp_trains(without_dropout, two_ranks, stage):
         env={"DS_ACCELERATOR": "cpu"},
     )
     assert facts["engine"] == "DeepSpeedEngine" and facts["samples"][0]["text"].startswith("The")
-    assert_close(losses, expected)
+    assert_close(losses, logged_losses(single))
 
 
 def test_muon_is_refused_under_deepspeed_whoever_starts_it(monkeypatch):

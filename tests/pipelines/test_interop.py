@@ -21,10 +21,10 @@ from native_models import (
     assert_same_logits,
     assert_same_weights,
     heads_of,
+    marked_twin_cases,
     native_config,
     native_model,
     randomise,
-    twin_cases,
 )
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GemmaConfig, GenerationConfig, GPT2DoubleHeadsModel
 from transformers.models.mpt.configuration_mpt import MptAttentionConfig
@@ -42,7 +42,7 @@ def left_padded_prompts() -> dict[str, torch.Tensor]:
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-@pytest.mark.parametrize("name, auto_class, native_class", twin_cases())
+@pytest.mark.parametrize("name, auto_class, native_class", marked_twin_cases())
 def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class, native_class):
     labels = LABELS if auto_class.endswith("Classification") else {}
     native = native_model(name, native_class, **labels)

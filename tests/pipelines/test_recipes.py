@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,13 @@ TINY_MODEL = [
 ]
 
 
-@pytest.mark.parametrize("name", shipped("recipes"))
+# Those that README.md trains are trained by test_readme.py.
+IN_README = re.findall(r"anyformer train (\w+)", (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in IN_README else ()) for name in shipped("recipes")]
+)
 def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
     name, command, text_file, tmp_path, capsys, monkeypatch
 ):
