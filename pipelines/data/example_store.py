@@ -35,10 +35,6 @@ class EncodedExamples(MappedStore, Rows, Dataset):
         self._chunks = {name: self._table[name].chunks for name in numbers}
         self._ends = np.cumsum([len(batch) for batch in self._table[0].chunks])
 
-    @staticmethod
-    def sizes(meta: dict[str, Any]) -> dict[str, int]:
-        return {ARROW: meta["size"]}
-
     def __len__(self) -> int:
         return len(self._table)
 
@@ -92,8 +88,7 @@ def encode_examples(
             for batch in batches():
                 add_up(total, facts(batch))
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
-        size = (folder / ARROW).stat().st_size
-        (folder / META).write_text(json.dumps({"fingerprint": key, "name": name, "size": size, "facts": total}))
+        (folder / META).write_text(json.dumps({"fingerprint": key, "name": name, "facts": total}))
 
     return EncodedExamples.cached(cache, key, build)
 

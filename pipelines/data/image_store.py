@@ -36,10 +36,6 @@ class ImageStore(MappedStore, Dataset):
         self.labels = np.load(self.folder / LABELS) if meta["labels"] else None
         self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=tuple(meta["shape"]))
 
-    @staticmethod
-    def sizes(meta: dict[str, Any]) -> dict[str, int]:
-        return {PIXELS: int(np.prod(meta["shape"]))}
-
     def __len__(self) -> int:
         return len(self.pixels)
 

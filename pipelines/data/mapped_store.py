@@ -12,7 +12,7 @@ META = "meta.json"
 
 
 class MappedStore(ABC):
-    """One folder of mapped files. A subclass opens them in `_open`, and states their sizes.
+    """One folder of mapped files. A subclass opens them in `_open`.
 
     kind: folder of the cache that holds all stores of the class. fingerprint: identity of the content and of the way it
     was made. name: of the data, for people.
@@ -30,23 +30,15 @@ class MappedStore(ABC):
     def _open(self, meta: dict[str, Any]) -> None:
         """Set the attributes that meta.json holds, and map the files."""
 
-    @staticmethod
-    @abstractmethod
-    def sizes(meta: dict[str, Any]) -> dict[str, int]:
-        """{file: bytes} of a complete store."""
+    @classmethod
+    def find_fault(cls, folder: Path) -> str | None:
+        """What is wrong with the content of files that have not changed since they were written, in words."""
+        return None
 
     @classmethod
     def cached(cls, cache: Path, key: str, build: Callable[[Path], None]) -> Self:
         """The store in cache/kind/key; `build` writes its files and meta.json where it is missing or damaged."""
-        return cls(cached_folder(Path(cache), cls.kind, key, build, cls._is_complete))
-
-    @classmethod
-    def _is_complete(cls, folder: Path) -> bool:
-        try:
-            sizes = cls.sizes(json.loads((folder / META).read_text()))
-            return all((folder / name).stat().st_size == size for name, size in sizes.items())
-        except (OSError, ValueError, KeyError):
-            return False
+        return cls(cached_folder(Path(cache), cls.kind, key, build, cls.find_fault))
 
     def __reduce__(self) -> tuple:
         """Pickled as its folder: a worker process maps the files itself instead of receiving their content."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _FORMAT = 1  # raise it when the files or the way to make them change
+_PIECE = 2**20  # offsets compared at once
 TOKENS, OFFSETS = "tokens.bin", "offsets.bin"
 
 
@@ -46,10 +47,15 @@ class TokenStore(MappedStore):
         self.tokens = np.memmap(self.folder / TOKENS, dtype=meta["dtype"], mode="r") if self.num_tokens else empty
         self.offsets = np.memmap(self.folder / OFFSETS, dtype=np.int64, mode="r")
 
-    @staticmethod
-    def sizes(meta: dict[str, Any]) -> dict[str, int]:
-        tokens = meta["num_tokens"] * np.dtype(meta["dtype"]).itemsize
-        return {TOKENS: tokens, OFFSETS: (meta["num_documents"] + 1) * 8}
+    @classmethod
+    def find_fault(cls, folder: Path) -> str | None:
+        meta = json.loads((folder / META).read_text())
+        offsets = np.memmap(folder / OFFSETS, dtype=np.int64, mode="r")
+        ends = [0, meta["num_tokens"]]
+        if len(offsets) != meta["num_documents"] + 1 or [int(offsets[0]), int(offsets[-1])] != ends:
+            return f"{OFFSETS} does not go with {META}"
+        pieces = (offsets[start : start + _PIECE + 1] for start in range(0, len(offsets), _PIECE))
+        return f"{OFFSETS} goes backwards" if any((np.diff(piece) < 0).any() for piece in pieces) else None
 
     def document(self, index: int) -> np.ndarray:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]

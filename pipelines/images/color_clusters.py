@@ -58,7 +58,7 @@ def fit_clusters(store: ImageStore, number: int, cache: Path, field: str) -> np.
         (folder / "clusters.json").write_text(json.dumps(centres.tolist()))
 
     key = sha([store.fingerprint, number])
-    folder = cached_folder(cache, "clusters", key, build, lambda path: (path / "clusters.json").is_file())
+    folder = cached_folder(cache, "clusters", key, build)
     return np.array(json.loads((folder / "clusters.json").read_text()), dtype=np.float32)
 
 
@@ -85,10 +85,6 @@ def store_codes(store: ImageStore, clusters: np.ndarray, cache: Path) -> np.ndar
                 pixels = store.pixels[start : start + 1024].transpose(0, 2, 3, 1)
                 file.write(quantise(pixels, clusters).tobytes())
 
-    def is_complete(folder: Path) -> bool:
-        file = folder / "codes.bin"
-        return file.is_file() and file.stat().st_size == 2 * count * height * width
-
     key = sha([store.fingerprint, clusters.tolist()])
-    folder = cached_folder(cache, "codes", key, build, is_complete)
+    folder = cached_folder(cache, "codes", key, build)
     return np.memmap(folder / "codes.bin", dtype=np.uint16, mode="r", shape=shape)

@@ -131,7 +131,6 @@ def names_in_data(label_field: str, train: "Examples", cache: Path) -> list[str]
         "classes",
         sha([examples_fingerprint(train), label_field]),
         lambda work: (work / "names.json").write_text(json.dumps(_scan(label_field, train))),
-        lambda path: (path / "names.json").is_file(),
     )
     return json.loads((folder / "names.json").read_text())
 

@@ -1,16 +1,21 @@
-"""The cache: folders of prepared data that are complete or absent."""
+"""The cache: folders of prepared data that are complete and unchanged, or absent."""
 
 import errno
 import hashlib
 import json
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from .atomic import make_sibling_folder, sync_file
+from .checksums import find_change, write_checksums
+
+_ABANDONED = 24 * 3600  # seconds without a write after which nobody fills a temporary folder any more
 
 
 def cache_folder(chosen: str | None = None) -> Path:
@@ -19,27 +24,44 @@ def cache_folder(chosen: str | None = None) -> Path:
 
 
 def cached_folder(
-    root: Path, kind: str, key: str, build: Callable[[Path], None], is_complete: Callable[[Path], bool]
+    root: Path,
+    kind: str,
+    key: str,
+    build: Callable[[Path], None],
+    find_fault: Callable[[Path], str | None] = lambda folder: None,
 ) -> Path:
     """The folder root/kind/key. Where it is missing, `build` fills a temporary folder, which is then renamed to it.
 
-    A killed run leaves at most a temporary folder, which is never read. Several processes may build the same entry at
-    once: the first one to finish wins, and all get equal content.
+    The files get checksums, which are compared before the entry is used (see checksums.find_change). A changed entry is
+    set aside and built again, and one line on standard error says so. find_fault: what else may be wrong with the
+    content of unchanged files, in words.
+
+    A killed run leaves at most a temporary folder, which is never read and is removed after a day. Several processes
+    may build the same entry at once: the first one to finish wins, and all get equal content.
     Raises UserError where the cache cannot be written.
     """
     target = root / kind / key
-    if is_complete(target):
+    _remove_abandoned(target.parent)
+
+    def fault_of(folder: Path) -> str | None:
+        return find_change(folder) or find_fault(folder)
+
+    fault = fault_of(target) if target.exists() else "missing"
+    if fault is None:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = make_sibling_folder(target)
+        if target.exists():
+            _set_aside(target, fault)
     except OSError as error:
         raise _unwritable(root, error) from None
     try:
         build(work)
+        write_checksums(work)
         for path in work.iterdir():
             sync_file(path)
-        _rename(work, target, is_complete)
+        _rename(work, target, fault_of)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise _unwritable(root, error) from None
@@ -49,15 +71,29 @@ def cached_folder(
     return target
 
 
-def _rename(work: Path, target: Path, is_complete: Callable[[Path], bool]) -> None:
-    if target.exists() and not is_complete(target):  # damaged, for example by a disk error
-        damaged = make_sibling_folder(target)
-        os.rename(target, damaged / target.name)
-        shutil.rmtree(damaged, ignore_errors=True)
+def _set_aside(target: Path, fault: str) -> None:
+    """Move a damaged entry out of the way. It is kept for a day: other processes may be reading it."""
+    aside = make_sibling_folder(target)
+    os.rename(target, aside / target.name)
+    print(f"anyformer: {target} is damaged ({fault}); set aside in {aside.name} and made again", file=sys.stderr)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove temporary folders into which nobody has written for a day: those of killed runs, and damaged entries."""
+    for folder in parent.glob(".*.tmp"):
+        try:
+            newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+        except OSError:  # it is being renamed or removed
+            continue
+        if time.time() - newest > _ABANDONED:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rename(work: Path, target: Path, fault_of: Callable[[Path], str | None]) -> None:
     try:
         os.rename(work, target)
     except OSError:
-        if not is_complete(target):  # otherwise another process was faster
+        if not target.exists() or fault_of(target) is not None:  # otherwise another process was faster
             raise
 
 

@@ -55,7 +55,6 @@ def train_or_load_tokenizer(
         "tokenizers",
         _cache_key(plan, section, corpus),
         lambda work: _train(plan, section, corpus, progress).save_pretrained(work),
-        lambda path: (path / "tokenizer.json").exists() and (path / "tokenizer_config.json").exists(),
     )
     return PreTrainedTokenizerFast.from_pretrained(folder)
 

@@ -1,0 +1,75 @@
+"""Checksums of the files of a folder: written once, compared before the files are trusted.
+
+CRC-32, because it finds accidents, is fast and needs no package. Measured on one core of a cloud machine: CRC-32 1.9
+GB/s, SHA-256 0.56 GB/s (XXH3, of a package, 5.5). So a gigabyte costs half a second at each start. Of larger folders
+the files are read again only where the file system says that they were touched since they were last compared: their
+sizes, inodes and times of change (also the inode's own, which cannot be set by hand) are kept beside them.
+"""
+
+import contextlib
+import json
+import zlib
+from pathlib import Path
+
+from .atomic import write_atomically
+
+CHECKSUMS = "checksums.json"  # {file: [bytes, CRC-32]}
+COMPARED = "compared.json"  # {file: its state when it was last compared}
+ALWAYS = 2**30  # bytes; smaller folders are read at each start
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of all files of a folder (not of folders in it) into it."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    entries = {path.name: [path.stat().st_size, crc32(path)] for path in files}
+    (folder / CHECKSUMS).write_text(json.dumps(entries))
+
+
+def find_change(folder: Path) -> str | None:
+    """The first difference between a folder's files and their checksums, in words; None where nothing has changed."""
+    try:
+        stored = json.loads((folder / CHECKSUMS).read_text())
+        entries = {name: (int(size), int(checksum)) for name, (size, checksum) in stored.items()}
+    except FileNotFoundError:
+        return "it has no checksums"
+    except (OSError, ValueError, TypeError, AttributeError):
+        return f"{CHECKSUMS} cannot be read"
+    try:
+        for name, (size, _) in entries.items():
+            found = (folder / name).stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
+        is_large = sum(size for size, _ in entries.values()) > ALWAYS
+        states = {name: _state(folder / name) for name in entries} if is_large else None
+        if is_large and states == _compared(folder):
+            return None
+        for name, (_, checksum) in entries.items():
+            if crc32(folder / name) != checksum:
+                return f"{name} has changed since it was written"
+    except OSError as error:
+        return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
+    if is_large:
+        with contextlib.suppress(OSError):  # of a cache that is for reading alone the files are compared at each start
+            write_atomically(folder / COMPARED, json.dumps(states))
+    return None
+
+
+def crc32(path: Path) -> int:
+    """The CRC-32 of a file's bytes."""
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+def _state(path: Path) -> list[int]:
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+
+
+def _compared(folder: Path) -> dict | None:
+    try:
+        return json.loads((folder / COMPARED).read_text())
+    except (OSError, ValueError):
+        return None
