@@ -114,6 +114,18 @@ def tiny_vit_config():
 
 
 @pytest.fixture
+def in_float64():
+    """Tensors and models that a test makes are float64, and so is what a model's code asks to compute in fp32."""
+    import torch
+    from anyformer.pipelines.interop.verify import Float64Mode
+
+    torch.set_default_dtype(torch.float64)
+    with Float64Mode():
+        yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def without_code_files(monkeypatch):
     """Models are saved without their code, which takes most of the time; test_hub_round_trip.py is about that."""
     import transformers

@@ -121,7 +121,7 @@ def _in_float64(model):
     buffers = [(module, name, tensor) for module in model.modules() for name, tensor in module._buffers.items()]
     try:
         model.double().eval()
-        with _Float64Mode():
+        with Float64Mode():
             for module in model.modules():
                 if _has_only_tables(module):
                     model._init_weights(module)
@@ -134,7 +134,7 @@ def _in_float64(model):
             module._buffers[name] = tensor
 
 
-class _Float64Mode(TorchFunctionMode):
+class Float64Mode(TorchFunctionMode):
     """Computes in float64 what a model's code asks to compute in fp32: norms, softmax, routers, rotary angles.
 
     Otherwise the rounding of these steps would be the limit of the comparison, whatever the dtype of the parameters.
