@@ -1,11 +1,14 @@
 """From the recipe's data section to one corpus of documents per split."""
 
+from collections.abc import Collection
+
 from ..plugins import SOURCES
 from ..recipes.checks import check_data
 from ..recipes.schema import DataSection, SourceSection
 from .documents import Corpus, Document, Limits, SkipCounts, Source
 from .hub_datasets import HubSource
 from .mixture import MixtureCorpus
+from .patterns import real_paths
 from .text_files import FileSource
 from .validation_split import (
     STREAM_WINDOW,
@@ -24,41 +27,48 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
 
     Validation comes from validation_files or validation_split, else from validation_fraction of the training documents
     (of a single document the end of its text; of a stream, from its first 20,000 documents); the fraction 0 means no
-    validation. `seed` chooses which. max_documents bounds the training source alone, before it is split; validation and
-    test files are read whole.
+    validation. `seed` chooses which. Globs for training leave out files of the other splits. max_documents bounds the
+    training source alone, before it is split; validation and test files are read whole.
 
     Every source is opened and read up to its first documents. Raises UserError for settings that exclude each other,
     missing or unreadable files, a missing column, and sources without a single document.
     """
     check_data(data)
     limits = Limits(data.max_document_bytes, data.max_line_bytes)
+    own = {split: _own_source(data, limits, split) for split in ("validation", "test")}
+    without = real_paths(*own.values())
     splits = data.validation_fraction > 0 and not (data.validation_files or data.validation_split)
     if data.mixture:
         parts = []
         for number, section in enumerate(data.mixture):
             where = f"data.mixture.{number}"
-            parts.append(_split_source(section, limits, where, data, seed, splits))
+            parts.append(_split_source(section, limits, where, data, seed, splits, without))
         weights = [section.weight for section in data.mixture]
         corpora: dict[str, Corpus] = {}
         for split in parts[0]:
             members = [(part[split], weight) for part, weight in zip(parts, weights)]
             corpora[split] = MixtureCorpus(split, members, keep_shares=split == "train")
     else:
-        corpora = _split_source(data, limits, "data", data, seed, splits)
-    for split in ("validation", "test"):
-        source = _own_source(data, limits, split)
+        corpora = _split_source(data, limits, "data", data, seed, splits, without)
+    for split, source in own.items():
         if source is not None:
             corpora[split] = _checked(SourceCorpus(split, source))
     return corpora
 
 
 def _split_source(
-    section: SourceSection, limits: Limits, where: str, data: DataSection, seed: int, splits: bool
+    section: SourceSection,
+    limits: Limits,
+    where: str,
+    data: DataSection,
+    seed: int,
+    splits: bool,
+    without: Collection[str],
 ) -> dict[str, Corpus]:
     if section.source:
         source: Source = SOURCES[section.source](limits, where)
     elif section.files:
-        source = _files(section.files, section, limits, where, "files")
+        source = _files(section.files, section, limits, where, "files", without)
     else:
         source = _hub(section, limits, where, "split", data.streaming)
     if not splits:
@@ -84,8 +94,23 @@ def _own_source(data: DataSection, limits: Limits, split: str) -> Source | None:
     return None
 
 
-def _files(patterns: str | list[str], section: SourceSection, limits: Limits, where: str, key: str) -> FileSource:
-    return FileSource(patterns, limits, text_field=section.text_field, document=section.document, where=where, key=key)
+def _files(
+    patterns: str | list[str],
+    section: SourceSection,
+    limits: Limits,
+    where: str,
+    key: str,
+    without: Collection[str] = (),
+) -> FileSource:
+    return FileSource(
+        patterns,
+        limits,
+        text_field=section.text_field,
+        document=section.document,
+        where=where,
+        key=key,
+        without=without,
+    )
 
 
 def _hub(section: SourceSection, limits: Limits, where: str, split_field: str, streaming: bool) -> HubSource:

@@ -4,7 +4,7 @@ Examples are never skipped, unlike documents: one that cannot be used is an erro
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from .documents import Corpus, Document, Limits, SkipCounts
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
-from .files import file_identities, find_files, name_of_files, readable
+from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
+from .patterns import find_files, real_paths
 from .validation_split import ValidationSplit
 
 # (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
@@ -52,14 +53,21 @@ class ExampleSource(ABC):
 
 
 class ExampleFiles(ExampleSource):
-    """Files of a format with rows, also compressed with gzip; patterns as for FileSource.
+    """Files of a format with rows, also compressed with gzip; patterns and `without` as for FileSource.
 
     Raises UserError where a pattern matches nothing, or a file cannot be read, is of another kind or lacks a column.
     """
 
-    def __init__(self, patterns: str | list[str], columns: dict[str, str], limits: Limits, field: str):
+    def __init__(
+        self,
+        patterns: str | list[str],
+        columns: dict[str, str],
+        limits: Limits,
+        field: str,
+        without: Collection[str] = (),
+    ):
         self.field, self.columns, self.limits = field, columns, limits
-        self.paths = find_files(field, [patterns] if isinstance(patterns, str) else patterns)
+        self.paths = list(find_files(field, patterns, without))
         self.name = name_of_files(self.paths)
         for path in self.paths:
             file_format = format_of(path)
@@ -170,23 +178,24 @@ def open_examples(
     """The examples of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
 
     Without validation files or split, validation_fraction of the training examples are for validation, by their index;
-    0: none. max_documents bounds the training source before it is split. files and hub make the sources, and are called
-    as the classes that are their defaults.
+    0: none. Globs for training leave out the other splits' files. max_documents bounds the training source before it is
+    split. files and hub make the sources, and are called as the classes that are their defaults.
 
     Raises UserError for missing files, data sets and columns, and for a split without an example.
     """
     limits = Limits(data.max_document_bytes, data.max_line_bytes)
 
-    def opened(split: str) -> ExampleSource | None:
+    def opened(split: str, without: Collection[str] = ()) -> ExampleSource | None:
         files_field = "files" if split == "train" else f"{split}_files"
         split_field = "split" if split == "train" else f"{split}_split"
         if getattr(data, files_field):
-            return files(getattr(data, files_field), columns, limits, f"data.{files_field}")
+            return files(getattr(data, files_field), columns, limits, f"data.{files_field}", without)
         if data.dataset and getattr(data, split_field):
             return hub(data, split_field, columns, limits)
         return None
 
-    sources = {split: opened(split) for split in ("train", "validation", "test")}
+    others = {split: opened(split) for split in ("validation", "test")}
+    sources = {"train": opened("train", real_paths(*others.values()))} | others
     rule = None
     if sources["validation"] is None and data.validation_fraction > 0:
         rule, sources["validation"] = ValidationSplit(data.validation_fraction), sources["train"]

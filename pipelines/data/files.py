@@ -1,10 +1,7 @@
-"""Files: found by patterns, opened with or without gzip, identified by content; errors as sentences."""
+"""Files: opened with or without gzip, identified by content; errors as sentences."""
 
-import difflib
-import glob
 import gzip
 import hashlib
-import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,33 +12,6 @@ from typing import IO
 from ..errors import UserError, first_line
 
 _BOM = b"\xef\xbb\xbf"
-
-
-def find_files(field: str, patterns: list[str]) -> list[Path]:
-    """The files of paths and globs (`~` allowed, `**` crosses folders), each once; raises UserError for none."""
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        expanded = os.path.expanduser(pattern)
-        if os.path.isdir(expanded):
-            raise UserError(f"{field}={pattern!r} is a folder; {os.path.join(pattern, '*')!r} means the files in it.")
-        if os.path.exists(expanded):  # before globbing: a file may really be called `a[1].txt`
-            found[Path(expanded)] = None
-            continue
-        if not glob.has_magic(expanded):
-            raise UserError(f"{field}={pattern!r}: no such file{_nearest_file(Path(expanded))}.")
-        matches = [Path(match) for match in sorted(glob.glob(expanded, recursive=True)) if os.path.isfile(match)]
-        if not matches:
-            raise UserError(f"{field}={pattern!r} matches no file.")
-        found.update(dict.fromkeys(matches))
-    return list(found)
-
-
-def _nearest_file(path: Path) -> str:
-    try:
-        near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
-    except OSError:
-        return f" (there is no folder {str(path.parent)!r})"
-    return f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
 
 
 def name_of_files(paths: list[Path]) -> str:

@@ -3,7 +3,7 @@
 In the image column stands whatever image_store.decode opens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from ..recipes.schema import DataSection
 from .documents import Limits
 from .examples import Example, ExampleFiles, Examples, ExampleSource, HubExamples, open_examples
 from .file_formats import FileFormat
-from .files import content_hash, find_files, readable
+from .files import content_hash, readable
+from .patterns import find_files
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -27,9 +28,16 @@ class ImageFiles(ExampleSource):
     Raises UserError where a pattern matches nothing, or matches images and other files together.
     """
 
-    def __init__(self, patterns: list[str], columns: dict[str, str], limits: Limits, field: str):
+    def __init__(
+        self,
+        patterns: str | list[str],
+        columns: dict[str, str],
+        limits: Limits,
+        field: str,
+        without: Collection[str] = (),
+    ):
         self.field, self.columns, self.limits = field, columns, limits
-        self.paths = find_files(field, patterns)
+        self.paths = list(find_files(field, patterns, without))
         other = next((path for path in self.paths if not is_image_file(path)), None)
         if other is not None:
             raise UserError(f"{field} names images and other files ({other}); a pattern such as *.png leaves them out")
@@ -83,8 +91,9 @@ def open_images(data: DataSection, columns: dict[str, str]) -> dict[str, Example
     return open_examples(data, columns, files=image_files, hub=HubImages)
 
 
-def image_files(patterns: str | list[str], columns: dict[str, str], limits: Limits, field: str) -> ExampleSource:
+def image_files(
+    patterns: str | list[str], columns: dict[str, str], limits: Limits, field: str, without: Collection[str] = ()
+) -> ExampleSource:
     """Image files where the first file is one, else a table of them."""
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    kind = ImageFiles if is_image_file(find_files(field, patterns)[0]) else ImageTable
-    return kind(patterns, columns, limits, field)
+    first = next(iter(find_files(field, patterns, without)))
+    return (ImageFiles if is_image_file(first) else ImageTable)(patterns, columns, limits, field, without)

@@ -1,13 +1,14 @@
 """Local files as documents: plain text, and a column of any format with rows, also compressed with gzip."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
 from .documents import Document, Limits, Skipped, Source, text_document
 from .file_formats import FileFormat, check_opens, format_of
-from .files import bounded_lines, file_identities, find_files, length_of, name_of_files, open_file, readable
+from .files import bounded_lines, file_identities, length_of, name_of_files, open_file, readable
+from .patterns import find_files
 
 
 class FileSource(Source):
@@ -17,6 +18,7 @@ class FileSource(Source):
     text_field: key or column that holds the text, in files of a format with rows.
     document: what one document is in a plain text file: the file, a line, or a paragraph (lines up to and including the
         blank ones that follow). Line breaks are kept: the documents of a file put together are the file.
+    without: real paths that globs leave out: files of the other splits.
     Raises UserError where a pattern matches nothing or a file cannot be read.
     """
 
@@ -29,10 +31,11 @@ class FileSource(Source):
         document: str = "file",
         where: str = "data",
         key: str = "files",
+        without: Collection[str] = (),
     ):
         self.where, self.field = where, f"{where}.{key}"
         self.limits, self.text_field, self.document = limits, text_field, document
-        self.paths = find_files(self.field, [patterns] if isinstance(patterns, str) else patterns)
+        self.paths = list(find_files(self.field, patterns, without))
         self.name = name_of_files(self.paths)
         for path in self.paths:
             self._try_opening(path)

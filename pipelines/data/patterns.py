@@ -1,0 +1,111 @@
+"""Files found by paths and globs: each file once, however many links lead to it."""
+
+import difflib
+import glob
+import os
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def find_files(field: str, patterns: str | list[str], without: Collection[str] = ()) -> dict[Path, str]:
+    """The files of paths and globs (`~` allowed, `**` crosses folders), each with the first pattern that matches it.
+
+    A file that several names lead to, by links to it or to its folders, is found once: by its own name where a glob
+    matches that, else by the shortest one. without: real paths that globs leave out.
+    Raises UserError for a pattern without a file, and for what is no regular file.
+    """
+    found: dict[str, tuple[Path, str]] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        expanded = os.path.expanduser(pattern)
+        if os.path.exists(expanded):  # before globbing: a file may really be called `a[1].txt`
+            _check_regular(field, pattern, expanded)
+            found.setdefault(os.path.realpath(expanded), (Path(expanded), pattern))
+            continue
+        if not glob.has_magic(expanded):
+            raise UserError(f"{field}={pattern!r}: no such file{_nearest_file(Path(expanded))}.")
+        matches = {path: os.path.realpath(path) for path in set(_matches(Path(expanded))) if os.path.isfile(path)}
+        if not matches:
+            raise UserError(f"{field}={pattern!r} matches no file.")
+        named: dict[str, str] = {}
+        for path in sorted(
+            matches, key=lambda path: (matches[path] != os.path.abspath(path), path.count(os.sep), path)
+        ):
+            named.setdefault(matches[path], path)
+        kept = sorted(path for real, path in named.items() if real not in without)
+        if not kept:
+            raise UserError(f"{field}={pattern!r} matches nothing but files that are for validation or test.")
+        for path in kept:
+            found.setdefault(matches[path], (Path(path), pattern))
+    return dict(found.values())
+
+
+def real_paths(*sources: Any) -> set[str]:
+    """The real paths of the files that some sources read; a source without files, and None, have none."""
+    return {os.path.realpath(path) for source in sources for path in getattr(source, "paths", ())}
+
+
+def _matches(pattern: Path) -> Iterator[str]:
+    """What glob.glob(recursive=True) finds, except that folders which a link leads back to are not entered again.
+
+    glob would follow a link to the folder it lies in until the system refuses, 40 levels down.
+    """
+    parts = pattern.parts
+    if "**" not in parts:
+        yield from glob.glob(str(pattern))
+        return
+    place = parts.index("**")
+    tail = parts[place + 1 :] or ("*",)
+    for start in glob.glob(str(Path(*parts[:place]))):
+        for folder in _folders(start):
+            yield from _matches(Path(glob.escape(folder), *tail))
+
+
+def _folders(start: str) -> Iterator[str]:
+    """A folder and those in it, at any depth, hidden ones aside; of a folder with several names the content once.
+
+    That is listed under a name without links where there is one.
+    """
+    visited, waiting = set(), [start]
+    while waiting:
+        linked = []
+        for top in waiting:
+            yield top
+            if os.path.realpath(top) in visited:
+                continue
+            for folder, names, _ in os.walk(top):
+                visited.add(os.path.realpath(folder))
+                shown = [name for name in names if not name.startswith(".")]
+                links = [name for name in shown if os.path.islink(os.path.join(folder, name))]
+                linked += [os.path.join(folder, name) for name in links]
+                inner = [os.path.join(folder, name) for name in shown if name not in links]
+                yield from inner
+                names[:] = [os.path.basename(path) for path in inner if os.path.realpath(path) not in visited]
+        waiting = sorted(linked)
+
+
+def _check_regular(field: str, pattern: str, path: str) -> None:
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise UserError(f"{field}={pattern!r} is a folder; {os.path.join(pattern, '*')!r} means the files in it.")
+    kind = next((name for test, name in _KINDS if test(mode)), None)
+    if kind is not None:
+        raise UserError(f"{field}={pattern!r} is {kind}; write its content into a file, which is read more than once.")
+
+
+def _nearest_file(path: Path) -> str:
+    try:
+        near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
+    except OSError:
+        return f" (there is no folder {str(path.parent)!r})"
+    return f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
