@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import count, islice
 from typing import Any
 
 from ..errors import UserError
@@ -92,6 +93,12 @@ def text_document(value: Any, source: str, limits: Limits, field: str) -> Docume
     return limits.checked(value, source)
 
 
+def counted_from(place: int | None, items: Iterator[Any]) -> Iterator[tuple[Any, int]]:
+    """The items after the first `place`, each with how many there were up to it."""
+    done = place or 0
+    yield from zip(islice(items, done, None), count(done + 1))
+
+
 class Source(ABC):
     """A restartable stream of documents in a fixed order, before it is split into training and validation.
 
@@ -110,6 +117,13 @@ class Source(ABC):
     def identity(self) -> Any:
         """JSON that changes whenever the documents do."""
 
+    def items_from(self, place: Any = None) -> Iterator[tuple[Document | Skipped, Any]]:
+        """items() after a place, each with the place after it, as JSON; None is the beginning.
+
+        Here a place is a number of items, and those before it are read once more; a source that can do better does.
+        """
+        return counted_from(place, self.items())
+
     def size_hint(self) -> int | None:
         """Bytes of text, roughly, where that is known without reading it."""
         return None
@@ -125,6 +139,10 @@ class Corpus(ABC):
     @abstractmethod
     def documents(self) -> Iterator[Document]:
         """Start again at the first document. Raises UserError where a file cannot be read."""
+
+    def documents_from(self, place: Any = None) -> Iterator[tuple[Document, Any]]:
+        """documents() after a place, each with the place after it, as JSON; None is the beginning."""
+        return counted_from(place, self.documents())
 
     @abstractmethod
     def identity(self) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .documents import Document, Limits, Skipped, Source, text_document
+from .documents import Document, Limits, Skipped, Source, counted_from, text_document
 
 
 class HubSource(Source):
@@ -40,9 +40,18 @@ class HubSource(Source):
         self._check_column(self.rows.column_names)
 
     def items(self) -> Iterator[Document | Skipped]:
+        return (item for item, _ in self.items_from())
+
+    def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, Any]]:
+        """place, of a stream: [rows, the state of datasets' own object], which finds file and row without reading all.
+
+        Otherwise it is the number of rows.
+        """
         field = f"{self.where}.text_field={self.text_field!r}"
-        for row, text in enumerate(self._texts()):
-            yield text_document(text, f"{self.dataset}/{self.split}:{row}", self.limits, field)
+        texts = self._streamed_texts(place) if self.streaming else counted_from(place, self._texts())
+        for text, place in texts:
+            row = (place[0] if self.streaming else place) - 1
+            yield text_document(text, f"{self.dataset}/{self.split}:{row}", self.limits, field), place
 
     def identity(self) -> Any:
         # The builder's hash stands for the revision on the Hub, or for a local folder's files and their times.
@@ -55,14 +64,17 @@ class HubSource(Source):
         }
 
     def _texts(self) -> Iterator[Any]:
-        if not self.streaming:
-            for batch in self.rows.select_columns([self.text_field]).with_format(None).iter(batch_size=256):
-                yield from batch[self.text_field]
-            return
-        for row in self.rows:
-            if self.text_field not in row:  # the columns of a stream may be unknown before its first row
-                self._check_column(list(row))
-            yield row[self.text_field]
+        for batch in self.rows.select_columns([self.text_field]).with_format(None).iter(batch_size=256):
+            yield from batch[self.text_field]
+
+    def _streamed_texts(self, place: list | None) -> Iterator[tuple[Any, list]]:
+        done, state = place or (0, None)
+        self.rows.load_state_dict(state)  # None: the beginning
+        # Not `for row in self.rows`: in a loader's worker that gives the worker a share of the files only.
+        for number, batch in enumerate(self.rows.iter(batch_size=1), start=done + 1):
+            if self.text_field not in batch:  # the columns of a stream may be unknown before its first row
+                self._check_column(list(batch))
+            yield batch[self.text_field][0], [number, self.rows.state_dict()]
 
     @cached_property
     def _builder(self):

@@ -27,16 +27,22 @@ class MixtureCorpus(Corpus):
         self.ended_by: str | None = None
 
     def documents(self) -> Iterator[Document]:
-        streams = [corpus.documents() for corpus in self.corpora]
+        return (document for document, _ in self.documents_from())
+
+    def documents_from(self, place: dict | None = None) -> Iterator[tuple[Document, dict]]:
+        """place: {"bytes": of text from each corpus, "places": of each corpus}."""
+        self.num_bytes = list(place["bytes"]) if place else [0] * len(self.corpora)
+        places = list(place["places"]) if place else [None] * len(self.corpora)
+        streams = [corpus.documents_from(own) for corpus, own in zip(self.corpora, places)]
         running = list(range(len(streams)))
-        self.num_bytes = [0] * len(streams)
         self.ended_by = None
         while running:
             behind = min(running, key=lambda part: self.num_bytes[part] / self.weights[part])
-            document = next(streams[behind], None)
-            if document is not None:
+            found = next(streams[behind], None)
+            if found is not None:
+                document, places[behind] = found
                 self.num_bytes[behind] += len(document.text.encode())
-                yield document
+                yield document, {"bytes": list(self.num_bytes), "places": list(places)}
             elif self.keep_shares:
                 self.ended_by = self.corpora[behind].name
                 return

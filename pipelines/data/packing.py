@@ -7,6 +7,7 @@ it exactly once. For all other objectives the slices follow each other without r
 """
 
 from bisect import bisect_left
+from collections import deque
 from typing import Literal
 
 import numpy as np
@@ -200,11 +201,11 @@ class PackedDataset(Rows, Dataset):
 class StreamingPackedDataset(Rows, IterableDataset):
     """The same rows as PackedDataset's, tokenised while they are read; nothing is stored.
 
-    Each epoch starts at the first document. With several workers only the first one yields, so that the order is the
-    same for any number of them; it still tokenises in parallel to training. A row also carries its sample id
-    (`row_ids`, its number in the epoch) and the `epoch`, which set_epoch sets; both have shape (), and a collator's
-    randomness depends on them. Raises UserError as PackedDataset does; for a stream that ends before the first row,
-    when it is iterated.
+    An iteration is one pass, from the first document on or from where load_state_dict says; training makes it endless
+    (data/endless.py). With several workers only the first one yields, so that the order is the same for any number of
+    them; it still tokenises in parallel to training. A row also carries its sample id (`row_ids`, its number in the
+    pass) and the `epoch`, which set_epoch sets; both have shape (), and a collator's randomness depends on them. Raises
+    UserError as PackedDataset does; for a stream that ends before the first row, when it is iterated.
     """
 
     is_packed = is_stream = True
@@ -232,6 +233,8 @@ class StreamingPackedDataset(Rows, IterableDataset):
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id
         self._bos, self._eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         self._encoder = Encoder(tokenizer)
+        self._start: dict = {}  # where the next iteration begins
+        self._place: dict = {}  # where the row after the latest one begins
         self.fingerprint = sha([corpus.fingerprint(), self._encoder.fingerprint, self._bos, self._eos])
 
     def report(self) -> dict:
@@ -253,41 +256,68 @@ class StreamingPackedDataset(Rows, IterableDataset):
         """Set the epoch of the next iteration; Trainer and accelerate call this."""
         self._epoch.fill_(epoch)
 
+    def state_dict(self) -> dict:
+        """The place of the row after the latest one, JSON, as torchdata calls it: {} before a pass's first row.
+
+        rows: how many of the pass came before it. document: the corpus's place before the document in which it begins.
+        offset: its first token in that document.
+        """
+        return self._place
+
+    def load_state_dict(self, state: dict) -> None:
+        """The next iteration goes on from this place, without the documents before it; the one after it is whole."""
+        self._start = self._place = state
+
     def __iter__(self):
         worker = get_worker_info()
         if worker is not None and worker.id > 0:
             return
+        start, self._start = self._start, {}
         epoch = self._epoch.clone()
-        for number, arrays in enumerate(self._rows()):
+        for number, (arrays, document, offset) in enumerate(self._rows(start), start=start.get("rows", 0)):
+            self._place = {"rows": number + 1, "document": document, "offset": offset}
             yield arrays | {ROW_IDS: torch.tensor(number), EPOCH: epoch}
 
-    def _rows(self):
+    def _rows(self, place: dict):
+        """Each row with the place of the next one: before which document of the corpus, and which token of it."""
         length, overlap = self.sequence_length, int(self.shifts_labels)
-        held, borders = (
-            np.empty(0, dtype=np.int64),
-            [],
-        )  # the unfinished row; places of documents' first tokens
-        rows = total = 0
-        for _, ids in self._encoder.encode_documents(self.corpus.documents()):
-            tokens = framed(ids, self._bos, self._eos, np.int64)
+        held, borders = np.empty(0, dtype=np.int64), []  # the unfinished row; places of documents' first tokens
+        rows, total, offset, end = place.get("rows", 0), 0, place.get("offset", 0), None
+        for before, after, tokens in self._documents(place.get("document")):
+            end = after
+            total += len(tokens)
+            tokens, skipped, offset = tokens[offset:], offset, 0
             if not len(tokens):
                 continue
-            total += len(tokens)
             if len(held) == length:  # it was full at the end of a document: no overlap
-                yield self._row(held, borders)
+                yield self._row(held, borders), before, 0
                 rows, held, borders = rows + 1, held[:0], []
             if len(held):
                 borders.append(len(held))
+            first = skipped - len(held)  # the document's token where `held` begins, if it were all of this document
             held = np.concatenate([held, tokens])
             start = 0
             while len(held) - start > length:
-                yield self._row(held[start : start + length], borders)
-                rows, start, borders = rows + 1, start + length - overlap, []
+                following = start + length - overlap
+                yield self._row(held[start : start + length], borders), before, first + following
+                rows, start, borders = rows + 1, following, []
             held = held[start:]
         if len(held) == length or (len(held) and self.tail == "pad"):
-            yield self._row(held, borders)
+            yield self._row(held, borders), end, 0
         elif not rows:
             raise too_short(self.corpus.name, length, total)
+
+    def _documents(self, place):
+        """(the corpus's place before it, the one after it, its tokens int64) of each document from a place on."""
+        places = deque([place])  # documents are read ahead of those that are encoded
+
+        def read():
+            for document, after in self.corpus.documents_from(place):
+                places.append(after)
+                yield document
+
+        for _, ids in self._encoder.encode_documents(read()):
+            yield places.popleft(), places[0], framed(ids, self._bos, self._eos, np.int64)
 
     def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:
         borders = np.array(borders, dtype=np.int64)

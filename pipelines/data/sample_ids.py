@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from .endless import EndlessStream
 
 
 class DatasetWithSampleIds(Dataset):
@@ -32,7 +33,9 @@ class DatasetWithSampleIds(Dataset):
 
 
 def with_sample_ids(rows):
-    """The rows with sample ids; a stream, which numbers its rows itself, and None are returned as they are."""
+    """The rows as they are trained: with sample ids, a stream (Rows.is_stream, it numbers its rows itself) endless."""
+    if getattr(rows, "is_stream", False):
+        return EndlessStream(rows)
     return DatasetWithSampleIds(rows) if isinstance(rows, Sized) else rows
 
 

@@ -88,19 +88,35 @@ class SourceCorpus(Corpus):
         self.skipped = SkipCounts()
 
     def documents(self) -> Iterator[Document]:
+        return (document for document, _ in self.documents_from())
+
+    def documents_from(self, place: list | None = None) -> Iterator[tuple[Document, list]]:
+        """place: [items of the source, documents among them, the source's own place]."""
         self.skipped = SkipCounts()
-        for index, item in enumerate(first_documents(self.source.items(), self.max_documents)):
-            if self.rule is not None and self.rule.cut:
-                if isinstance(item, Document):
-                    yield self._my_end(item)
-                    continue
-                mine = not self.validation
-            else:
-                mine = self.rule is None or self.rule.is_validation(index, item.source) == self.validation
-            if mine and isinstance(item, Document):
-                yield item
-            elif mine:
-                self.skipped.count(item.reason)
+        first, held, start = place or (0, 0, None)
+        if held == self.max_documents:
+            return
+        for index, (item, own) in enumerate(self.source.items_from(start), start=first):
+            held += isinstance(item, Document)
+            document = self._mine(index, item)
+            if document is not None:
+                yield document, [index + 1, held, own]
+            if held == self.max_documents:
+                return  # without asking a stream for one more
+
+    def _mine(self, index: int, item: Document | Skipped) -> Document | None:
+        """What this split has of the source's item `index`; one to skip is counted."""
+        if self.rule is not None and self.rule.cut:
+            if isinstance(item, Document):
+                return self._my_end(item)
+            mine = not self.validation
+        else:
+            mine = self.rule is None or self.rule.is_validation(index, item.source) == self.validation
+        if mine and isinstance(item, Document):
+            return item
+        if mine:
+            self.skipped.count(item.reason)
+        return None
 
     def identity(self) -> Any:
         rule = asdict(self.rule) | {"held": self.validation} if self.rule else None

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import torch
 from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers.trainer_utils import get_last_checkpoint
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, POSITION, ROW_IDS
+from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..publishing.model_card import write_model_card
@@ -29,6 +31,7 @@ from .progress import MetricsFile, ProgressLine
 from .router_statistics import RouterStatistics
 from .set_epoch import SetEpochCallback
 from .stop_signal import StopSignal
+from .stream_position import StreamPosition
 from .throughput_log import ThroughputLog
 
 
@@ -56,6 +59,10 @@ class AnyformerTrainer(Trainer):
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         kwargs["train_dataset"] = with_sample_ids(kwargs.get("train_dataset"))
+        self.position = StreamPosition(kwargs["train_dataset"])
+        if self.position.stream is not None:
+            kwargs["data_collator"] = PositionCollator(kwargs["data_collator"])
+            kwargs["args"].ignore_data_skip = True  # the stream itself begins where it has to
         remember_absent("lomo_optim")
         super().__init__(**kwargs)
         self._choose_loss()
@@ -86,6 +93,13 @@ class AnyformerTrainer(Trainer):
 
     # ---- data
 
+    def get_train_dataloader(self):
+        loader = super().get_train_dataloader()
+        if self.position.stream is not None:
+            # A loader draws a number when its iteration begins, and a resumed run has one beginning more.
+            loader.base_dataloader.generator = torch.Generator()
+        return loader
+
     def _get_train_sampler(self, train_dataset=None):
         lengths = getattr(getattr(self.train_dataset, "rows", None), "row_lengths", None)
         if lengths is None:
@@ -101,10 +115,13 @@ class AnyformerTrainer(Trainer):
 
     # ---- training
 
-    def train(self, *args, **kwargs):
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+        self.position.begin(resume_from_checkpoint or None)
         self.throughput.start()
         try:
-            result = super().train(*args, **kwargs)
+            result = super().train(resume_from_checkpoint, *args, **kwargs)
             wants_best = self.args.metric_for_best_model is not None and self.state.global_step >= self.state.max_steps
             if wants_best and locate_best(self.state, self.args.output_dir):
                 self._load_best_model()
@@ -116,6 +133,7 @@ class AnyformerTrainer(Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         rows = inputs.pop(ROW_IDS, [])
         inputs.pop(EPOCH, None)
+        self.position.trained(inputs.pop(POSITION, None))
         self.throughput.add_batch(self.model, inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.watch(self.state.global_step + 1, loss, rows)
@@ -146,6 +164,8 @@ class AnyformerTrainer(Trainer):
     # ---- the log
 
     def log(self, logs, start_time=None):
+        if self.position.stream is not None:
+            self.state.epoch = float(self.position.passes)  # Trainer takes all steps for one pass
         if "loss" in logs:
             self.guard.check()
             logs.update(self.throughput.collect(self.accelerator.reduce))
@@ -210,6 +230,7 @@ class AnyformerTrainer(Trainer):
             self._push_later = False
             with self.staging.stage(folder, name) as staged:
                 super()._save_checkpoint(model, trial)
+                self.position.save(staged, self.accelerator)
                 self.accelerator.wait_for_everyone()
                 self.staging.commit(staged, self.state, keep=self.args.save_total_limit)
             self.accelerator.wait_for_everyone()

@@ -1,0 +1,213 @@
+"""Streams past their first pass: the same on two processes and in parts of a batch, resumed where they were."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from anyformer.pipelines.data import hub_datasets
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.endless import EndlessStream, decoded, encoded
+from anyformer.pipelines.data.packing import StreamingPackedDataset
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.schema import DataSection, MixtureSource, TokenizerSection
+from anyformer.pipelines.storage.checkpoints import list_checkpoints
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from anyformer.pipelines.training.stream_position import StreamPosition
+from processes import end_in_micro_batch, run_ranks
+from safetensors.torch import load_file
+from test_distributed import TOLERANCE, rank_main
+from torch.utils.data import DataLoader
+
+import anyformer
+
+LINES = [f"document {number}: " + "abc def ghi " * (number % 7) for number in range(40)]
+
+
+def write(folder, name, texts):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+@pytest.fixture
+def stream_folder(tmp_path, monkeypatch):
+    """A data set of three files, as load_dataset reads it from a folder; 53 rows of 48 tokens."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf-cache"))
+    folder = tmp_path / "streamed"
+    for shard in range(3):
+        write(folder, f"train-{shard}.jsonl", LINES[shard::3])
+    write(folder, "test.jsonl", ["a test of abc def\n" * 10])
+    return folder
+
+
+def corpus_of(folder, kind):
+    """A corpus of the folder: its data set streamed, twice as a mixture, or a list of documents without places."""
+    if kind == "list":
+        return open_corpora(DataSection(files=str(folder / "train-*.jsonl"), validation_fraction=0.0))["train"]
+    common = {"dataset": str(folder), "text_field": "text"}
+    if kind == "stream":
+        section = DataSection(**common, streaming=True, validation_fraction=0.1, max_documents=38)
+    else:
+        parts = [MixtureSource(**common, weight=weight) for weight in (2.0, 1.0)]
+        section = DataSection(mixture=parts, streaming=True, validation_fraction=0.0)
+    return open_corpora(section)["train"]
+
+
+@pytest.fixture
+def tokenizer(stream_folder, tmp_path):
+    corpus = corpus_of(stream_folder, "list")
+    return train_or_load_tokenizer(TokenizerSection(type="char"), corpus, tmp_path / "cache", progress=False)
+
+
+def rows_from(stream, number, position=None):
+    """[(row of plain numbers, the position after it)] of the next rows."""
+    if position is not None:
+        stream.load_state_dict(json.loads(json.dumps(position)))
+    found = []
+    for row, _ in zip(stream, range(number)):
+        plain = {name: value.tolist() for name, value in row.items() if name != "position"}
+        found.append((plain, decoded(row["position"])))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["stream", "mixture", "list"])
+@pytest.mark.parametrize("tail, shifts_labels", [("drop", True), ("pad", False)])
+def test_from_every_position_the_same_rows_follow(stream_folder, tokenizer, kind, tail, shifts_labels):
+    def stream():
+        corpus = corpus_of(stream_folder, kind)
+        settings = {"add_bos": False, "add_eos": True, "shifts_labels": shifts_labels}
+        return EndlessStream(StreamingPackedDataset(corpus, tokenizer, 48, tail, **settings))
+
+    one_pass = len(list(stream().rows))
+    rows = rows_from(stream(), 2 * one_pass + 5)
+    assert [row["epoch"] for row, _ in rows] == [0] * one_pass + [1] * one_pass + [2] * 5
+    assert [row["row_ids"] for row, _ in rows[:one_pass]] == list(range(one_pass))
+    assert rows[0][0]["input_ids"] == rows[one_pass][0]["input_ids"]
+    again = stream()
+    for place in {0, 1, 7, one_pass - 2, one_pass - 1, one_pass, one_pass + 3, 2 * one_pass - 1}:
+        assert rows_from(again, 5, rows[place][1]) == rows[place + 1 : place + 6], place
+    assert [row for row, _ in rows_from(again, 2, {"pass": 0})] == [row for row, _ in rows[:2]]
+
+
+def test_going_on_reads_nothing_that_was_trained(stream_folder, tokenizer, monkeypatch):
+    """A place is found in its file: of a long stream all would be fetched again otherwise."""
+    settings = {"add_bos": False, "add_eos": True}
+    stream = EndlessStream(StreamingPackedDataset(corpus_of(stream_folder, "stream"), tokenizer, 48, **settings))
+    one_pass = len(list(stream.rows))
+    *_, (_, position) = rows_from(stream, one_pass - 3)
+    read, original = [], hub_datasets.text_document
+    monkeypatch.setattr(hub_datasets, "text_document", lambda text, *rest: read.append(text) or original(text, *rest))
+    assert len(rows_from(stream, 2, position)) == 2
+    assert 0 < len(read) <= 5
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_neither_lose_rows_nor_move_the_position(stream_folder, tokenizer, workers):
+    """A data set of several files gives each worker some of them, and one worker alone is asked."""
+    settings = {"add_bos": False, "add_eos": True}
+    stream = EndlessStream(StreamingPackedDataset(corpus_of(stream_folder, "stream"), tokenizer, 48, **settings))
+    expected = rows_from(stream, 12)
+    loader = DataLoader(stream, batch_size=None, num_workers=workers)
+    for (row, position), got in zip(expected, loader):
+        assert got["input_ids"].tolist() == row["input_ids"] and decoded(got["position"]) == position
+
+
+# Whole runs. A pass has 20 rows and a step 8: every second pass ends with a step (40 rows), the others within one.
+
+
+@pytest.fixture
+def stream_recipe(tiny_recipe, tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf-cache"))
+    folder = tmp_path / "few"
+    texts = [
+        f"{number} " + "".join(chr(97 + (7 * number + place**2) % 26) for place in range(92)) for number in range(10)
+    ]
+    write(folder, "train-0.jsonl", texts[:4])
+    write(folder, "train-1.jsonl", texts[4:])
+    write(folder, "test.jsonl", texts[:1])
+
+    def make(training=(), **model):
+        data = {"dataset": str(folder), "files": None, "streaming": True, "validation_split": "test"}
+        training = {"max_steps": 7, "gradient_accumulation_steps": 2, "save_steps": 1} | dict(training)
+        return tiny_recipe(data=data, tokenizer={"type": "char", "vocab_size": None}, training=training, model=model)
+
+    return make
+
+
+def final_weights(run):
+    return load_file(run / "model.safetensors")
+
+
+def test_a_run_killed_at_and_after_the_ends_of_passes_ends_bit_identical(stream_recipe, command, tmp_path):
+    whole, broken, recipe = tmp_path / "whole", tmp_path / "broken", stream_recipe()
+    assert len(list(anyformer.prepare_data(anyformer.load_recipe(str(recipe))).rows["train"])) == 20
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    broken_run = (command, "train", recipe, f"training.output_dir={broken}")
+    # In the second pass, by a worker; at the end of the second pass.
+    for step, micro_batch, overrides in ((3, 8, ("training.dataloader_num_workers=2",)), (5, 5, ())):
+        end_in_micro_batch(micro_batch, *broken_run, *overrides, output=tmp_path / "log.txt")
+        assert list_checkpoints(broken)[0].name == f"checkpoint-{step}"
+        position = json.loads((broken / f"checkpoint-{step}" / "stream.json").read_text())
+        assert 20 * position["pass"] + position["rows"] == 8 * step
+    assert command(*broken_run[1:]) == 0
+    weights, expected = final_weights(broken), final_weights(whole)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert lines_of(broken) == lines_of(whole)
+
+
+def lines_of(run):
+    """What a run logs at each step, without times."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in ("step", "loss", "grad_norm", "epoch")} for line in lines if "loss" in line]
+
+
+def test_passes_that_end_within_a_step_train_as_one_big_batch_and_as_two_processes_do(stream_recipe, command, tmp_path):
+    recipe = stream_recipe(hidden_dropout=0.0)
+    big, parts, ranks = (tmp_path / name for name in ("big", "parts", "ranks"))
+    of_eight = ("training.per_device_train_batch_size=8", "training.gradient_accumulation_steps=1")
+    assert command("train", recipe, f"training.output_dir={big}", *of_eight) == 0
+    assert command("train", recipe, f"training.output_dir={parts}") == 0
+    assert [line["epoch"] for line in lines_of(parts)] == [(8 * step - 1) // 20 for step in range(1, 8)]
+    arguments = (recipe, f"training.output_dir={ranks}", "training.gradient_accumulation_steps=1")
+    run_ranks(2, rank_main, command, *arguments, folder=tmp_path)
+    for run in (parts, ranks):
+        for ours, expected in zip(lines_of(run), lines_of(big), strict=True):
+            for name in ("loss", "grad_norm"):
+                assert abs(ours[name] - expected[name]) <= TOLERANCE, (run, ours, expected)
+
+    first = final_weights(ranks)  # and again, from where both processes were in the third pass
+    for file in (*ranks.glob("*.*"), ranks / "checkpoint-7"):
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    run_ranks(2, rank_main, command, *arguments, folder=tmp_path)
+    again = final_weights(ranks)
+    assert all(torch.equal(again[name], first[name]) for name in first)
+
+
+def test_a_checkpoint_without_a_position_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="does not say how far the stream was read") as caught:
+        StreamPosition(EndlessStream([])).begin(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+class Nothing(list):
+    is_stream, name = True, "nothing"
+
+
+def test_a_stream_without_rows_ends_in_a_sentence_and_one_without_states_is_counted():
+    with pytest.raises(UserError, match="data: nothing gives no row"):
+        next(iter(EndlessStream(Nothing())))
+    stream = EndlessStream(Nothing([{"input_ids": torch.tensor(number)} for number in range(3)]))
+    found = rows_from(stream, 7)
+    assert [row["input_ids"] for row, _ in found] == [0, 1, 2, 0, 1, 2, 0]
+    for place in range(5):
+        assert rows_from(stream, 2, found[place][1]) == found[place + 1 : place + 3]
+
+
+def test_a_position_that_does_not_fit_is_left_with_the_number_of_its_row():
+    position = {"pass": 3, "rows": 17, "state": {"text": "x" * 5000}}
+    assert decoded(encoded(position, 6000)) == position
+    assert decoded(encoded(position, 1024)) == {"pass": 3, "rows": 17}
