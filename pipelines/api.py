@@ -27,6 +27,7 @@ class Run:
     """A run by its folder, whether it ended just now or long ago. Files are read when they are asked for."""
 
     path: Path
+    trust_remote_code: bool = False  # whether code that came with the checkpoint of a fine-tuning may run
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -64,7 +65,8 @@ class Run:
 
         recipe = self.facts["recipe"]
         objective = OBJECTIVES[(recipe.get("task") or recipe["objective"])["name"]]
-        return getattr(transformers, objective.auto_class).from_pretrained(self.path).eval()
+        auto_class = getattr(transformers, objective.auto_class)
+        return auto_class.from_pretrained(self.path, trust_remote_code=self.trust_remote_code).eval()
 
     @cached_property
     def tokenizer(self):
@@ -72,14 +74,15 @@ class Run:
         from transformers import AutoTokenizer
 
         there = (self.path / "tokenizer_config.json").is_file()
-        return AutoTokenizer.from_pretrained(self.path) if there else None
+        return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code) if there else None
 
 
-def train(recipe: Recipe | str | Path, **sections: Sections) -> Run:
+def train(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Sections) -> Run:
     """Train a recipe's model, or go on with a run that was stopped, and return the run.
 
     Args:
         recipe: name of a shipped recipe, a YAML file, or what load_recipe gives.
+        trust_remote_code: whether code that comes with the checkpoint `model.name_or_path` may run.
         sections: settings that win over the recipe's, such as training={"max_steps": 50}.
 
     Raises:
@@ -87,12 +90,14 @@ def train(recipe: Recipe | str | Path, **sections: Sections) -> Run:
     """
     from .training.run import train as run
 
-    composed = _composed(recipe, sections)
+    composed = _composed(recipe, sections, trust_remote_code)
     run(composed, quiet=True)
-    return Run(Path(composed.training.output_dir))
+    return Run(Path(composed.training.output_dir), composed.trust_remote_code)
 
 
-def prepare_data(recipe: Recipe | str | Path, **sections: Sections) -> "PreparedData":
+def prepare_data(
+    recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Sections
+) -> "PreparedData":
     """The rows of a recipe's splits, its tokenizer or image processor, and the collator that makes batches.
 
     Rows and collator go with any loop: Trainer(train_dataset=data.rows["train"], data_collator=data.collator, ...).
@@ -102,7 +107,7 @@ def prepare_data(recipe: Recipe | str | Path, **sections: Sections) -> "Prepared
     """
     from .objectives.prepare import prepare_data as prepare
 
-    return prepare(_composed(recipe, sections))
+    return prepare(_composed(recipe, sections, trust_remote_code))
 
 
 def evaluate(
@@ -120,6 +125,7 @@ def evaluate(
         model: folder of a run or a model, or a Hub repository.
         split: "test" or "validation"; None: test where the recipe has one.
         max_examples: at most so many rows, spread over the split.
+        trust_remote_code: whether code that comes with the model may run.
 
     Raises:
         UserError: no such model, one that was not made for this, or data that is missing.
@@ -129,12 +135,14 @@ def evaluate(
 
     composed = evaluation_recipe(str(model), str(recipe), [], **sections)
     chosen = choose_split(composed, split)
-    return evaluate_model(composed, chosen, max_examples=max_examples, trust_remote_code=trust_remote_code)
+    composed.trust_remote_code = trust_remote_code
+    return evaluate_model(composed, chosen, max_examples=max_examples)
 
 
-def _composed(recipe: Recipe | str | Path, sections: dict[str, Sections]) -> Recipe:
+def _composed(recipe: Recipe | str | Path, sections: dict[str, Sections], trust_remote_code: bool) -> Recipe:
     if not isinstance(recipe, Recipe):
-        return load_recipe(recipe, **sections)
+        recipe, sections = load_recipe(recipe, **sections), {}
     if sections:
         raise UserError(f"{next(iter(sections))}: give settings to load_recipe; this recipe is composed already")
+    recipe.trust_remote_code |= trust_remote_code
     return recipe

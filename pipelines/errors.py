@@ -16,6 +16,13 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def loading_reason(error: BaseException) -> str:
+    """Why a checkpoint could not be loaded, in a line; for one with code of its own, which option runs it."""
+    if "trust_remote_code" in str(error):  # transformers names its own argument, in several lines
+        return "it has code of its own, which runs only with --trust-remote-code (trust_remote_code=True in Python)"
+    return first_line(error).rstrip(".")
+
+
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return `; did you mean PREFIXx?` for the nearest known name, or a list of the known ones when none is near."""
     known = sorted(known)

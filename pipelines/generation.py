@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from .errors import UserError, first_line
+from .errors import UserError, loading_reason
 
 DEFAULT_TEMPERATURE = 0.8
 # owner/name or name, as the Hub allows them.
@@ -127,7 +127,9 @@ def _load(source: str, trust_remote_code: bool):
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model = auto_class.from_pretrained(source, dtype="auto", trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"MODEL={source} cannot be loaded as a model that writes text: {first_line(error)}") from error
+        raise UserError(
+            f"MODEL={source} cannot be loaded as a model that writes text: {loading_reason(error)}"
+        ) from error
     return model.to(device).eval(), tokenizer
 
 

@@ -167,6 +167,10 @@ def _add_recipe_arguments(parser: Parser, metavar: str = "RECIPE") -> None:
     )
 
 
+def _add_trust(parser: Parser) -> None:
+    parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
+
+
 def _add_train(verbs) -> Parser:
     parser = verbs.add_parser(
         "train",
@@ -184,6 +188,7 @@ def _add_train(verbs) -> Parser:
         "--dry-run", action="store_true", help="check everything, up to one forward pass; train nothing"
     )
     parser.add_argument("--print-recipe", action="store_true", help="print the composed recipe as YAML and stop")
+    _add_trust(parser)
     # torch.distributed.launch and deepspeed pass it; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(run=_run_train)
@@ -209,6 +214,7 @@ def _add_preview(verbs) -> Parser:
     )
     _add_recipe_arguments(parser)
     parser.add_argument("--rows", type=_at_least(1), default=5, help="how many rows (default 5)")
+    _add_trust(parser)
     parser.set_defaults(run=_run_preview)
     return parser
 
@@ -245,7 +251,7 @@ def _add_evaluate(verbs) -> Parser:
     parser.add_argument(
         "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
     )
-    parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
+    _add_trust(parser)
     parser.set_defaults(run=_run_evaluate)
     return parser
 
@@ -273,7 +279,7 @@ def _add_generate(verbs) -> Parser:
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
     parser.add_argument("--num-beams", type=_at_least(1), default=1, help="beams of the search (default 1)")
     parser.add_argument("--seed", type=_at_least(0), default=42, help="the same seed gives the same text (default 42)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
+    _add_trust(parser)
     parser.set_defaults(run=_run_generate)
     return parser
 
@@ -291,6 +297,7 @@ def _add_convert(verbs) -> Parser:
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
     parser.add_argument("--to", choices=("native", "anyformer"), help="what to make (default: the other kind)")
+    _add_trust(parser)
     parser.set_defaults(run=_run_convert)
     return parser
 
@@ -349,6 +356,7 @@ def _run_train(args) -> int:
     from ..recipes.compose import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)
+    recipe.trust_remote_code = args.trust_remote_code
     if args.print_recipe:
         print(recipe.to_yaml(), end="")
         return 0
@@ -362,6 +370,7 @@ def _run_preview(args) -> int:
     from ..recipes.compose import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)
+    recipe.trust_remote_code = args.trust_remote_code
     _say_loading()
     from .preview import preview
 
@@ -380,6 +389,7 @@ def _run_evaluate(args) -> int:
 
     check_one_process()
     recipe = evaluation_recipe(args.model, args.recipe, args.overrides)
+    recipe.trust_remote_code = args.trust_remote_code
     split = choose_split(recipe, args.split)
     kind = "by-position" if args.by_position else None
     output = Path(args.output) if args.output else result_file(args.model, recipe, args.split, args.max_examples, kind)
@@ -394,14 +404,12 @@ def _run_evaluate(args) -> int:
         from ..evaluation.position_perplexity import evaluate_by_position
 
         label = args.label or args.model
-        evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples, args.trust_remote_code)
+        evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples)
         return 0
     from ..evaluation.evaluate import evaluate_model, print_evaluation, write_evaluation
 
     picture = None if output is None else output.with_suffix(".png")
-    result = evaluate_model(
-        recipe, split, max_examples=args.max_examples, picture=picture, trust_remote_code=args.trust_remote_code
-    )
+    result = evaluate_model(recipe, split, max_examples=args.max_examples, picture=picture)
     print_evaluation(result)
     if output is not None:
         write_evaluation(result, output)
@@ -437,7 +445,7 @@ def _run_convert(args) -> int:
 
     destination_folder(args.destination)
     _say_loading()
-    print(convert(args.model, args.destination, to=args.to))
+    print(convert(args.model, args.destination, to=args.to, trust_remote_code=args.trust_remote_code))
     return 0
 
 

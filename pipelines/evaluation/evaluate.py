@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 import anyformer
 
 from ..data.rows import Rows
-from ..errors import UserError, first_line
+from ..errors import UserError, loading_reason
 from ..objectives.base import FinishedModel, Objective, evenly_spread
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
@@ -60,7 +60,6 @@ def evaluate_model(
     *,
     max_examples: int | None = None,
     picture: Path | None = None,
-    trust_remote_code: bool = False,
 ) -> Evaluation:
     """Evaluate the recipe's checkpoint on one split of its data.
 
@@ -77,14 +76,14 @@ def evaluate_model(
     started = time.time()
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()
-    config = load(transformers.AutoConfig, recipe, trust_remote_code)
+    config = load(transformers.AutoConfig, recipe)
     objective = objective_of(recipe)
     check_length(objective, config)
     partial = max_examples is not None
     names = [name for name in recipe.evaluation.metrics if not (partial and METRICS[name].whole_text)]
     data = prepare_data(recipe, splits=objective.splits_to_measure(split, names), model_config=config)
     objective, rows = data.objective, data.rows[split]
-    model = load(getattr(transformers, objective.auto_class), recipe, trust_remote_code)
+    model = load(getattr(transformers, objective.auto_class), recipe)
     chosen = evenly_spread(len(rows), max_examples) if partial else list(range(len(rows)))
     result = evaluate_rows(recipe, objective, model, rows, chosen)
     train = data.rows.get("train")
@@ -113,17 +112,17 @@ def evaluate_model(
 # ------------------------------------------------------------------------------------------------------- model
 
 
-def load(auto_class, recipe: Recipe, trust_remote_code: bool):
+def load(auto_class, recipe: Recipe):
     """The checkpoint's config, or its model with all weights that the task needs; raise UserError otherwise."""
     source, is_model = recipe.model.name_or_path, auto_class is not transformers.AutoConfig
     kwargs = {"dtype": "auto", "output_loading_info": True} if is_model else {}
     if is_model and recipe.model.fields:
-        kwargs["config"] = load(transformers.AutoConfig, recipe, trust_remote_code)
+        kwargs["config"] = load(transformers.AutoConfig, recipe)
     try:
         with errors_only():  # transformers has a table of missing weights, which our sentence sums up
-            loaded = auto_class.from_pretrained(source, trust_remote_code=trust_remote_code, **kwargs)
+            loaded = auto_class.from_pretrained(source, trust_remote_code=recipe.trust_remote_code, **kwargs)
     except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {first_line(error)}") from error
+        raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {loading_reason(error)}") from error
     if not is_model:
         return with_fields(loaded, recipe.model.fields, source)
     model, info = loaded

@@ -34,7 +34,6 @@ def evaluate_by_position(
     beside: list[str],
     output: Path,
     max_examples: int | None = None,
-    trust_remote_code: bool = False,
 ) -> dict:
     """Measure the recipe's checkpoint; write JSON to `output` and the plot beside it; return what was written.
 
@@ -47,7 +46,7 @@ def evaluate_by_position(
     started = time.time()
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()
-    config = load(transformers.AutoConfig, recipe, trust_remote_code)
+    config = load(transformers.AutoConfig, recipe)
     check_length(objective_of(recipe), config)
     data = prepare_data(recipe, splits=[split], model_config=config)
     rows = data.rows[split]
@@ -59,7 +58,7 @@ def evaluate_by_position(
         )
     if max_examples is not None and max_examples < len(whole):
         whole = [whole[i * len(whole) // max_examples] for i in range(max_examples)]
-    model = load(getattr(transformers, data.objective.auto_class), recipe, trust_remote_code)
+    model = load(getattr(transformers, data.objective.auto_class), recipe)
     arguments = training_arguments(recipe)
     model.to(arguments.device)
     sums = nll_by_position(model, rows, whole, arguments.per_device_eval_batch_size)

@@ -16,7 +16,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from ..data.example_store import in_batches
 from ..data.examples import Examples, examples_fingerprint
 from ..data.image_store import ImageStore, decode, store_images
-from ..errors import UserError, first_line
+from ..errors import UserError, loading_reason
 from ..recipes.checks import config_namespace
 from ..recipes.schema import Recipe
 from ..storage.cache import sha
@@ -25,13 +25,16 @@ from ..transformers_logging import errors_only
 BATCH = 256  # images decoded and resized at once
 
 
-def load_image_processor(name: str):
-    """The image processor of a checkpoint; raises UserError where there is none."""
+def load_image_processor(name: str, trust_remote_code: bool):
+    """The image processor of a checkpoint; raises UserError where there is none.
+
+    trust_remote_code: whether code that comes with the checkpoint may run.
+    """
     try:
         with errors_only():  # otherwise a line about torchvision, which is not needed
-            return AutoImageProcessor.from_pretrained(name)
+            return AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
-        reason = first_line(error).rstrip(".")
+        reason = loading_reason(error)
         raise UserError(f"model.name_or_path={name!r} has no image processor that can be loaded: {reason}") from error
 
 
@@ -49,10 +52,10 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
     config = config_namespace(recipe)
     if config is None:
         try:
-            config = AutoConfig.from_pretrained(recipe.model.name_or_path)
+            config = AutoConfig.from_pretrained(recipe.model.name_or_path, trust_remote_code=recipe.trust_remote_code)
         except (OSError, ValueError) as error:
             raise UserError(
-                f"model.name_or_path={recipe.model.name_or_path!r} cannot be loaded: {first_line(error)}"
+                f"model.name_or_path={recipe.model.name_or_path!r} cannot be loaded: {loading_reason(error)}"
             ) from error
         if not hasattr(config, "image_size"):
             raise UserError(f"model.name_or_path={recipe.model.name_or_path!r} does not see images")
@@ -64,7 +67,7 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
 def recipe_image_processor(recipe: Recipe, shape: tuple[int, int, int]):
     """The processor that the recipe's model is saved with. Mean and std that no recipe sets are None for now."""
     if recipe.model.name_or_path is not None:
-        return load_image_processor(recipe.model.name_or_path)
+        return load_image_processor(recipe.model.name_or_path, recipe.trust_remote_code)
     from anyformer.modeling.image_processing import AnyformerImageProcessor
 
     channels, height, width = shape

@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from ..errors import UserError, first_line
+from ..errors import UserError, loading_reason
 from .families import (
     HEADS,
     PRETRAINING,
@@ -108,10 +108,9 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
 
 def load_config(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedConfig:
     """Return the config of a checkpoint, ours or native; raise UserError for one without a twin."""
+    where = {name: value for name, value in from_pretrained_kwargs.items() if name in WHERE}
     with _loading(name_or_path):
-        config = AutoConfig.from_pretrained(
-            name_or_path, **{name: value for name, value in from_pretrained_kwargs.items() if name in WHERE}
-        )
+        config = AutoConfig.from_pretrained(name_or_path, **({"trust_remote_code": False} | where))
     if not is_ours(config):
         architecture_of(config)
     return config
@@ -124,6 +123,7 @@ def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pre
 
     Raises UserError where it cannot be loaded, has no twin, or lacks weights.
     """
+    from_pretrained_kwargs = {"trust_remote_code": False} | from_pretrained_kwargs
     config = load_config(name_or_path, **from_pretrained_kwargs)
     heads = [_auto_class_of_config(config)] if config.architectures else [PRETRAINING[_family(config)], "AutoModel"]
     for head in heads:
@@ -140,8 +140,7 @@ def _loading(name_or_path: str | os.PathLike):
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
-        reason = first_line(error)
-        raise UserError(f"MODEL={name_or_path} cannot be loaded: {reason}") from error
+        raise UserError(f"MODEL={name_or_path} cannot be loaded: {loading_reason(error)}") from error
 
 
 def auto_class_of(model: PreTrainedModel) -> str:

@@ -40,7 +40,9 @@ class MaskedImage(ImageObjective):
 
         super().prepare(splits, cache, progress)
         name = self.recipe.model.name_or_path
-        config = config_namespace(self.recipe) or AutoConfig.from_pretrained(name)
+        config = config_namespace(self.recipe) or AutoConfig.from_pretrained(
+            name, trust_remote_code=self.recipe.trust_remote_code
+        )
         if not config.model_type.startswith("anyformer_"):
             raise UserError(
                 f"objective.name=masked_image trains models of family vit, and model.name_or_path={name!r} is a "

@@ -81,7 +81,7 @@ class Pixels(ImageObjective):
 
         side, checkpoint = self.settings.image_size, self.recipe.model.name_or_path
         if checkpoint is not None:
-            self.processor = load_image_processor(checkpoint)
+            self.processor = load_image_processor(checkpoint, self.recipe.trust_remote_code)
             side = self.processor.size["height"]
         else:
             self.processor = image_gpt_processor(side)

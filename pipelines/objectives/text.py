@@ -50,7 +50,13 @@ class Tokenized:
         """The recipe's tokenizer; one that is trained reads `texts`, a corpus."""
         from ..tokenizers.load import train_or_load_tokenizer
 
-        return train_or_load_tokenizer(self.tokenizer_section(), texts, cache, progress=progress)
+        return train_or_load_tokenizer(
+            self.tokenizer_section(),
+            texts,
+            cache,
+            progress=progress,
+            trust_remote_code=self.recipe.trust_remote_code,
+        )
 
     def processor_fingerprint(self) -> str:
         from ..tokenizers.load import tokenizer_fingerprint
@@ -217,6 +223,7 @@ class TextObjective(Tokenized, Objective):
                     max_new_tokens=section.sample_tokens,
                     top_p=section.sample_top_p,
                     seed=self.recipe.training.seed,
+                    trust_remote_code=self.recipe.trust_remote_code,
                 ),
             }
             for prompt in section.sample_prompts

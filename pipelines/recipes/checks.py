@@ -45,6 +45,15 @@ OWNED_ARGUMENTS = {
         "use training.seed, the one seed": ("data_seed",),
         "SIGTERM always saves a checkpoint": ("enable_jit_checkpoint",),
         "give it to accelerate launch": ("parallelism_config",),
+        "set publish.repo_id: the finished model is published once, with its card": (
+            "push_to_hub",
+            "hub_model_id",
+            "hub_strategy",
+            "hub_always_push",
+        ),
+        "use publish.private": ("hub_private_repo",),
+        "a recipe is published on main; anyformer publish --revision takes another branch": ("hub_revision",),
+        "run `hf auth login` or set HF_TOKEN; a recipe is saved and published, and must hold no secret": ("hub_token",),
         "the launcher sets it": ("local_rank",),
     }.items()
     for argument in arguments

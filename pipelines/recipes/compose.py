@@ -19,6 +19,7 @@ from .checkpoint_overrides import checkpoint_field
 from .checks import OWNED_ARGUMENTS, check_model, check_recipe
 from .files import read_yaml_file
 from .schema import DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
+from .secrets import check_no_secret
 from .strict_yaml import parse_yaml
 from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key
 
@@ -36,6 +37,7 @@ FREE_ON_RESUME = [
     "publish.*",
     "evaluation.*",
     "data.cache_dir",
+    "data.description",
     "data.test_*",
     "training.output_dir",
     "training.resume",
@@ -149,6 +151,9 @@ def recipe_from_dict(data: dict[str, Any]) -> Recipe:
 
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
+    check_no_secret(data, "")
+    for path, value in overrides:
+        check_no_secret(value, ".".join(path))
     if any(path == ["model", "name_or_path"] and value is not None for path, value in overrides):
         # A checkpoint given on the command line takes the place of the file's architecture and its tokenizer.
         data = {name: section for name, section in data.items() if name not in ("model", "tokenizer")}

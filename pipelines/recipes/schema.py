@@ -84,6 +84,7 @@ class MixtureSource(SourceSection):
 
 @dataclass
 class DataSection(SourceSection):
+    description: str | None = doc("what the data are, in a few words, for the model card")
     mixture: list[MixtureSource] = doc("several sources with weights, instead of one", [])
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
     validation_files: str | list[str] | None = doc("local files for validation")
@@ -190,6 +191,10 @@ class Recipe:
     training: TrainingSection = field(default_factory=TrainingSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)
+
+    # Whether code that comes with a checkpoint may run. No field: the option --trust-remote-code sets it, and no recipe
+    # file can, since a file may be a stranger's as well. A copy of the recipe does not have it.
+    trust_remote_code = False
 
     @property
     def learned(self) -> ObjectiveSettings:

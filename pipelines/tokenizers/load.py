@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import UserError, first_line
+from ..errors import UserError, loading_reason
 from ..recipes.schema import TokenizerSection
 from ..storage.cache import cached_folder, sha
+from ..storage.local_facts import forget_loading
 from .special_tokens import CLS, MASK, SEP, begin_and_end, sentinel, special_tokens, template
 from .train import DEFAULT_VOCAB_SIZE, PAD, TRAINERS, UNKNOWN, Plan
 
@@ -30,7 +31,12 @@ _CHUNK = 2**20  # characters; the trainers keep several times a text's size in m
 
 
 def train_or_load_tokenizer(
-    section: TokenizerSection, corpus: Documents, cache_dir: Path, *, progress: bool
+    section: TokenizerSection,
+    corpus: Documents,
+    cache_dir: Path,
+    *,
+    progress: bool,
+    trust_remote_code: bool = False,
 ) -> "PreTrainedTokenizerFast":
     """The pretrained tokenizer of `name_or_path`, or one trained on the first `max_training_bytes` of the corpus.
 
@@ -42,11 +48,11 @@ def train_or_load_tokenizer(
     eos: text `<|endoftext|>`.
     `sentinels` adds `<extra_id_0>`, `<extra_id_1>`, ... The tokenizer is stored under cache_dir/tokenizers by its
     settings and the corpus' fingerprint, as files that AutoTokenizer loads without this package. The same text gives
-    byte-identical files.
+    byte-identical files. `trust_remote_code`: whether code that comes with a pretrained tokenizer may run.
     Raises UserError for a vocabulary the text does not support and for a pretrained tokenizer that cannot be loaded.
     """
     if section.name_or_path:
-        return _load_pretrained(section)
+        return _load_pretrained(section, trust_remote_code)
     from transformers import PreTrainedTokenizerFast
 
     plan = _plan(section)
@@ -56,7 +62,7 @@ def train_or_load_tokenizer(
         _cache_key(plan, section, corpus),
         lambda work: _train(plan, section, corpus, progress).save_pretrained(work),
     )
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    return forget_loading(PreTrainedTokenizerFast.from_pretrained(folder))
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast", backend=None) -> str:
@@ -173,17 +179,18 @@ def _set_frame(backend, section: TokenizerSection) -> None:
         )
 
 
-def _load_pretrained(section: TokenizerSection) -> "PreTrainedTokenizerFast":
+def _load_pretrained(section: TokenizerSection, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer
 
     field = f"tokenizer.name_or_path={section.name_or_path!r}"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(Path(section.name_or_path).expanduser()))
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(Path(section.name_or_path).expanduser()), trust_remote_code=trust_remote_code
+        )
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
-        reason = first_line(error).rstrip(".")
-        raise UserError(f"{field} cannot be loaded: {reason}.") from error
+        raise UserError(f"{field} cannot be loaded: {loading_reason(error)}.") from error
     if not tokenizer.is_fast:
         raise UserError(f"{field} has no fast version (tokenizer.json), which is needed here.")
     if section.special_tokens:
         tokenizer.add_tokens(list(section.special_tokens), special_tokens=True)
-    return tokenizer
+    return forget_loading(tokenizer)

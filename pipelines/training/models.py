@@ -4,7 +4,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from ..errors import UserError, first_line
+from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
@@ -70,15 +70,21 @@ def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, sp
     name = recipe.model.name_or_path
     try:
         with errors_only():  # transformers has a table of missing weights, which our line sums up
-            config = with_fields(AutoConfig.from_pretrained(name), recipe.model.fields, name)
+            trust = {"trust_remote_code": recipe.trust_remote_code}
+            config = with_fields(AutoConfig.from_pretrained(name, **trust), recipe.model.fields, name)
             for field, value in task_fields.items():
                 if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                     setattr(config, field, value)
             model, found = auto_class.from_pretrained(
-                name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+                name,
+                config=config,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **trust,
             )
     except (OSError, ValueError) as error:
-        raise UserError(f"model.name_or_path={name!r} cannot be loaded: {first_line(error)}") from error
+        raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
     fresh = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     if fresh and speak:
         print(f"new weights, not taken from {name}: {', '.join(fresh[:12])}{', ...' if len(fresh) > 12 else ''}")

@@ -1,6 +1,7 @@
 """Laws of recipes: layers, strictness, round trips, and agreement with the sources field names are read from."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -258,6 +259,36 @@ def test_every_bound_is_enforced():
 @pytest.mark.parametrize("argument", OWNED_ARGUMENTS)
 def test_arguments_we_own_are_refused_with_the_setting_to_use(argument):
     assert sentence("quickstart", f"training.{argument}=1").startswith(f"training.{argument} cannot be set; ")
+
+
+SECRETS = {
+    "an access token of the Hub": "hf_" + "a1B2" * 9,
+    "an access token of GitHub": "ghp_" + "a1B2" * 9,
+    "an API key": "sk-proj-" + "a1B2" * 9,
+    "a password in an address": "s3://me:hunter2@bucket/rows.jsonl",
+}
+
+
+@pytest.mark.parametrize("words", SECRETS)
+@pytest.mark.parametrize("where", ["training.run_name", "data.files", "evaluation.sample_prompts.1", "a file"])
+def test_a_secret_in_a_recipe_is_refused_and_not_repeated(words, where, recipe_file):
+    secret = SECRETS[words]
+    if where == "a file":
+        where = "training.deepspeed.monitor.key"
+        text = f"training: {{output_dir: x, deepspeed: {{monitor: {{key: '{secret}'}}}}}}\n"
+        message = sentence(recipe_file(text))
+    else:
+        name, is_list = where.removesuffix(".1"), where.endswith(".1")
+        message = sentence("quickstart", f"{name}={json.dumps(['a', secret] if is_list else secret)}")
+    assert message.startswith(f"{where} holds {words}") and "HF_TOKEN" in message and secret not in message
+
+
+@pytest.mark.parametrize(
+    "name, instead",
+    [("push_to_hub=true", "publish.repo_id"), ("hub_model_id=me/x", "publish.repo_id"), ("hub_token=x", "HF_TOKEN")],
+)
+def test_the_hub_is_reached_by_publish_alone(name, instead):
+    assert instead in sentence("quickstart", f"training.{name}")
 
 
 @pytest.mark.parametrize(
