@@ -13,6 +13,7 @@ from ..errors import UserError
 from .checkpoints import list_checkpoints
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
 OUR_CODE = Path(modeling.__file__).parent
 
 
@@ -30,7 +31,16 @@ class ModelFolder:
 
     @property
     def auto_map(self) -> dict[str, Any]:
-        return self.config.get("auto_map") or {}
+        """Classes that the model loads with, by Auto class: those of its config, tokenizer and processors."""
+        joined = dict(self.config.get("auto_map") or {})
+        for name in PROCESSORS:
+            if (self.path / name).is_file():
+                content = read_json(self.path / name)
+                for part in (content, *content.values()):  # a processor holds those it is made of
+                    own = part.get("auto_map") or {} if isinstance(part, dict) else {}
+                    # Older tokenizers of transformers name the classes alone, slow and fast.
+                    joined |= own if isinstance(own, dict) else {"AutoTokenizer": own}
+        return joined
 
     def weight_files(self) -> list[Path]:
         """The files `from_pretrained` would read, index included.
@@ -43,7 +53,7 @@ class ModelFolder:
             return [single]
         if not index.is_file():
             raise UserError(f"{self.path} holds no {WEIGHTS} or {WEIGHTS_INDEX}; save the model with save_pretrained")
-        shards = [self.path / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+        shards = [self.path / name for name in sorted(set(read_json(index)["weight_map"].values()))]
         missing = [shard.name for shard in shards if not shard.is_file()]
         if missing:
             raise UserError(f"{index} names {missing[0]}, which is missing; save the model again")
@@ -80,7 +90,7 @@ class ModelFolder:
             UserError: a file is missing and cannot be supplied, because the model is not ours or because the files
                 in the folder are of another version, with which new files must not be mixed.
         """
-        if self.is_ours and not self.auto_map:
+        if self.is_ours and not self.config.get("auto_map"):
             raise UserError(
                 f"{self.path / 'config.json'} has no auto_map, so the model cannot load without anyformer; load it "
                 f"with from_pretrained and save it again"
@@ -113,6 +123,17 @@ class ModelFolder:
                 )
 
 
+def remove_supplied_code(folder: Path) -> None:
+    """Delete from a saved model of ours the code files that the installed package has just the same.
+
+    `from_pretrained` with the package needs none, and `code_files` supplies them again.
+    """
+    for file in folder.glob("*.py"):
+        own = OUR_CODE / file.name
+        if own.is_file() and own.read_bytes() == file.read_bytes():
+            file.unlink()
+
+
 def open_model_folder(folder: Path | str) -> ModelFolder:
     """Return the saved model in `folder`; raise UserError where there is none."""
     folder = Path(folder)
@@ -122,7 +143,7 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
         checkpoints = list_checkpoints(folder)
         hint = f"finish the run, or name {checkpoints[0]}" if checkpoints else "name one written by save_pretrained"
         raise UserError(f"{folder} is no model folder, config.json is missing; {hint}")
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise UserError(f"{folder / 'config.json'} holds no settings; save the model again")
     model = ModelFolder(folder, config)
@@ -130,7 +151,8 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
     return model
 
 
-def _read_json(file: Path) -> Any:
+def read_json(file: Path) -> Any:
+    """The content of a JSON file of a model; raises UserError where it is none."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -12,6 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from ..errors import UserError
 from ..storage.atomic import write_atomically
 from ..storage.checkpoints import RUN_FILE, STAGING, commit, list_checkpoints, prune
+from ..storage.model_folder import remove_supplied_code
 from .best_checkpoint import find_checkpoint
 
 
@@ -60,6 +61,7 @@ class CheckpointStaging:
             state.best_model_checkpoint = str(final)
             state.save_to_json(str(staged / TRAINER_STATE_NAME))
         write_atomically(staged / RUN_FILE, self.run_identity)
+        remove_supplied_code(staged)
         commit(staged, final)
         prune(run_folder, keep=keep, best=find_checkpoint(run_folder, state.best_global_step))
         shutil.rmtree(staged.parent, ignore_errors=True)

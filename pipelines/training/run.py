@@ -17,6 +17,7 @@ from ..objectives.prepare import PreparedData, prepare_data
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import STAGING
+from ..storage.ownership import find_foreign
 from .arguments import start_deepspeed, training_arguments, whole_weights
 from .models import build_model, check_length
 from .run_folder import RunFolder
@@ -112,12 +113,27 @@ def agreed_checkpoint(trainer, folder: RunFolder) -> Path | None:
     if trainer.accelerator.is_main_process:
         try:
             found[0] = folder.checkpoint_to_resume(trainer.args.world_size)
+            if found[0] is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
+                check_own(found[0], folder.recipe)
         except UserError as error:
             found[1] = str(error)  # all processes must stop, not one while the others wait
     broadcast_object_list(found)
     if found[1] is not None:
         raise UserError(found[1])
     return found[0]
+
+
+def check_own(checkpoint: Path, recipe: Recipe) -> None:
+    """Raise UserError where a sharded checkpoint, which is read with pickle, is not this user's own.
+
+    Its files are those of its manifest, whose checksums have been verified.
+    """
+    foreign = None if recipe.trust_remote_code else find_foreign(checkpoint)
+    if foreign is not None:
+        raise UserError(
+            f"{checkpoint}: {foreign}, and resuming under DeepSpeed or FSDP runs whatever code its files hold; if you "
+            f"trust them, make a copy of your own and resume that, or add --trust-remote-code"
+        )
 
 
 def run(
@@ -199,7 +215,9 @@ def finish(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict
 
     def load():
         auto_class = getattr(transformers, data.objective.auto_class)
-        model = auto_class.from_pretrained(recipe.training.output_dir, dtype=torch.float32)
+        model = auto_class.from_pretrained(
+            recipe.training.output_dir, dtype=torch.float32, trust_remote_code=recipe.trust_remote_code
+        )
         return model.to(arguments.device).eval()
 
     finished = FinishedModel(recipe.training.output_dir, load, arguments.per_device_eval_batch_size)

@@ -97,5 +97,7 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
         f"model, {reader}, card and metrics are in {folder}",
         markup=False,
     )
+    there = [name for name in ("README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()]
+    console.print(f"look at: {' · '.join(there)}", markup=False)
     console.print(f"next: {objective.how_to_use(folder)}", markup=False)
     console.print(f"      anyformer publish {folder} your-name/your-model", markup=False)

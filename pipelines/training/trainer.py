@@ -245,6 +245,11 @@ class AnyformerTrainer(Trainer):
         # Trainer switches the cache off in the live config; a saved model must generate with it again.
         config, training = self.model.config, self.model.config.use_cache
         config.use_cache = self._use_cache
+        if state_dict:
+            # Copies, as ZeRO-1, ZeRO-2 and FSDP hand them over, do not show that a tied head is the embedding.
+            tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+            twice = {name for name, source in tied.items() if source in state_dict}
+            state_dict = {name: tensor for name, tensor in state_dict.items() if name not in twice}
         try:
             super()._save(output_dir, state_dict)
         finally:

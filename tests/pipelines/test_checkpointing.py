@@ -1,6 +1,8 @@
 """A checkpoint is complete or invisible, and damage is found."""
 
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 from anyformer.pipelines.storage.atomic import make_sibling_folder, replaced_file, write_atomically
@@ -12,6 +14,7 @@ from anyformer.pipelines.storage.checkpoints import (
     list_checkpoints,
     prune,
 )
+from anyformer.pipelines.storage.ownership import find_foreign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +34,39 @@ def test_newest_complete_checkpoint_is_found_by_number_not_by_name(tmp_path):
         make(tmp_path, step)
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-100", "checkpoint-20", "checkpoint-9"]
     assert find_last_complete(tmp_path).name == "checkpoint-100"
+
+
+def test_what_is_not_this_user_s_own_in_a_checkpoint_is_found(tmp_path, monkeypatch):
+    """Sharded checkpoints are read with pickle, which runs what a file tells it to."""
+    checkpoint = make(tmp_path, 4)
+    assert find_foreign(checkpoint) is None
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    assert "the folder belongs to another user" in find_foreign(checkpoint)
+    monkeypatch.undo()
+    (checkpoint / "sub" / "added.pt").write_bytes(b"code")
+    assert find_foreign(checkpoint) == "sub/added.pt is not in its manifest"
+    (checkpoint / "sub" / "added.pt").unlink()
+    (checkpoint / "sub" / "link.pt").symlink_to(checkpoint / "model.safetensors")
+    assert find_foreign(checkpoint) == "sub/link.pt is a link"
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sharded, tmp_path, monkeypatch):
+    from anyformer.pipelines.errors import UserError
+    from anyformer.pipelines.recipes.schema import Recipe
+    from anyformer.pipelines.training.run import agreed_checkpoint
+
+    checkpoint, recipe = make(tmp_path, 4), Recipe()
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    folder = SimpleNamespace(recipe=recipe, checkpoint_to_resume=lambda world_size: checkpoint)
+    accelerator = SimpleNamespace(is_main_process=True)
+    trainer = SimpleNamespace(args=SimpleNamespace(world_size=1), accelerator=accelerator)
+    trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled = sharded, False
+    if sharded:
+        with pytest.raises(UserError, match=r"checkpoint-4: the folder belongs to another user .*--trust-remote-code"):
+            agreed_checkpoint(trainer, folder)
+        recipe.trust_remote_code = True
+    assert agreed_checkpoint(trainer, folder) == checkpoint
 
 
 def test_what_was_never_committed_is_invisible(tmp_path):

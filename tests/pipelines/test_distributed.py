@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.storage.model_folder import open_model_folder
 from anyformer.pipelines.training.arguments import training_arguments
 from processes import free_port, load_extension_built_once, logged_losses, run_ranks
 from task_data import task_recipe
@@ -113,6 +115,8 @@ def test_zero_trains_what_one_process_trains(without_dropout, command, two_ranks
         "evaluation.sample_prompts=[The]",
         env={"DS_ACCELERATOR": "cpu"},
     )
+    saved = open_model_folder(Path(facts["recipe"]["training"]["output_dir"]))
+    assert saved.parameter_count() == facts["parameters"]  # a tied head once
     assert facts["engine"] == "DeepSpeedEngine" and facts["samples"][0]["text"].startswith("The")
     assert_close(losses, logged_losses(single))
 

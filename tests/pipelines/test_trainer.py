@@ -9,9 +9,10 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
+from anyformer.pipelines.storage.model_folder import OUR_CODE, open_model_folder, remove_supplied_code
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from anyformer import AnyformerDecoderForCausalLM
 
@@ -98,8 +99,29 @@ def test_checkpoints_are_committed_carry_their_run_and_keep_the_cache_on(make_tr
         assert find_corruption(checkpoint) is None
         assert json.loads((checkpoint / "anyformer_run.json").read_text()) == {"run": 1}
         assert json.loads((checkpoint / "config.json").read_text())["use_cache"] is True
+        assert not list(checkpoint.glob("*.py"))  # the installed package has the code
+        loaded = AutoModelForCausalLM.from_pretrained(checkpoint, trust_remote_code=False)
+        assert type(loaded) is AnyformerDecoderForCausalLM
     assert not (trainer.guard.output_dir / STAGING).exists()
     assert trainer.model.config.use_cache is True
+
+
+def test_code_that_the_package_does_not_have_stays_in_a_checkpoint(tmp_path):
+    own, theirs = tmp_path / "decoder.py", tmp_path / "theirs.py"
+    own.write_bytes((OUR_CODE / "decoder.py").read_bytes())
+    theirs.write_text("x = 1\n")
+    (tmp_path / "block.py").write_text("# of another version\n")
+    remove_supplied_code(tmp_path)
+    assert sorted(file.name for file in tmp_path.glob("*.py")) == ["block.py", "theirs.py"]
+
+
+def test_copies_of_the_weights_are_saved_with_a_tied_head_once(make_trainer, tmp_path):
+    """As ZeRO-1 and ZeRO-2 hand them over: clones, which share no memory."""
+    trainer = make_trainer()
+    trainer._save(str(tmp_path / "saved"), {name: x.clone() for name, x in trainer.model.state_dict().items()})
+    assert open_model_folder(tmp_path / "saved").parameter_count() == trainer.model.num_parameters()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert_same({n: p.detach() for n, p in loaded.named_parameters()}, weights(trainer))
 
 
 def test_metrics_are_on_disk_with_speed_and_mfu(make_trainer):

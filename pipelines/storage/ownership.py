@@ -1,0 +1,31 @@
+"""Whose a checkpoint is: files that can hold code are loaded from one's own folder alone, and only as written.
+
+DeepSpeed and FSDP read their parts of a checkpoint with pickle, which runs what a file tells it to.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from .checkpoints import MANIFEST
+
+
+def find_foreign(checkpoint: Path) -> str | None:
+    """What in a checkpoint, whose manifest has been verified, is not this user's; None: all is, and all is listed."""
+    listed = set(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
+    for path in (checkpoint.parent, checkpoint, *sorted(checkpoint.rglob("*"))):
+        name = "the folder" if path in (checkpoint, checkpoint.parent) else str(path.relative_to(checkpoint))
+        if path.is_symlink():
+            return f"{name} is a link"
+        if hasattr(os, "geteuid") and path.stat().st_uid != os.geteuid():
+            return f"{name} belongs to another user ({_owner(path)})"
+        if path.is_file() and name != MANIFEST and name not in listed:
+            return f"{name} is not in its manifest"
+    return None
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:  # a user of another machine
+        return f"number {path.stat().st_uid}"
