@@ -3,6 +3,7 @@
 import importlib
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -17,6 +18,16 @@ from .traits import ATTENTION_KINDS, POSITION_SCHEMES
 
 # Of `save_pretrained(push_to_hub=True)`, which passes them on.
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
+
+
+def enter_peft_defaults(model_type: str) -> None:
+    """Enter a family into PEFT's tables of default target modules, where PEFT is loaded: modules are named as Qwen2's.
+
+    The tables have no default for parameters such as experts', in PEFT 0.21; `target_parameters` names those.
+    """
+    for name, table in vars(sys.modules.get("peft.utils.constants", object)).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MODULES_MAPPING") and "qwen2" in table:
+            table.setdefault(model_type, table["qwen2"])
 
 
 class AnyformerPreTrainedModel(PreTrainedModel):
@@ -53,6 +64,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
             self._supports_attention_backend = self._supports_context_parallel = False
         if config.attn_logit_softcapping is not None:
             self._supports_sdpa = False
+        enter_peft_defaults(config.model_type)
         super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()

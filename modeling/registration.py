@@ -4,6 +4,7 @@ import transformers
 from transformers.utils import is_vision_available
 
 from . import configuration, decoder, encoder, moe, seq2seq, vit
+from .base import enter_peft_defaults
 
 MODULES = {
     configuration.AnyformerDecoderConfig: decoder,
@@ -18,6 +19,7 @@ def register_auto_classes() -> None:
     """Make AutoConfig, AutoModel and the Auto heads know every family. Safe to call more than once."""
     for config_class, module in MODULES.items():
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        enter_peft_defaults(config_class.model_type)
         family = next(
             cls
             for cls in vars(module).values()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from family_variants import TINY_FIELDS, config_class
 from training_steps import fit
 from transformers import AutoModelForCausalLM
 
@@ -15,6 +16,12 @@ TOLERANCE = 1e-5  # fp32: merged weights add up in another order
 def batch(tokenizer, texts):
     tokens = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
     return {**tokens, "labels": tokens["input_ids"].masked_fill(tokens["attention_mask"] == 0, -100)}
+
+
+def tiny_base_model(family):
+    import transformers
+
+    return transformers.AutoModel.from_config(config_class(family)(**TINY_FIELDS[family]))
 
 
 @pytest.mark.parametrize("mlp_type", ["glu", "mlp"])
@@ -50,6 +57,26 @@ def test_lora_on_all_linear_trains_saves_loads_and_merges(speaking_config, token
         merged.save_pretrained(tmp_path / "merged")
         alone = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
         assert torch.equal(alone(**rows).logits, merged(**rows).logits)
+
+
+METHODS = {
+    "lora": (lambda: peft.LoraConfig(), {"q_proj", "v_proj"}),
+    "ia3": (lambda: peft.IA3Config(), {"q_proj", "v_proj", "down_proj"}),
+    "norms": (lambda: peft.LNTuningConfig(), {"post_attention_layernorm"}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["decoder", "moe", "encoder", "seq2seq", "vit"])
+def test_peft_knows_what_to_adapt_where_nobody_says(family, method):
+    config, names = METHODS[method]
+    base = tiny_base_model(family)
+    before = {name for name, _ in base.named_modules()}
+    names = {name for name in names if any(module.endswith(f".{name}") or module == name for module in before)}
+    model = peft.get_peft_model(base, config())
+    adapted = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert names and all(any(f".{name}." in parameter for parameter in adapted) for name in names)
+    assert all(any(f".{name}." in parameter for name in names) for parameter in adapted)
 
 
 def test_lora_under_gradient_checkpointing_has_the_same_gradients(model, tokenizer):
