@@ -1,18 +1,24 @@
 """`anyformer convert`: a saved model becomes a folder of the other kind, once both have computed the same."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 
-from ..errors import UserError, first_line
+from ..errors import UserError, loading_reason
 from ..generation import locate_model
+from ..publishing.model_card import write_model_card
+from ..publishing.run_facts import RunFacts
 from ..storage.atomic import make_sibling_folder
+from ..storage.local_facts import forget_loading
 
 PROBE_ROWS, PROBE_TOKENS, PROBE_SEED = 2, 48, 0
 DIRECTIONS = ("native", "anyformer")
 
 
-def convert(source: str, destination: str | os.PathLike, to: str | None = None) -> str:
+def convert(
+    source: str, destination: str | os.PathLike, to: str | None = None, *, trust_remote_code: bool = False
+) -> str:
     """Convert a saved model with its tokenizer and generation config; return what was done, in one line.
 
     Both models are run in float64 on the same random tokens; nothing is written unless the logits agree within the
@@ -23,6 +29,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
         source: folder of a run or of a saved model, or a Hub repository; ours or native.
         destination: a folder that does not exist yet, or is empty.
         to: "native" or "anyformer"; None: the other kind than the source's.
+        trust_remote_code: whether code that comes with the source may run.
 
     Raises:
         UserError: no such model, a destination in use, a model without twin, or logits that differ.
@@ -42,13 +49,14 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
 
     anyformer.register()
     logging.disable_progress_bar()
-    config = load_config(source)
+    config = load_config(source, trust_remote_code=trust_remote_code)
     direction = "native" if is_ours(config) else "anyformer"
     if to not in (None, direction):
         kind = "an anyformer" if to == "anyformer" else "a native"
         raise UserError(f"MODEL={source} is {kind} model already ({config.model_type}); leave out --to {to}")
-    parts = [_tokenizer(source), _image_processor(source, to=direction)]
-    model = load_model(source)
+    trust = {"trust_remote_code": trust_remote_code}
+    parts = [_tokenizer(source, **trust), _image_processor(source, to=direction, **trust)]
+    model = load_model(source, **trust)
     twin = to_native(model) if direction == "native" else from_native(model)
     count = sum(parameter.numel() for parameter in twin.parameters())
     ours, native = (model, twin) if direction == "native" else (twin, model)
@@ -64,7 +72,7 @@ def convert(source: str, destination: str | os.PathLike, to: str | None = None) 
     kind = "an image processor" if "pixel_values" in inputs else "a tokenizer"
     del model
     parts = [part for part in parts if part is not None]
-    _save([twin, *parts], destination)
+    _save([twin, *parts], destination, source)
     return (
         f"{kinds}: {count:,} parameters, largest difference of logits {difference:.2g} (largest logit {scale:.3g}); "
         f"written to {destination}{'' if parts else f', without {kind}, since the source has none'}"
@@ -82,20 +90,28 @@ def destination_folder(destination: str | os.PathLike) -> Path:
     return path
 
 
-def _save(parts: list, destination: Path) -> None:
-    """Save each part (a model, a tokenizer, a processor) into a folder aside, then rename it."""
+def _save(parts: list, destination: Path, source: str) -> None:
+    """Save each part (a model, a tokenizer, a processor) and a card into a folder aside, then rename it.
+
+    What is known of the run that made the source travels along, in run.json.
+    """
     destination.parent.mkdir(parents=True, exist_ok=True)
     aside = make_sibling_folder(destination)
     try:
         for part in parts:
             part.save_pretrained(aside)
+        known = RunFacts.read(Path(source)).run if Path(source).is_dir() else {}
+        known = {name: value for name, value in known.items() if name not in ("status", "published", "world_size")}
+        facts = known | {"converted_from": source}
+        (aside / "run.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
+        write_model_card(aside, name=destination.name)
         os.replace(aside, destination)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
 
 
-def _tokenizer(source: str):
+def _tokenizer(source: str, trust_remote_code: bool):
     """The source's tokenizer, or None. Saved again rather than copied: some are found by the config's model_type."""
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
@@ -105,13 +121,12 @@ def _tokenizer(source: str):
     if not any(there):
         return None
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        return forget_loading(AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code))
     except (OSError, ValueError, ImportError) as error:
-        reason = first_line(error)
-        raise UserError(f"MODEL={source}: its tokenizer cannot be loaded: {reason}") from error
+        raise UserError(f"MODEL={source}: its tokenizer cannot be loaded: {loading_reason(error)}") from error
 
 
-def _image_processor(source: str, to: str):
+def _image_processor(source: str, to: str, trust_remote_code: bool):
     """The source's image processor, or None; for a native model transformers' own, where it computes the same."""
     from transformers import ViTImageProcessorPil
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -120,10 +135,9 @@ def _image_processor(source: str, to: str):
     if cached_file(source, IMAGE_PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
         return None
     try:
-        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
-        reason = first_line(error)
-        raise UserError(f"MODEL={source}: its image processor cannot be loaded: {reason}") from error
+        raise UserError(f"MODEL={source}: its image processor cannot be loaded: {loading_reason(error)}") from error
     if to != "native" or getattr(processor, "num_channels", None) != 3:  # transformers' makes no image grey
         return processor
     fields = {name: value for name, value in processor.to_dict().items() if hasattr(ViTImageProcessorPil, name)}

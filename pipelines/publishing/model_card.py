@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..storage.checkpoints import write_atomically
-from ..storage.model_folder import ModelFolder, open_model_folder
+from ..storage.model_folder import ModelFolder, open_model_folder, read_json
 from .objective_facts import objective_facts
 from .run_facts import SIZES, RunFacts
 
@@ -45,6 +45,15 @@ class Kind:
         )
 
 
+# Tasks with a text field on the Hub, and a text for it.
+WIDGETS = {
+    "text-generation": "Once upon a time",
+    "fill-mask": "Once upon a {mask}.",
+    "text-classification": "I liked it.",
+    "translation": "A man reads a book.",
+    "summarization": "A man reads a book. It is long, and he likes it.",
+}
+
 # The first that fits.
 KINDS = (
     Kind(
@@ -70,7 +79,12 @@ KINDS = (
 
 
 def write_model_card(
-    folder: Path | str, *, repo_id: str | None = None, license: str | None = None, facts: RunFacts | None = None
+    folder: Path | str,
+    *,
+    repo_id: str | None = None,
+    license: str | None = None,
+    facts: RunFacts | None = None,
+    name: str | None = None,
 ) -> Path:
     """Write README.md of a saved model and return its path.
 
@@ -80,6 +94,7 @@ def write_model_card(
         repo_id: repository the loading examples name; None: the folder.
         license: licence of the weights; None: the recipe's `publish.license`, else none is named.
         facts: what is known of the run; None: read from the folder's recipe.yaml and run.json.
+        name: the model's; None: that of the repository or the folder.
 
     Raises:
         UserError: `folder` holds no saved model, or a file in it is damaged.
@@ -87,7 +102,7 @@ def write_model_card(
     model = open_model_folder(folder)
     card = model.path / "README.md"
     if is_own_card(card):
-        write_atomically(card, render_model_card(model, repo_id=repo_id, license=license, facts=facts))
+        write_atomically(card, render_model_card(model, repo_id=repo_id, license=license, facts=facts, name=name))
     else:
         print(f"{card} was not written by anyformer, or changed by hand; it is kept as it is")
     return card
@@ -99,16 +114,22 @@ def is_own_card(card: Path) -> bool:
 
 
 def render_model_card(
-    model: ModelFolder, *, repo_id: str | None = None, license: str | None = None, facts: RunFacts | None = None
+    model: ModelFolder,
+    *,
+    repo_id: str | None = None,
+    license: str | None = None,
+    facts: RunFacts | None = None,
+    name: str | None = None,
 ) -> str:
     """Return the card's text; arguments as in `write_model_card`."""
     from huggingface_hub import ModelCard
 
     facts = RunFacts.read(model.path) if facts is None else facts
-    name = (repo_id or model.path.resolve().name).rsplit("/", 1)[-1]
-    metadata = _metadata(model, facts, name, license or facts.section("publish").get("license"))
-    address = repo_id or f"path/to/{model.path.resolve().name}"
-    values = _values(model, facts) | {"name": name, "address": address, "marker": MARKER, "fence": fence}
+    name = name or (repo_id or model.path.resolve().name).rsplit("/", 1)[-1]
+    license = license or facts.section("publish").get("license")
+    metadata = _metadata(model, facts, name, license)
+    values = _values(model, facts) | {"name": name, "address": repo_id or f"path/to/{name}", "license": license}
+    values |= {"marker": MARKER, "fence": fence}
     return ModelCard.from_template(metadata, template_path=str(TEMPLATE), **values).content
 
 
@@ -130,7 +151,12 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "has_tokenizer": (model.path / "tokenizer_config.json").is_file(),
         "has_image_processor": (model.path / "preprocessor_config.json").is_file(),
         "recipe": {key: facts.recipe.get(key) for key in ("name", "description")},
-        "recipe_text": facts.recipe_text,
+        "own_recipe_text": facts.own_recipe_text,
+        "recipe_text": facts.public_recipe_text,
+        "has_recipe": (model.path / "recipe.yaml").is_file(),
+        "base_model": facts.base_model,
+        "is_converted": "converted_from" in run,
+        "local_files": facts.local_files,
         "objective": objective,
         "run": {key: run[key] for key in ("steps", "world_size", "wall_seconds") if run.get(key) is not None},
         "source_names": facts.source_names,
@@ -170,12 +196,26 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         library_name="transformers",
         pipeline_tag=task,
         license=license,
+        base_model=facts.hub_base_model,
+        widget=_widget(model, facts, task),
         datasets=datasets or None,
         metrics=sorted({score.metric_type for score in scores} - {"loss", "word_perplexity"}) or None,
         tags=["anyformer", *family],
         model_name=name if scores else None,
         eval_results=scores or None,
     )
+
+
+def _widget(model: ModelFolder, facts: RunFacts, task: str | None) -> list[dict[str, str]] | None:
+    """Examples for the text field on the model's page: what the finished model was shown, else one that suits all."""
+    tokenizer = model.path / "tokenizer_config.json"
+    if task not in WIDGETS or not tokenizer.is_file():
+        return None
+    mask = read_json(tokenizer).get("mask_token")
+    mask = mask.get("content") if isinstance(mask, dict) else mask
+    texts = [text for text in facts.prompts[:3] if task != "fill-mask" or (mask and mask in text)]
+    default = WIDGETS[task].format(mask=mask)
+    return None if task == "fill-mask" and not mask else [{"text": text} for text in texts or [default]]
 
 
 def _kind(config: dict[str, Any]) -> Kind:

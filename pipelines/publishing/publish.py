@@ -3,6 +3,7 @@
 The folder is only read, so publishing can be repeated after any failure.
 """
 
+import json
 import re
 import shutil
 from contextlib import contextmanager
@@ -10,7 +11,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from ..errors import UserError
-from ..storage.model_folder import ModelFolder, open_model_folder
+from ..recipes import secrets
+from ..recipes.strict_yaml import format_yaml, parse_yaml
+from ..storage.local_facts import LOADING, names_only
+from ..storage.model_folder import ModelFolder, open_model_folder, read_json
 from .model_card import MARKER, is_own_card, render_model_card, write_model_card
 from .objective_facts import objective_facts
 from .run_facts import RunFacts
@@ -23,8 +27,9 @@ PUBLISHED = [
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
     *("router.jsonl", "router.png"),
 ]
+LOCAL = ("recipe.yaml", "run.json", "tokenizer_config.json")  # files that name folders of the machine that trained
+HUB_TOKEN = re.compile(secrets.HUB_TOKEN.encode())
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")  # the form of the Hub's access tokens
 
 
 def publish(
@@ -117,8 +122,10 @@ def resolve_repo_id(repo_id: str) -> str:
     return repo_id if "/" in repo_id else f"{owner}/{repo_id}"
 
 
-def files_to_publish(model: ModelFolder) -> dict[str, Path]:
-    """Path in the repository -> file on disk, the card excepted.
+def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
+    """Path in the repository -> file on disk, or its published content where folders of this machine become names.
+
+    The card is not among them.
 
     Raises:
         UserError: weights are damaged, code is missing, or a text file holds an access token of the Hub.
@@ -134,9 +141,25 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path]:
     for file in [*texts.values(), model.path / "README.md"]:
         if file.suffix in (".yaml", ".json", ".jsonl", ".md") and file.is_file():
             with file.open("rb") as lines:
-                if any(ACCESS_TOKEN.search(line) for line in lines):
+                if any(HUB_TOKEN.search(line) for line in lines):
                     raise UserError(f"{file} holds an access token of the Hub; remove it (and revoke it) first")
-    return texts | model.code_files() | {file.name: file for file in model.weight_files()}
+    published = {name: published_text(file) for name, file in texts.items() if name in LOCAL}
+    return texts | published | model.code_files() | {file.name: file for file in model.weight_files()}
+
+
+def published_text(file: Path) -> Path | bytes:
+    """The file, or its content without what belongs to this machine: paths are names, and no fact of its loading."""
+    is_yaml = file.suffix == ".yaml"
+    content = parse_yaml(file.read_text(encoding="utf-8"), str(file)) if is_yaml else read_json(file)
+    if file.name == "tokenizer_config.json":  # whose other texts are tokens and templates
+        public = {name: value for name, value in content.items() if name not in LOADING}
+        public |= names_only({name: value for name, value in public.items() if name == "name_or_path"})
+    else:
+        public = names_only(content)
+    if public == content:
+        return file
+    text = format_yaml(public) if is_yaml else json.dumps(public, indent=1, ensure_ascii=False)
+    return text.encode()
 
 
 @contextmanager

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..recipes.own_settings import own_settings
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.checkpoints import RUN_FILE
+from ..storage.local_facts import names_only, path_name
 
 SIZES = ("documents", "examples", "tokens", "bytes")  # of a split, as run.json names them
 BUILT_IN = {
@@ -54,6 +56,29 @@ class RunFacts:
         return value if isinstance(value, dict) else {}
 
     @property
+    def public_recipe_text(self) -> str | None:
+        """The recipe as it may be read by all: folders of the machine that trained are names."""
+        public = names_only(self.recipe)
+        return self.recipe_text if public == self.recipe else format_yaml(public)
+
+    @property
+    def own_recipe_text(self) -> str | None:
+        """The settings that the recipe's preset and the defaults do not say, as YAML, paths likewise."""
+        return format_yaml(own_settings(names_only(self.recipe))) if self.recipe else None
+
+    @property
+    def base_model(self) -> str | None:
+        """What the model was fine-tuned or converted from: a repository's id, or the name of a folder."""
+        name = self.run.get("converted_from") or self.section("model").get("name_or_path")
+        return path_name(name) if isinstance(name, str) else None
+
+    @property
+    def hub_base_model(self) -> str | None:
+        """The same where it is a model on the Hub."""
+        name = self.run.get("converted_from") or self.section("model").get("name_or_path")
+        return name if isinstance(name, str) and _is_on_hub(name) else None
+
+    @property
     def sources(self) -> list[dict[str, Any]]:
         """The data section, or the sections of its mixture."""
         data = self.section("data")
@@ -61,15 +86,32 @@ class RunFacts:
 
     @property
     def source_names(self) -> str:
-        """The sources in words: `owner/corpus, small, split train; local files a.txt`."""
-        return "; ".join(filter(None, map(_source_name, self.sources)))
+        """The data in words: as the recipe describes them, and by their sources: `owner/corpus, split train`."""
+        described = self.section("data").get("description")
+        public = [source for source in self.sources if not source.get("files")]
+        named = [described] if described else ["local data"] if len(public) < len(self.sources) else []
+        return "; ".join([*named, *filter(None, map(_source_name, public))])
+
+    @property
+    def local_files(self) -> list[str]:
+        """Names of the local files that the run read."""
+        found = []
+        for source in self.sources:
+            files = source.get("files") or []
+            found += [Path(file).name for file in ([files] if isinstance(files, str) else files)]
+        return found
 
     @property
     def hub_datasets(self) -> list[str]:
         """Ids of the data sets on the Hub that the run read; a folder that `load_dataset` reads is none."""
         named = {source.get("dataset") or "" for source in self.sources}
-        is_id = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?").fullmatch
-        return sorted(name for name in named if is_id(name) and not Path(name).exists())
+        return sorted(name for name in named if _is_on_hub(name))
+
+    @property
+    def prompts(self) -> list[str]:
+        """Texts that the finished model was asked to go on with, or to answer: short ones, for the widget."""
+        texts = [sample.get("prompt") for sample in self.samples]
+        return [text for text in dict.fromkeys(texts) if isinstance(text, str) and 0 < len(text.strip()) <= 200]
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
@@ -98,8 +140,12 @@ def _source_name(source: dict[str, Any]) -> str | None:
     if source.get("source"):
         return BUILT_IN.get(source["source"], source["source"])
     if source.get("dataset"):
-        words = (source["dataset"], source.get("config_name"), f"split {source.get('split', 'train')}")
+        words = (path_name(source["dataset"]), source.get("config_name"), f"split {source.get('split', 'train')}")
         return ", ".join(filter(None, words))
-    files = source.get("files") or []
-    files = [files] if isinstance(files, str) else files
-    return "local files " + ", ".join(Path(file).name for file in files) if files else None
+    return None
+
+
+def _is_on_hub(name: str) -> bool:
+    """Whether a name is a repository's; a folder that is there, or one for runs, is none."""
+    is_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
+    return bool(is_id) and not Path(name).exists() and not name.startswith("runs/")

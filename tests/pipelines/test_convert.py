@@ -76,6 +76,11 @@ def test_a_sharded_checkpoint_goes_there_and_back_through_the_command_line(name,
         tokenizer = AutoTokenizer.from_pretrained(folder)
         assert tokenizer("w5 w7 ?")["input_ids"] == AutoTokenizer.from_pretrained(native)("w5 w7 ?")["input_ids"]
         assert len(tokenizer) < AutoConfig.from_pretrained(folder).vocab_size
+    card = (ours / "README.md").read_text()
+    assert "<!-- anyformer wrote" in card and "# ours\n" in card and str(tmp_path) not in card
+    assert f"Converted from `{native.name}`: both compute the same." in card
+    assert "# back\n" in (back / "README.md").read_text()
+    assert "is_local" not in (ours / "tokenizer_config.json").read_text()
     assert "AutoModelForCausalLM" in json.loads((ours / "config.json").read_text())["auto_map"]
     assert "auto_map" not in json.loads((back / "config.json").read_text()) and not list(back.glob("*.py"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "deep", native.name]

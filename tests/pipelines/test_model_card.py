@@ -10,8 +10,11 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.publishing.model_card import MARKER, TEMPLATE, render_model_card, write_model_card
 from anyformer.pipelines.publishing.publish import files_to_publish, prepare_folder
 from anyformer.pipelines.publishing.run_facts import RunFacts
+from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict, resume_difference
+from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.own_settings import own_settings
 from anyformer.pipelines.recipes.schema import Recipe
-from anyformer.pipelines.recipes.strict_yaml import parse_yaml
+from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,8 +89,59 @@ def test_the_recipe_in_the_card_is_the_recipe_that_ran(model_folder):
     ran = recipe(source="stdlib")
     write_run(model_folder, ran)
     write_model_card(model_folder)
-    block = section(read_card(model_folder)[1], "Training recipe").split("```yaml\n")[1].split("\n```")[0]
-    assert parse_yaml(block, "card") == ran.to_dict()
+    text = section(read_card(model_folder)[1], "Training recipe")
+    own, whole = (parse_yaml(block.split("\n```")[0], "card") for block in text.split("```yaml\n")[1:])
+    assert whole == ran.to_dict()
+    assert own["data"] == {"source": "stdlib"} and own["training"] == {"output_dir": "run"}
+    shown, folded = text.split("<details>")
+    assert "per_device_train_batch_size" in folded and "per_device_train_batch_size" not in shown
+
+
+@pytest.mark.parametrize("name", sorted(shipped("recipes")))
+def test_what_a_recipe_says_itself_composes_to_the_same_recipe(name):
+    whole = load_recipe(name, ["training.learning_rate=0.0123"]).to_dict()
+    own = own_settings(whole)
+    assert recipe_from_dict(own).to_dict() == whole
+    assert own["training"]["learning_rate"] == 0.0123
+    assert len(format_yaml(own).splitlines()) < 0.7 * len(format_yaml(whole).splitlines())
+
+
+def test_a_card_names_base_model_licence_and_a_widget_example(model_folder):
+    (model_folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]"}))
+    tuned = recipe(dataset="owner/corpus")
+    tuned.model.name_or_path, tuned.publish.license = "owner/base", "mit"
+    write_run(model_folder, tuned)
+    write_model_card(model_folder)
+    front, text = read_card(model_folder)
+    assert front["base_model"] == "owner/base" and "Fine-tuned from `owner/base`." in text
+    assert front["license"] == "mit" and "Licence: mit." in text
+    assert front["widget"] == [{"text": "def"}]
+    (model_folder / "run.json").unlink()
+    tuned.model.name_or_path = "/home/someone/secret-place/base"
+    (model_folder / "recipe.yaml").write_text(tuned.to_yaml())
+    write_model_card(model_folder)
+    front, text = read_card(model_folder)
+    assert "base_model" not in front and "Fine-tuned from `base`." in text and "secret-place" not in text
+    assert front["widget"] == [{"text": "Once upon a time"}]
+
+
+def test_a_widget_of_a_masked_model_has_its_mask(model_folder):
+    facts = RunFacts(recipe={"objective": {"name": "masked"}}, run=RUN)
+    (model_folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]"}))
+    model = open_model_folder(model_folder)
+    assert "- text: Once upon a [MASK]." in render_model_card(model, facts=facts)
+    (model_folder / "tokenizer_config.json").write_text("{}")
+    assert "widget" not in render_model_card(model, facts=facts)
+
+
+def test_a_card_says_what_the_data_were_as_the_recipe_does(model_folder):
+    described = recipe(files=["/data/train.jsonl.gz"], description="Letters of the 19th century, 12 authors")
+    write_run(model_folder, described)
+    write_model_card(model_folder)
+    front, text = read_card(model_folder)
+    assert "Trained on: Letters of the 19th century, 12 authors." in section(text, "Data")
+    assert front["model-index"][0]["results"][0]["dataset"]["name"] == "Letters of the 19th century, 12 authors"
+    assert resume_difference(recipe(files=["/data/train.jsonl.gz"]).to_dict(), described.to_dict()) is None
 
 
 def test_parameters_are_counted_from_the_weights_and_a_tied_head_once(tiny_config, tmp_path):
@@ -155,7 +209,9 @@ def test_local_data_is_named_by_file_and_never_as_a_hub_data_set(model_folder, t
     write_run(model_folder, recipe(files=["/home/someone/secret-place/notes.txt"]))
     write_model_card(model_folder)
     front, text = read_card(model_folder)
-    assert "datasets" not in front and "local files notes.txt" in section(text, "Data")
+    assert "datasets" not in front and "secret-place" not in text
+    assert "Trained on: local data.\n\nRead from `notes.txt`, which is not published here." in section(text, "Data")
+    assert front["model-index"][0]["results"][0]["dataset"]["name"] == "local data"
     write_run(model_folder, recipe(dataset=str(tmp_path / "on-disk")))
     write_model_card(model_folder)
     assert "datasets" not in read_card(model_folder)[0]

@@ -5,14 +5,18 @@ import re
 
 import pytest
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.publishing.model_card import MARKER
 from anyformer.pipelines.publishing.publish import files_to_publish, prepare_folder, resolve_repo_id
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
+from anyformer.pipelines.storage.local_facts import path_name
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from local_hub import WITHOUT_ANYFORMER, LocalHub, run_python
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from anyformer import AnyformerDecoderForCausalLM
+from anyformer import AnyformerDecoderForCausalLM, AnyformerImageProcessor, AnyformerViTForImageClassification
 
 
 @pytest.fixture
@@ -183,6 +187,98 @@ def test_an_access_token_is_never_published(run_folder):
     (run_folder / "recipe.yaml").write_text("training:\n  hub_token: hf_" + "a1B2" * 9 + "\n")
     with pytest.raises(UserError, match=r"recipe.yaml holds an access token"):
         files_to_publish(open_model_folder(run_folder))
+
+
+def test_published_paths_are_names(run_folder, hub):
+    """Folders of the machine that trained say who trained, on what; the files on it keep them, to run again."""
+    private = "/home/someone/secret-place"
+    recipe = {
+        "name": "tiny",
+        "description": "/ is a slash",
+        "model": {"name_or_path": f"{private}/base"},
+        "data": {"files": [f"{private}/**/*.txt", "here.txt"], "cache_dir": "~/secret-place/cache"},
+        "training": {"output_dir": f"{private}/runs/mine", "deepspeed": {"path": "../secret-place/ds.json"}},
+        "evaluation": {"sample_prompts": ["/usr/bin/env"]},
+    }
+    (run_folder / "recipe.yaml").write_text(format_yaml(recipe))
+    plugins = [{"path": f"{private}/plugin.py"}, {"path": "C:\\secret-place\\other.py"}]
+    (run_folder / "run.json").write_text(json.dumps({"recipe": recipe, "seed": 7, "plugins": plugins}))
+    settings = json.loads((run_folder / "tokenizer_config.json").read_text())
+    settings |= {"is_local": True, "local_files_only": True, "name_or_path": f"{private}/base"}
+    (run_folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    before = snapshot(run_folder)
+    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    assert snapshot(run_folder) == before
+    files = hub.files("tester/tiny")
+    assert not [name for name, content in files.items() if b"secret-place" in content]
+    public = recipe | {
+        "model": {"name_or_path": "base"},
+        "data": {"files": ["*.txt", "here.txt"], "cache_dir": "cache"},
+        "training": {"output_dir": "mine", "deepspeed": {"path": "ds.json"}},
+    }
+    assert parse_yaml(files["recipe.yaml"].decode(), "recipe.yaml") == public
+    run = json.loads(files["run.json"])
+    assert run["recipe"] == public and run["plugins"] == [{"path": "plugin.py"}, {"path": "other.py"}]
+    assert not {"is_local", "local_files_only"} & json.loads(files["tokenizer_config.json"]).keys()
+    assert "local" not in files["README.md"].decode().split("## How to load")[1].split("With anyformer")[0]
+
+
+@pytest.mark.parametrize("text", ["a/b", "/", "runs/mine", "owner/name", "/tmp", "and/or", "~", "</s>", "s3://b/k"])
+def test_a_text_that_is_no_path_of_a_machine_is_published_as_it_is(text):
+    assert path_name(text) == text
+
+
+def test_a_tokenizer_is_saved_without_facts_of_its_loading(tiny_recipe, tmp_path):
+    recipe = load_recipe(str(tiny_recipe()))
+    for _ in range(2):  # trained, then from the cache
+        prepare_data(recipe).tokenizer.save_pretrained(tmp_path / "trained")
+        assert (
+            not {"is_local", "local_files_only"}
+            & json.loads((tmp_path / "trained" / "tokenizer_config.json").read_text()).keys()
+        )
+    recipe.tokenizer.name_or_path = str(tmp_path / "trained")
+    prepare_data(recipe).tokenizer.save_pretrained(tmp_path / "again")
+    assert "is_local" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
+
+
+def test_the_code_of_a_processor_is_published_with_the_model(tiny_vit_config, tmp_path):
+    AnyformerViTForImageClassification(tiny_vit_config()).save_pretrained(tmp_path)
+    AnyformerImageProcessor(size={"height": 12, "width": 16}).save_pretrained(tmp_path)
+    assert {"image_processing.py", "vit.py"} <= files_to_publish(open_model_folder(tmp_path)).keys()
+    (tmp_path / "image_processing.py").unlink()
+    assert "image_processing.py" in files_to_publish(open_model_folder(tmp_path))
+    # A processor of several parts keeps their settings in its own file.
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert "image_processing.py" not in files_to_publish(open_model_folder(tmp_path))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    assert "image_processing.py" in files_to_publish(open_model_folder(tmp_path))
+
+
+CLASSIFY = """
+import sys
+from PIL import Image
+from transformers import pipeline
+
+classify = pipeline("image-classification", "tester/vit", trust_remote_code=True)
+assert type(classify.model).__module__.startswith("transformers_modules"), type(classify.model)
+assert type(classify.image_processor).__name__ == "AnyformerImageProcessor"
+print(len(classify(Image.new("RGB", (30, 20)))))
+"""
+
+
+@pytest.mark.slow
+def test_a_published_vit_classifies_without_the_package(hub, tiny_vit_config, tmp_path):
+    config = tiny_vit_config(num_labels=3)
+    AnyformerViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    size = {"height": config.image_size[0], "width": config.image_size[1]}
+    processor = AnyformerImageProcessor(size=size, num_channels=config.num_channels)
+    processor.save_pretrained(tmp_path / "vit")
+    (tmp_path / "vit" / "image_processing.py").unlink(missing_ok=True)  # as a folder saved in two steps may be
+    assert hub.command("publish", tmp_path / "vit", "tester/vit").returncode == 0
+    done = run_python("-c", WITHOUT_ANYFORMER + CLASSIFY, env=hub.env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "3"
 
 
 def test_missing_code_is_supplied_but_never_mixed_with_another_version(run_folder):
