@@ -4,15 +4,11 @@ A forked child is a process of its own: it can be killed with any signal, and wh
 leaves. One thread per process (conftest.py): OpenMP's pool does not survive a fork.
 """
 
-import fcntl
 import functools
-import hashlib
-import importlib.util
 import inspect
 import json
 import os
 import pickle
-import platform
 import signal
 import socket
 import subprocess
@@ -211,37 +207,3 @@ def in_fresh_process(test):
     request = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY)
     wrapper.__signature__ = signature.replace(parameters=[*signature.parameters.values(), request])
     return wrapper
-
-
-def load_extension_built_once(load, name: str, sources: list[str], **options):
-    """torch.utils.cpp_extension's `load`, but compiled once per machine, not once per environment.
-
-    torch's own build folder is not enough: the compiler's command line names the environment, and where it differs all
-    is compiled again (DeepSpeed's gloo operation: a minute). Here the result is found by the contents of its sources,
-    by the versions of torch and Python, and by the processor that it was compiled for; processes wait for each other.
-    """
-    import torch
-
-    cpu = Path("/proc/cpuinfo")
-    flags = (
-        [line for line in cpu.read_text().splitlines() if line.startswith(("flags", "Features"))]
-        if cpu.exists()
-        else []
-    )
-    facts = [torch.__version__, sys.version, platform.machine(), *flags[:1], str(options.get("extra_cflags"))]
-    digest = hashlib.sha256("\n".join(facts).encode())
-    for source in sources:
-        digest.update(Path(source).read_bytes())
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = caches / "anyformer-tests" / "extensions" / f"{name}-{digest.hexdigest()[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / f"{name}.so"
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            load(name=name, sources=sources, **options | {"build_directory": str(folder)})
-            (folder / "complete").touch()
-    spec = importlib.util.spec_from_file_location(name, library)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
