@@ -1,6 +1,7 @@
 """From the recipe's data section to one corpus of documents per split."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from ..plugins import SOURCES
 from ..recipes.checks import check_data
@@ -34,7 +35,7 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     missing or unreadable files, a missing column, and sources without a single document.
     """
     check_data(data)
-    limits = Limits(data.max_document_bytes, data.max_line_bytes)
+    limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
     own = {split: _own_source(data, limits, split) for split in ("validation", "test")}
     without = real_paths(*own.values())
     splits = data.validation_fraction > 0 and not (data.validation_files or data.validation_split)
@@ -68,6 +69,7 @@ def _split_source(
     if section.source:
         source: Source = SOURCES[section.source](limits, where)
     elif section.files:
+        limits = replace(limits, encoding=section.encoding)
         source = _files(section.files, section, limits, where, "files", without)
     else:
         source = _hub(section, limits, where, "split", data.streaming)

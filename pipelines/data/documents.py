@@ -26,6 +26,14 @@ class Skipped:
     source: str
 
 
+SKIPPED = {
+    "non_utf8": "not UTF-8",
+    "too_long": "too long",
+    "gigantic_line": "with a gigantic line",
+    "empty": "empty",
+}
+
+
 @dataclass
 class SkipCounts:
     """How many documents were left out, by reason."""
@@ -48,23 +56,28 @@ class SkipCounts:
 
     def __str__(self) -> str:
         """`3 documents skipped: 2 not UTF-8, 1 empty`, or an empty string."""
-        words = {
-            "non_utf8": "not UTF-8",
-            "too_long": "too long",
-            "gigantic_line": "with a gigantic line",
-            "empty": "empty",
-        }
-        parts = [f"{number:,} {words[reason]}" for reason, number in asdict(self).items() if number]
+        parts = [f"{number:,} {SKIPPED[reason]}" for reason, number in asdict(self).items() if number]
         noun = "document" if self.total == 1 else "documents"
         return f"{self.total:,} {noun} skipped: {', '.join(parts)}" if parts else ""
 
 
+UTF8 = "utf-8"
+
+
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that keep one broken document from filling the memory; both in bytes of UTF-8."""
+    """How documents are read: bounds that keep a broken one from filling the memory, and the encoding of files.
+
+    document_bytes, line_bytes: in UTF-8. encoding: as Python names it.
+    """
 
     document_bytes: int
     line_bytes: int
+    encoding: str = UTF8
+
+    def identity(self) -> dict[str, Any]:
+        """Part of the fingerprint of the data."""
+        return {name: value for name, value in vars(self).items() if (name, value) != ("encoding", UTF8)}
 
     def reason_to_skip(self, text: str) -> str | None:
         if not text or text.isspace():
@@ -82,6 +95,27 @@ class Limits:
     def checked(self, text: str, source: str) -> Document | Skipped:
         reason = self.reason_to_skip(text)
         return Document(text, source) if reason is None else Skipped(reason, source)
+
+
+def cell(row: dict[str, Any], name: str) -> Any:
+    """The value under a key of the row, or under keys within keys, joined by dots; raises KeyError."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for key in name.split("."):
+        if not isinstance(value, dict):
+            raise KeyError(name)
+        value = value[key]
+    return value
+
+
+def cell_names(row: dict[str, Any], before: str = "") -> list[str]:
+    """Every name that `cell` finds in the row, in order."""
+    names = []
+    for key, value in row.items():
+        names.append(f"{before}{key}")
+        names += cell_names(value, f"{before}{key}.") if isinstance(value, dict) else []
+    return names
 
 
 def text_document(value: Any, source: str, limits: Limits, field: str) -> Document | Skipped:
@@ -108,6 +142,7 @@ class Source(ABC):
     name: str
     where: str
     splits_by_name = False  # choose validation documents by their name instead of their index
+    has_encoding = False  # whether data.encoding says how its files are read
 
     @abstractmethod
     def items(self) -> Iterator[Document | Skipped]:
@@ -156,6 +191,10 @@ class Corpus(ABC):
         """Bytes of text, roughly, where that is known without reading it."""
         return None
 
+    def skipped_by_name(self) -> list[str]:
+        """Sentences that name skipped documents and the setting that reads them, once the documents were iterated."""
+        return []
+
     def notes(self) -> list[str]:
         """Sentences a user should read once the documents have been iterated."""
-        return [str(self.skipped)] if self.skipped.total else []
+        return [str(self.skipped), *self.skipped_by_name()] if self.skipped.total else []

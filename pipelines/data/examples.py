@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UserError, did_you_mean
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
-from .documents import Corpus, Document, Limits, SkipCounts
+from .documents import UTF8, Corpus, Document, Limits, SkipCounts, cell, cell_names
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
@@ -72,8 +72,8 @@ class ExampleFiles(ExampleSource):
         for path in self.paths:
             file_format = format_of(path)
             if file_format is None:
-                known = " or ".join(dict.fromkeys(one.suffixes[0] for one in FILE_FORMATS.values()))
-                raise UserError(f"{field}: {path} is not {known}, which labelled examples are read from")
+                known = ", ".join(FILE_FORMATS)
+                raise UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
             check_opens(field, path)
             with readable(field, path):
                 there = file_format.columns(field, path)
@@ -86,7 +86,8 @@ class ExampleFiles(ExampleSource):
                 yield from self._rows(path, format_of(path))
 
     def identity(self) -> Any:
-        return {"files": file_identities(self.field, self.paths), "columns": self.columns}
+        other = {} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding}
+        return {"files": file_identities(self.field, self.paths), "columns": self.columns} | other
 
     def class_names(self, column: str) -> list[str] | None:
         path = self.paths[0]
@@ -100,8 +101,11 @@ class ExampleFiles(ExampleSource):
             place = f"{path}, {file_format.counts} {number}"
             if isinstance(row, str):
                 raise UserError(f"{self.field}: {place}: {faults[row]}")
-            self.check_columns(list(row), place)
-            yield place, row
+            try:
+                yield place, row | {column: cell(row, column) for column in columns}
+            except KeyError:
+                self.check_columns(cell_names(row), place)
+                raise
 
 
 class HubExamples(ExampleSource):
@@ -183,7 +187,7 @@ def open_examples(
 
     Raises UserError for missing files, data sets and columns, and for a split without an example.
     """
-    limits = Limits(data.max_document_bytes, data.max_line_bytes)
+    limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
 
     def opened(split: str, without: Collection[str] = ()) -> ExampleSource | None:
         files_field = "files" if split == "train" else f"{split}_files"

@@ -3,20 +3,25 @@
 A further format is one class with the decorator `register_file_format`; `data.files` then takes its files, for texts
 (the row's `text_field` is the document) and for labelled examples alike:
 
-    @register_file_format(".csv")
-    class CommaSeparated(FileFormat):
+    @register_file_format(".psv")
+    class PipeSeparated(FileFormat):
         def rows(self, field, path, columns, limits):
-            with open_file(path) as stream:
-                yield from enumerate(csv.DictReader(io.TextIOWrapper(stream, "utf-8", newline="")), start=1)
+            with open_file(path, limits.encoding) as stream:
+                lines = io.TextIOWrapper(stream, "utf-8", newline="")
+                yield from enumerate(csv.DictReader(lines, delimiter="|"), start=1)
 
-Files whose names end in nothing registered here are plain text (text_files.py).
+Which other files are plain text says plain_text.py.
 """
 
+import csv
+import io
 import json
+import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import UserError, first_line
 from .documents import Limits
@@ -55,11 +60,12 @@ class FileFormat(ABC):
         return None
 
 
+_SPACE = re.compile(r"\s*")
 FILE_FORMATS: dict[str, FileFormat] = {}  # end of a file's name -> format
 
 
 def register_file_format(*suffixes: str) -> Callable[[type[FileFormat]], type[FileFormat]]:
-    """Class decorator: files whose names end in one of `suffixes` (such as ".csv") are read by this FileFormat."""
+    """Class decorator: files whose names end in one of `suffixes` (such as ".psv") are read by this FileFormat."""
 
     def register(cls: type[FileFormat]) -> type[FileFormat]:
         for suffix in suffixes:
@@ -74,7 +80,7 @@ def register_file_format(*suffixes: str) -> Callable[[type[FileFormat]], type[Fi
 
 
 def format_of(path: Path) -> FileFormat | None:
-    """The format of a file by its name, with or without .gz; None: plain text."""
+    """The format with rows of a file by its name, with or without .gz; None: it has no rows."""
     name = path.name.lower().removesuffix(".gz")
     return next((row for suffix, row in FILE_FORMATS.items() if name.endswith(suffix)), None)
 
@@ -100,7 +106,7 @@ class JsonLines(FileFormat):
     def rows(self, field, path, columns, limits):
         # A line of JSON may be longer than its text: escapes are up to six times as long, and there are other keys.
         longest = 6 * limits.document_bytes + 2**20
-        with open_file(path) as stream:
+        with open_file(path, limits.encoding) as stream:
             for number, line in enumerate(bounded_lines(stream, longest), start=1):
                 if line is None:
                     yield number, "too_long"
@@ -110,14 +116,132 @@ class JsonLines(FileFormat):
     @staticmethod
     def _row(line: bytes, field: str, path: Path, number: int) -> dict[str, Any] | str:
         try:
-            row = json.loads(line.decode())
+            text = line.decode()
         except UnicodeDecodeError:
             return "non_utf8"
-        except json.JSONDecodeError as error:
-            raise UserError(f"{field}: {path}, line {number}: not valid JSON ({error.msg}).") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{field}: {path}, line {number}: not a JSON object but {type(row).__name__}.")
-        return row
+        try:
+            return _checked_row(json.loads(text), f"{field}: {path}, line {number}")
+        except (ValueError, RecursionError) as error:
+            raise _broken_json(error, f"{field}: {path}, line {number}") from None
+
+
+def _broken_json(error: ValueError | RecursionError, place: str) -> UserError:
+    """The sentence for what json raises, which is more than JSONDecodeError."""
+    if isinstance(error, RecursionError):
+        return UserError(f"{place}: objects or arrays are nested too deeply to be read.")
+    if isinstance(error, json.JSONDecodeError):
+        return UserError(f"{place}: not valid JSON ({error.msg}).")
+    return UserError(f"{place}: a number has more than {sys.get_int_max_str_digits():,} digits.")
+
+
+def _checked_row(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: not a JSON object but {type(value).__name__}.")
+    return value
+
+
+@register_file_format(".json")
+class JsonArray(FileFormat):
+    """An array of JSON objects, or objects one after the other, over any number of lines."""
+
+    has_own_paths = True
+
+    def rows(self, field, path, columns, limits):
+        longest = 6 * limits.document_bytes + 2**20  # as of a line of JsonLines
+        with open_file(path, limits.encoding) as stream:
+            lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape")
+            for number, (text, value) in enumerate(self._values(lines, longest, f"{field}: {path}"), start=1):
+                row = _checked_row(value, f"{field}: {path}, row {number}")
+                yield number, row if _is_unicode(text) else "non_utf8"
+
+    @staticmethod
+    def _values(stream: IO[str], longest: int, where: str) -> Iterator[tuple[str, Any]]:
+        """(text, value) of every value; what is read at once grows with a value's length and stays below `longest`."""
+        decoder, text, place, size, number, in_array, after_value = json.JSONDecoder(), "", 0, 2**16, 1, None, False
+        while True:
+            place = _SPACE.match(text, place).end()
+            sign = text[place : place + 1]
+            if in_array is None and sign:
+                in_array = sign == "["
+                place += in_array
+                continue
+            if in_array and after_value and sign == ",":
+                place, after_value = place + 1, False
+                continue
+            try:
+                if in_array and sign == "]":
+                    if (text[place + 1 :] + stream.read(size)).strip():
+                        raise json.JSONDecodeError("text after the end of the array", text, place)
+                    return
+                if in_array and after_value and sign:
+                    raise json.JSONDecodeError("no comma between two values", text, place)
+                value, end = decoder.raw_decode(text, place)
+            except (ValueError, RecursionError) as error:
+                may_go_on = isinstance(error, json.JSONDecodeError) and len(text) - place <= longest
+                more = stream.read(size) if may_go_on else ""
+                if more:
+                    text, place, size = text[place:] + more, 0, 2 * size
+                elif sign or in_array:
+                    raise _broken_json(error, f"{where}, row {number}") from None
+                else:
+                    return
+                continue
+            yield text[place:end], value
+            place, size, number, after_value = end, 2**16, number + 1, True
+
+
+class Separated(FileFormat):
+    """A table as text: the first line names the columns, a quoted value may hold separators and line breaks."""
+
+    counts = "line"
+    has_own_paths = True
+    delimiter: str
+
+    def rows(self, field, path, columns, limits):
+        csv.field_size_limit(max(csv.field_size_limit(), limits.document_bytes))
+        with open_file(path, limits.encoding) as stream:
+            lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
+            table = csv.reader(lines, delimiter=self.delimiter, strict=True)
+            names, line = None, 1
+            try:
+                for values in table:
+                    if names is None:
+                        names = values
+                    elif values and len(values) != len(names):
+                        raise UserError(
+                            f"{field}: {path}, line {line} holds {len(values)} instead of {len(names)} values; a value "
+                            f"with a separator in it needs quotes."
+                        )
+                    elif values:
+                        yield line, dict(zip(names, values)) if _is_unicode("".join(values)) else "non_utf8"
+                    line = table.line_num + 1
+            except csv.Error as error:
+                raise UserError(
+                    f"{field}: {path}, from line {line} on, is not a table ({first_line(error).rstrip('.')})."
+                ) from None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text was decoded without bytes left over ("surrogateescape")."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@register_file_format(".csv")
+class CommaSeparated(Separated):
+    """Values separated by commas, as spreadsheets write them (RFC 4180)."""
+
+    delimiter = ","
+
+
+@register_file_format(".tsv")
+class TabSeparated(Separated):
+    """Values separated by tabs."""
+
+    delimiter = "\t"
 
 
 @register_file_format(".parquet")
@@ -142,14 +266,23 @@ class Parquet(FileFormat):
 
     def columns(self, field, path):
         with self._open(field, path) as parquet:
-            return parquet.schema_arrow.names
+            return list(self._names(parquet.schema_arrow))
+
+    def _names(self, fields: Iterable, before: str = "") -> Iterator[str]:
+        """The names of columns and, joined by dots, of fields in them."""
+        import pyarrow
+
+        for field in fields:
+            yield f"{before}{field.name}"
+            if pyarrow.types.is_struct(field.type):
+                yield from self._names(field.type, f"{before}{field.name}.")
 
     def class_names(self, field, path, column):
         from datasets import Features
 
         with self._open(field, path) as parquet:
             features = Features.from_arrow_schema(parquet.schema_arrow)
-        return getattr(features[column], "names", None)
+        return getattr(features.get(column), "names", None)
 
     @staticmethod
     def _open(field: str, path: Path):

@@ -1,7 +1,9 @@
 """Files: opened with or without gzip, identified by content; errors as sentences."""
 
+import codecs
 import gzip
 import hashlib
+import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,23 +46,54 @@ def readable(field: str, path: Path) -> Iterator[None]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         reason = first_line(error).rstrip(".")
         raise UserError(f"{field}: {path} is not a complete gzip file ({reason}).") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{field}: {path} is not {error.encoding} ({error.reason}).") from None
     except OSError as error:
         raise UserError(
             f"{field}: {path} cannot be read ({error.strerror or first_line(error).rstrip('.')})."
         ) from None
 
 
-def open_file(path: Path) -> IO[bytes]:
-    """The file's bytes, unpacked where its name ends in .gz, without a byte order mark."""
+def open_file(path: Path, encoding: str = "utf-8") -> IO[bytes]:
+    """The file's bytes as UTF-8, unpacked where its name ends in .gz, without a byte order mark.
+
+    encoding: of the file. Bytes that are none of it stay as they are, and are no UTF-8 either.
+    """
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     stream = opener(path, "rb")
     try:
+        if codecs.lookup(encoding).name != "utf-8":
+            stream = io.BufferedReader(_Recoded(stream, encoding), 2**18)
         if stream.peek(3)[:3] == _BOM:  # a mark of some editors, not text, and JSON forbids it
             stream.read(3)
     except BaseException:
         stream.close()
         raise
     return stream
+
+
+class _Recoded(io.RawIOBase):
+    """A stream in some encoding as one in UTF-8."""
+
+    def __init__(self, stream: IO[bytes], encoding: str):
+        self._stream, self._decoder = stream, codecs.getincrementaldecoder(encoding)("surrogateescape")
+        self._rest, self._ended = b"", False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._rest and not self._ended:
+            part = self._stream.read(2**16)
+            self._ended = not part
+            self._rest = self._decoder.decode(part, final=self._ended).encode(errors="surrogateescape")
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def bounded_lines(stream: IO[bytes], longest: int) -> Iterator[bytes | None]:

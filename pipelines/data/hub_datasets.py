@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .documents import Document, Limits, Skipped, Source, counted_from, text_document
+from .documents import Document, Limits, Skipped, Source, cell, cell_names, counted_from, text_document
 
 
 class HubSource(Source):
@@ -60,21 +60,32 @@ class HubSource(Source):
             "dataset": [builder.dataset_name, builder.config_id, builder.hash, self.revision],
             "split": self.split,
             "text_field": self.text_field,
-            "limits": vars(self.limits),
+            "limits": self.limits.identity(),
         }
 
     def _texts(self) -> Iterator[Any]:
-        for batch in self.rows.select_columns([self.text_field]).with_format(None).iter(batch_size=256):
-            yield from batch[self.text_field]
+        column = self._column(self.rows.column_names)
+        for batch in self.rows.select_columns([column]).with_format(None).iter(batch_size=256):
+            for value in batch[column]:
+                yield self._cell({column: value})
 
     def _streamed_texts(self, place: list | None) -> Iterator[tuple[Any, list]]:
         done, state = place or (0, None)
         self.rows.load_state_dict(state)  # None: the beginning
         # Not `for row in self.rows`: in a loader's worker that gives the worker a share of the files only.
         for number, batch in enumerate(self.rows.iter(batch_size=1), start=done + 1):
-            if self.text_field not in batch:  # the columns of a stream may be unknown before its first row
-                self._check_column(list(batch))
-            yield batch[self.text_field][0], [number, self.rows.state_dict()]
+            row = {name: values[0] for name, values in batch.items()}
+            yield self._cell(row), [number, self.rows.state_dict()]
+
+    def _column(self, columns: list[str]) -> str:
+        """The column in which text_field is found: itself, or the first of several names joined by dots."""
+        return self.text_field if self.text_field in columns else self.text_field.split(".")[0]
+
+    def _cell(self, row: dict[str, Any]) -> Any:
+        try:
+            return cell(row, self.text_field)
+        except KeyError:  # the columns of a stream may be unknown before its first row, keys within one always are
+            raise self._no_such_column(cell_names(row)) from None
 
     @cached_property
     def _builder(self):
@@ -110,6 +121,9 @@ class HubSource(Source):
             raise UserError(f"{field}: {self.dataset} has no such split{did_you_mean(name, splits)}")
 
     def _check_column(self, columns: list[str] | None) -> None:
-        if columns is not None and self.text_field is not None and self.text_field not in columns:
-            field = f"{self.where}.text_field={self.text_field!r}"
-            raise UserError(f"{field}: {self.dataset} has no such column{did_you_mean(self.text_field, columns)}")
+        if columns is not None and self.text_field is not None and self._column(columns) not in columns:
+            raise self._no_such_column(columns)
+
+    def _no_such_column(self, columns: list[str]) -> UserError:
+        field = f"{self.where}.text_field={self.text_field!r}"
+        return UserError(f"{field}: {self.dataset} has no such column{did_you_mean(self.text_field, columns)}")

@@ -69,6 +69,9 @@ class MixtureCorpus(Corpus):
         end = f"; it ends where {self.ended_by} runs out, so that the shares hold" if self.ended_by else ""
         return [f"mixture: {', '.join(parts)}{end}", *super().notes()]
 
+    def skipped_by_name(self) -> list[str]:
+        return [sentence for corpus in self.corpora for sentence in corpus.skipped_by_name()]
+
     def identity(self) -> Any:
         parts = [[corpus.identity(), weight] for corpus, weight in zip(self.corpora, self.weights)]
         return {"mixture": parts, "keep_shares": self.keep_shares, "split": self.split}

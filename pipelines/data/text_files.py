@@ -5,22 +5,25 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .documents import Document, Limits, Skipped, Source, text_document
-from .file_formats import FileFormat, check_opens, format_of
+from .documents import Document, Limits, Skipped, Source, cell, cell_names, text_document
+from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from .files import bounded_lines, file_identities, length_of, name_of_files, open_file, readable
 from .patterns import find_files
+from .plain_text import check_is_text
 
 
 class FileSource(Source):
     """Documents of local files, in the order of the patterns and by path within one pattern.
 
     patterns: paths and globs (`~` allowed, `**` crosses folders); a file that several match is read once.
-    text_field: key or column that holds the text, in files of a format with rows.
+    text_field: key or column that holds the text, in files of a format with rows; `doc.body`: a key within a key.
     document: what one document is in a plain text file: the file, a line, or a paragraph (lines up to and including the
         blank ones that follow). Line breaks are kept: the documents of a file put together are the file.
     without: real paths that globs leave out: files of the other splits.
     Raises UserError where a pattern matches nothing or a file cannot be read.
     """
+
+    has_encoding = True
 
     def __init__(
         self,
@@ -35,9 +38,12 @@ class FileSource(Source):
     ):
         self.where, self.field = where, f"{where}.{key}"
         self.limits, self.text_field, self.document = limits, text_field, document
-        self.paths = list(find_files(self.field, patterns, without))
+        found = find_files(self.field, patterns, without)
+        self.paths = list(found)
         self.name = name_of_files(self.paths)
-        for path in self.paths:
+        for path, pattern in found.items():
+            if format_of(path) is None:
+                check_is_text(self.field, path, pattern, list(FILE_FORMATS))
             self._try_opening(path)
 
     def items(self) -> Iterator[Document | Skipped]:
@@ -50,7 +56,7 @@ class FileSource(Source):
             "files": file_identities(self.field, self.paths),
             "text_field": self.text_field,
             "document": self.document,
-            "limits": vars(self.limits),
+            "limits": self.limits.identity(),
         }
 
     def size_hint(self) -> int | None:
@@ -68,7 +74,7 @@ class FileSource(Source):
 
     def _whole(self, path: Path) -> Iterator[Document | Skipped]:
         parts, size = [], 0
-        with open_file(path) as stream:
+        with open_file(path, self.limits.encoding) as stream:
             while line := stream.readline(self.limits.line_bytes + 2):
                 parts.append(line)
                 size += len(line)
@@ -82,13 +88,13 @@ class FileSource(Source):
         yield self._decoded(b"".join(parts), path.name)
 
     def _lines(self, path: Path) -> Iterator[Document | Skipped]:
-        with open_file(path) as stream:
+        with open_file(path, self.limits.encoding) as stream:
             for number, line in enumerate(bounded_lines(stream, self.limits.line_bytes), start=1):
                 source = f"{path.name}:{number}"
                 yield Skipped("gigantic_line", source) if line is None else self._decoded(line, source)
 
     def _paragraphs(self, path: Path) -> Iterator[Document | Skipped]:
-        with open_file(path) as stream:
+        with open_file(path, self.limits.encoding) as stream:
             parts: list[bytes] = []
             start, size, fault, ended = 1, 0, None, False
             for number, line in enumerate(bounded_lines(stream, self.limits.line_bytes), start=1):
@@ -119,10 +125,12 @@ class FileSource(Source):
             if isinstance(row, str):
                 yield Skipped(row, source)
                 continue
-            if self.text_field not in row:
-                hint = did_you_mean(self.text_field, row)
-                raise UserError(f"{field}: no such key in {path}, {file_format.counts} {number}{hint}")
-            yield text_document(row[self.text_field], source, self.limits, field)
+            try:
+                text = cell(row, self.text_field)
+            except KeyError:
+                hint = did_you_mean(self.text_field, cell_names(row))
+                raise UserError(f"{field}: no such key in {path}, {file_format.counts} {number}{hint}") from None
+            yield text_document(text, source, self.limits, field)
 
     def _decoded(self, text: bytes, source: str) -> Document | Skipped:
         try:

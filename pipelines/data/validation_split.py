@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import UserError
-from .documents import Corpus, Document, SkipCounts, Skipped, Source
+from .documents import SKIPPED, Corpus, Document, SkipCounts, Skipped, Source
 
 # A stream may have no end: only its first documents are candidates, or validation would read all of it.
 STREAM_WINDOW = 20_000
+NAMED = 5  # skipped documents that are named for each reason; the others are counted
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,14 @@ class SourceCorpus(Corpus):
         self.split, self.source, self.name = split, source, source.name
         self.rule, self.validation, self.max_documents = rule, validation, max_documents
         self.skipped = SkipCounts()
+        self._skipped_names: dict[str, list[str]] = {}  # reason -> the first few
 
     def documents(self) -> Iterator[Document]:
         return (document for document, _ in self.documents_from())
 
     def documents_from(self, place: list | None = None) -> Iterator[tuple[Document, list]]:
         """place: [items of the source, documents among them, the source's own place]."""
-        self.skipped = SkipCounts()
+        self.skipped, self._skipped_names = SkipCounts(), {}
         first, held, start = place or (0, 0, None)
         if held == self.max_documents:
             return
@@ -115,8 +117,26 @@ class SourceCorpus(Corpus):
         if mine and isinstance(item, Document):
             return item
         if mine:
-            self.skipped.count(item.reason)
+            self._count(item)
         return None
+
+    def _count(self, item: Skipped) -> None:
+        self.skipped.count(item.reason)
+        names = self._skipped_names.setdefault(item.reason, [])
+        if len(names) < NAMED:
+            names.append(item.source)
+
+    def skipped_by_name(self) -> list[str]:
+        ways = {"too_long": "data.max_document_bytes allows more", "gigantic_line": "data.max_line_bytes allows more"}
+        if self.source.has_encoding:
+            ways["non_utf8"] = f"{self.source.where}.encoding=latin-1, or what it is, reads another encoding"
+        sentences = []
+        for reason in ways.keys() & self._skipped_names.keys():
+            names = self._skipped_names[reason]
+            more = getattr(self.skipped, reason) - len(names)
+            listed = ", ".join(names) + (f" and {more:,} more" if more else "")
+            sentences.append(f"{SKIPPED[reason]}: {listed}; {ways[reason]}")
+        return sorted(sentences)
 
     def identity(self) -> Any:
         rule = asdict(self.rule) | {"held": self.validation} if self.rule else None

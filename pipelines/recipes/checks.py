@@ -116,9 +116,21 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
         raise UserError(f"{path}.source={show(source.source)} is not known{did_you_mean(source.source, SOURCES)}")
     if source.files is not None and not all([source.files] if isinstance(source.files, str) else source.files or [""]):
         raise UserError(f"{path}.files={show(source.files)} names no file")
+    _check_encoding(source, path)
     for name in ("config_name", "revision"):
         if getattr(source, name) is not None and source.dataset is None:
             raise UserError(f"{path}.{name}={show(getattr(source, name))} has no effect without {path}.dataset")
+
+
+def _check_encoding(source: SourceSection, path: str) -> None:
+    field = f"{path}.encoding={show(source.encoding)}"
+    try:
+        "".encode(source.encoding)
+    except LookupError:
+        raise UserError(f"{field} is no encoding that Python knows, such as utf-8, latin-1, cp1252 or utf-16") from None
+    files = [getattr(source, name, None) for name in ("files", "validation_files", "test_files")]
+    if source.encoding != "utf-8" and not any(files):
+        raise UserError(f"{field} has no effect without {path}.files")
 
 
 def check_data(data: DataSection) -> None:

@@ -65,12 +65,15 @@ class SourceSection:
         "a corpus that needs no files: stdlib (Python's standard library, sources and documentation), stdlib_code (the "
         "same without its tables of encodings, Unicode and locales), or a plug-in's"
     )
-    files: str | list[str] | None = doc("local .txt, .jsonl, .parquet files (also .gz), globs allowed")
+    files: str | list[str] | None = doc(
+        "local files, globs allowed: .txt and other plain text, .jsonl, .json, .csv, .tsv (also .gz), .parquet"
+    )
     dataset: str | None = doc("a data set on the Hub, or a folder that load_dataset reads")
     config_name: str | None = doc("configuration of the Hub data set")
     revision: str | None = doc("revision of the Hub data set")
     split: str = doc("split of the Hub data set", "train")
-    text_field: str = doc("column or key that holds the text", "text")
+    text_field: str = doc("column or key that holds the text; doc.body.text: a key within keys", "text")
+    encoding: str = doc("encoding of the files, such as utf-8, latin-1, cp1252 or utf-16", "utf-8")
     document: Literal["file", "line", "paragraph"] = doc("what one document is in a plain text file", "file")
     max_documents: int | None = doc("stop after this many documents", at_least=1)
 

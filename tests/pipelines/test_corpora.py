@@ -94,11 +94,12 @@ def test_every_format_gives_the_same_documents(tmp_path):
     json_lines = "".join(json.dumps(row) + "\n\n" for row in rows).encode()
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + plain)  # with a byte-order mark
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(plain))
-    (tmp_path / "a.unknown").write_bytes(plain)
+    (tmp_path / "a").write_bytes(plain)
+    (tmp_path / "a.md").write_bytes(plain)
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json_lines)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    for name in ("a.txt", "a.txt.gz", "a.unknown", "a.jsonl", "a.jsonl.gz", "a.parquet"):
+    for name in ("a.txt", "a.txt.gz", "a", "a.md", "a.jsonl", "a.jsonl.gz", "a.parquet"):
         data = DataSection(files=str(tmp_path / name), text_field="body", document="line", validation_fraction=0)
         assert texts(open_corpora(data)["train"]) == words, name
 
@@ -222,36 +223,38 @@ def test_code_and_docstrings_are_no_rows_of_a_table(line):
 
 
 @pytest.fixture
-def csv_format():
-    @register_file_format(".csv")
-    class CommaSeparated(FileFormat):
+def psv_format():
+    @register_file_format(".psv")
+    class PipeSeparated(FileFormat):
         def rows(self, field, path, columns, limits):
-            with open_file(path) as stream:
-                yield from enumerate(csv.DictReader(io.TextIOWrapper(stream, "utf-8", newline="")), start=1)
+            with open_file(path, limits.encoding) as stream:
+                lines = io.TextIOWrapper(stream, "utf-8", newline="")
+                yield from enumerate(csv.DictReader(lines, delimiter="|"), start=1)
 
     yield
-    del FILE_FORMATS[".csv"]
+    del FILE_FORMATS[".psv"]
 
 
-def test_a_registered_file_format_is_read_as_documents_and_as_examples(tmp_path, csv_format):
-    (tmp_path / "a.csv").write_text('text,label\n"one, two",x\nthree,y\n')
-    with gzip.open(tmp_path / "b.csv.gz", "wt") as file:
-        file.write("text,label\nfour,x\n")
-    data = DataSection(files=str(tmp_path / "*.csv*"), validation_fraction=0.0)
+def test_a_registered_file_format_is_read_as_documents_and_as_examples(tmp_path, psv_format):
+    (tmp_path / "a.psv").write_text('text|label\n"one, two"|x\nthree|y\n')
+    with gzip.open(tmp_path / "b.psv.gz", "wt") as file:
+        file.write("text|label\nfour|x\n")
+    data = DataSection(files=str(tmp_path / "*.psv*"), validation_fraction=0.0)
     assert texts(open_corpora(data)["train"]) == ["one, two", "three", "four"]
     rows = [row for _, row in open_examples(data, {"label_field": "label"})["train"]]
     assert [row["label"] for row in rows] == ["x", "y", "x"]
     data.text_field = "txt"
-    with pytest.raises(UserError, match=r"data.text_field='txt': no such key in .*a\.csv, row 1; did you mean text\?"):
+    with pytest.raises(UserError, match=r"data.text_field='txt': no such key in .*a\.psv, row 1; did you mean text\?"):
         open_corpora(data)
 
 
-def test_a_suffix_has_one_file_format(csv_format):
-    with pytest.raises(UserError, match=r"file format '\.csv' is registered already"):
+def test_a_suffix_has_one_file_format(psv_format):
+    for suffix in (".psv", ".csv"):
+        with pytest.raises(UserError, match=rf"file format '\{suffix}' is registered already"):
 
-        @register_file_format(".csv")
-        class Other(FileFormat):
-            rows = None
+            @register_file_format(suffix)
+            class Other(FileFormat):
+                rows = None
 
 
 def test_a_registered_source_is_split_mixed_and_identified(tmp_path):
@@ -381,7 +384,12 @@ def test_unreadable_documents_are_skipped_and_counted(tmp_path):
     for _ in range(2):  # the counts start again with each pass
         assert texts(corpus) == ["good\n"]
         assert vars(corpus.skipped) == {"non_utf8": 1, "too_long": 1, "gigantic_line": 1, "empty": 1}
-    assert corpus.notes() == ["4 documents skipped: 1 not UTF-8, 1 too long, 1 with a gigantic line, 1 empty"]
+    assert corpus.notes() == [
+        "4 documents skipped: 1 not UTF-8, 1 too long, 1 with a gigantic line, 1 empty",
+        "not UTF-8: 1.txt; data.encoding=latin-1, or what it is, reads another encoding",
+        "too long: 2.txt; data.max_document_bytes allows more",
+        "with a gigantic line: 3.txt; data.max_line_bytes allows more",
+    ]
 
 
 def test_rows_with_broken_text_are_skipped_and_counted(tmp_path):
