@@ -173,7 +173,9 @@ def _flash(query, key, value, lengths, is_causal, scaling, dropout, window) -> t
 def _bounds(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Where each document starts, and the end, (documents + 1,): copied to the device once for all layers of a pass."""
     with torch.inference_mode(False):  # kept for later passes, in which gradients may be wanted
-        return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        # Pinned: the host does not wait for the copy.
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, pin_memory=device.type == "cuda")
+        return bounds.to(device, non_blocking=True)
 
 
 # Below this share of padding the copies cost more than the padding.
@@ -195,14 +197,16 @@ class Unpadded(NamedTuple):
     def of(cls, attention_mask: torch.Tensor) -> "Unpadded | None":
         """Read a (B, T) padding mask, on the host; None where there is too little padding, or some amid a text."""
         real_BT = attention_mask != 0
-        index = real_BT.flatten().nonzero()[:, 0]
-        if index.numel() > (1 - LEAST_PADDING) * real_BT.numel() or not index.numel():
-            return None
         starts = real_BT[:, 0].long() + (real_BT[:, 1:] & ~real_BT[:, :-1]).sum(-1)
-        lengths = real_BT.sum(-1)
-        most_starts, lengths = int(starts.max()), [length for length in lengths.tolist() if length]
-        if most_starts > 1:
+        starts, lengths = torch.stack((starts, real_BT.sum(-1))).tolist()  # together: the host waits once
+        tokens = sum(lengths)
+        if not 0 < tokens <= (1 - LEAST_PADDING) * real_BT.numel() or max(starts) > 1:
             return None
+        if real_BT.is_cuda:  # a sort knows how many there are; `nonzero` would ask the device once more
+            index = torch.argsort(real_BT.flatten().logical_not().to(torch.uint8), stable=True)[:tokens]
+        else:
+            index = real_BT.flatten().nonzero()[:, 0]
+        lengths = [length for length in lengths if length]
         columns = torch.arange(attention_mask.shape[1], device=attention_mask.device).expand(real_BT.shape)
         return cls(index, columns.flatten()[index][None], lengths, tuple(real_BT.shape))
 

@@ -398,7 +398,7 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
             **kwargs,
         )
         rows = torch.arange(input_ids.shape[0], device=input_ids.device)
-        text_BD = outputs.last_hidden_state[rows, self.last_token(input_ids, attention_mask)]
+        text_BD = outputs.last_hidden_state[rows, self.last_token(input_ids, attention_mask).reshape(-1)]
         logits, loss = self.score(self.dropout(self.pooler(self.dropout(text_BD)))), None
         if labels is not None:
             loss = classification_loss(self.config, logits, labels, num_items_in_batch)

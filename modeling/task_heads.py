@@ -13,7 +13,7 @@ from .task_losses import problem_type_of, sequence_classification_loss, span_los
 
 
 def last_token_index(input_ids, attention_mask, pad_token_id, length: int, device) -> torch.Tensor:
-    """(B,) index of each row's last real token: by the mask, else by the padding token, else the last one.
+    """(B,) index of each row's last real token: by the mask, else by the padding token, else the last one, as ().
 
     The mask comes first: many models pad with their end token.
     """
@@ -22,7 +22,7 @@ def last_token_index(input_ids, attention_mask, pad_token_id, length: int, devic
     elif input_ids is not None and pad_token_id is not None:
         real = input_ids.to(device) != pad_token_id
     else:
-        return torch.tensor(length - 1, device=device)
+        return torch.full((), length - 1, device=device)  # filled in there: a copy would make the host wait
     return (real * torch.arange(1, length + 1, device=device)).argmax(dim=-1)
 
 
@@ -66,7 +66,8 @@ class ForSequenceClassification(TaskHead):
         hidden_states = outputs.last_hidden_state
         length, device = hidden_states.shape[1], hidden_states.device
         last = last_token_index(input_ids, attention_mask, self.config.pad_token_id, length, device)
-        return hidden_states[torch.arange(hidden_states.shape[0], device=device), last]
+        # Indexing by a scalar would read it on the host.
+        return hidden_states[torch.arange(hidden_states.shape[0], device=device), last.reshape(-1)]
 
     @can_return_tuple
     def forward(

@@ -37,7 +37,10 @@ class RouterStatistics(MetricsFile):
         if not hasattr(outputs, "get") or outputs.get("router_load") is None:
             return
         load = outputs["router_load"]
-        weight = torch.as_tensor(tokens, device=load.device).float().reshape(1)
+        if torch.is_tensor(tokens):
+            weight = tokens.to(load.device).float().reshape(1)
+        else:  # filled in on the device: a number copied there would make the host wait, in every step
+            weight = torch.full((1,), float(tokens), device=load.device)
         means = [outputs[name].detach().float().flatten() * weight for name in MEANS]
         losses = [outputs.get(name) for name in LOSSES]
         losses = [load.new_zeros(1) if x is None else x.detach().float().reshape(1) for x in losses]

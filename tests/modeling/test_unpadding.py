@@ -91,3 +91,18 @@ def test_taking_and_putting_back_is_the_identity_on_real_tokens():
     x = torch.randn(4, 12, 3)
     assert unpadded.take(x).shape == (1, int(mask.sum()), 3)
     assert torch.equal(unpadded.put_back(unpadded.take(x)), x * mask[..., None])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_real_tokens_are_found_on_a_gpu_as_on_a_cpu_and_by_one_read(side, monkeypatch):
+    mask = padded_batch(side)[1]
+    expected = Unpadded.of(mask)
+    reads = []
+    for name in ("tolist", "item", "__int__", "nonzero"):
+        read = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda x, *args, r=read, n=name: reads.append(n) or r(x, *args))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    got = Unpadded.of(mask)
+    monkeypatch.undo()
+    assert reads == ["tolist"] and torch.equal(got.index, expected.index)
+    assert torch.equal(got.position_ids, expected.position_ids) and got[2:] == expected[2:]

@@ -45,6 +45,14 @@ def test_means_are_over_tokens_and_losses_over_steps(tmp_path):
     assert statistics.collect(4, lambda sums: sums) == {}
 
 
+def test_counting_a_batch_copies_no_number_to_the_device(tmp_path, monkeypatch):
+    """A copy from the host would make it wait for a GPU in every step."""
+    outputs = reported([0.5, 0.5], aux_loss=0.5)
+    for name in ("tensor", "as_tensor", "asarray"):
+        monkeypatch.setattr(torch, name, None)
+    RouterStatistics(tmp_path).add(outputs, tokens=30)
+
+
 @pytest.fixture
 def train(tmp_path):
     """Train a tiny model; returns (the trainer, what was logged)."""

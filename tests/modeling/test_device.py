@@ -1,0 +1,113 @@
+"""No forward pass makes tensors beside its input's device, or waits for it, seen here without a GPU.
+
+Fake tensors of a device that this machine lacks: torch computes their shapes only, refuses operations on two devices as
+the real one would, and raises where a number is read on the host (`.item()`, `nonzero`, `if tensor`).
+"""
+
+import sys
+
+import pytest
+import torch
+from family_variants import HEADS, TINY_FIELDS, ZOO, config_class, tokens
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.initialization import no_init_weights
+
+import anyformer
+
+LENGTHS = (60, 33, 41, 35)
+FIRST = [next(variant for variant in ZOO if variant.family == family) for family in HEADS]
+# The number of global tokens is read on the host, as `global_attention_context` says.
+READS_HOST = ("longformer",)
+
+
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch):
+    """What is asked of the driver, answered for a GPU that is not there; and no tensors of Python numbers.
+
+    `torch.tensor(number, device=...)` is copied to the device from memory that it cannot read by itself, so the host
+    waits; `torch.full` is not.
+    """
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    tensor = torch.tensor
+
+    def refused(*args, **kwargs):
+        caller = sys._getframe(1).f_code.co_filename
+        assert "/modeling/" not in caller or "/tests/" in caller, f"{caller} copies numbers to the device"
+        return tensor(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "tensor", refused)
+
+
+def every(variants):
+    """The first of each family; the rest is slow: three minutes for all."""
+    rows = [pytest.param(v, id=str(v), marks=() if v in FIRST else pytest.mark.slow) for v in variants]
+    return pytest.mark.parametrize("variant", rows)
+
+
+def packed(variant, model) -> dict:
+    """A row of several documents, and the positions that say so."""
+    rows = [variant.labelled(model, length, 1, seed) for seed, length in enumerate(LENGTHS)]
+    row = {name: torch.cat([each[name] for each in rows], dim=1) for name in rows[0]}
+    row["position_ids"] = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    if variant.family == "seq2seq":
+        row["decoder_position_ids"] = torch.cat([torch.arange(each["labels"].shape[1]) for each in rows])[None]
+    return row
+
+
+def plain(variant, model) -> dict:
+    return variant.labelled(model)
+
+
+def masked(variant, model) -> dict:
+    batch = variant.labelled(model)
+    return batch | {"attention_mask": torch.ones(batch["input_ids"].shape, dtype=torch.long)}
+
+
+def run(build, batch_of):
+    """The outputs of a pass on the device that is not there; its tensors are all on that device."""
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        with torch.device("cuda"), no_init_weights():
+            model = build()
+        outputs = model(**{name: x.to("cuda") if torch.is_tensor(x) else x for name, x in batch_of(model).items()})
+        assert all(x.device.type == "cuda" for x in outputs.values() if torch.is_tensor(x))
+        return outputs
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("batch_of", [plain, masked, packed])
+@every([variant for variant in ZOO if variant.name not in READS_HOST])
+def test_a_forward_pass_stays_on_the_device(variant, batch_of, training):
+    if batch_of is not plain and not variant.reads_text:
+        pytest.skip("images are neither packed nor padded")
+
+    def inputs(model):
+        batch = batch_of(variant, model)
+        if variant.family == "vit":
+            batch["pixel_values"] = batch["pixel_values"].float()
+        if variant.family == "encoder":  # its head reads on the host which positions are labelled
+            batch.pop("labels")
+        return batch
+
+    run(lambda: variant.model_class()(variant.config()).train(training), inputs)
+
+
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+@pytest.mark.parametrize("family", ["decoder", "encoder", "moe"])
+def test_a_task_head_stays_on_the_device(family, head):
+    name = HEADS[family].split("For")[0] + "For" + head
+    if not hasattr(anyformer, name):
+        pytest.skip(f"there is no {name}")
+    for pad_token_id in (None, 0):
+        fields = TINY_FIELDS[family] | {"pad_token_id": pad_token_id}
+        model = run(
+            lambda fields=fields: getattr(anyformer, name)(config_class(family)(**fields)),
+            lambda model: {"input_ids": tokens()},
+        )
+        assert model is not None
+
+
+def test_a_number_that_is_read_on_the_host_is_seen():
+    """The law can fail: one of its models reads a number, and says so."""
+    variant = next(variant for variant in ZOO if variant.name in READS_HOST)
+    with pytest.raises(Exception, match="_local_scalar_dense"):
+        run(lambda: variant.model_class()(variant.config()), lambda model: variant.inputs(model))
