@@ -1,8 +1,13 @@
 """The benchmarks run, compare equal work and print their table. Timings are not tested."""
 
 import importlib
+import json
+import os
 import shlex
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,7 +45,7 @@ def table(capsys) -> list[list[str]]:
 
 
 def test_decoder_step_compares_equal_losses_in_both_dtypes(benchmark, capsys):
-    size = "--length 16 --layers 1 --batch 1 --vocab 64 --hidden 32 --heads 2 --rounds 2 --device cpu"
+    size = "--length 16 --layers 1 --batch 1 --vocab 64 --hidden 32 --heads 2 --rounds 2"
     run(benchmark("decoder_step"), f"{size} --arms native ours")
     assert [row[1] for row in table(capsys)] == ["guard", "ours"] * 2
 
@@ -187,3 +192,92 @@ def test_a_commit_has_the_losses_of_itself(benchmark, capsys, repo_root):
     code = benchmark("compare_losses").main(["HEAD", "HEAD", "--steps", "2", "--families", "decoder", "vit"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("| equal |")]
     assert code == 0 and [row.split()[1] for row in rows] == ["decoder", "vit"]
+
+
+# ---------------------------------------------------------------------------------------------------- gpu.py's runner
+
+
+def child(body: str):
+    """A part's process that waits for its line, as gpu_part.py does, and then runs `body` with a function `write`."""
+    start = "import json, os, sys, time; sys.stdin.readline()\n"
+    start += "write = lambda row: open(sys.argv[1], 'a').write(json.dumps(row) + chr(10))\n"
+    return [sys.executable, "-S", "-c", start + body]
+
+
+def test_a_part_that_crashes_or_hangs_costs_its_own_row(benchmark, tmp_path):
+    gpu = benchmark("gpu")
+    good = "write({'part': 'well', 'what': 'sum', 'result': 'ok', 'detail': ''})"
+    marker = tmp_path / "alive"
+    bodies = {
+        "crash": "print('no such kernel'); os._exit(7)",
+        "hang": f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 3; touch {marker}']); time.sleep(60)",
+        "well": good,
+        "half": good.replace("'well'", "'half'") + "; os._exit(1)",
+    }
+    parts = [gpu.Part(name, limit=0.6 if name == "hang" else 30, alone=name == "well") for name in bodies]
+    found, began = {}, time.monotonic()
+    gpu.run(
+        parts,
+        lambda part, path: [*child(bodies[part.name]), str(path)],
+        ends=began + 100,
+        finished=lambda part, rows, log: found.update(
+            {part.name: [(r["what"], r["result"], r["detail"]) for r in rows]}
+        ),
+        together=3,
+    )
+    assert found == {
+        "crash": [("the part", "failed", "exit code 7: no such kernel")],
+        "hang": [("the part", "failed", "no end within 1 s")],
+        "well": [("sum", "ok", "")],
+        "half": [("sum", "ok", ""), ("the part", "failed", "exit code 1: no output")],
+    }
+    assert time.monotonic() - began < 30
+
+
+def test_parts_for_which_no_time_is_left_are_listed(benchmark):
+    gpu, found = benchmark("gpu"), []
+    parts = [gpu.Part("a", 10), gpu.Part("b", 10, alone=True)]
+    gpu.run(parts, None, time.monotonic() + 1, lambda part, rows, log: found.extend(rows))
+    assert found == [gpu.row(name, "the part", "not run", "out of time") for name in "ab"]
+
+
+def test_timed_parts_run_alone_and_others_together(benchmark, tmp_path):
+    gpu = benchmark("gpu")
+    body = "write({'begin': time.monotonic()}); time.sleep(0.4); write({'end': time.monotonic()})"
+    parts = [gpu.Part("a", 30), gpu.Part("b", 30), gpu.Part("c", 30, alone=True), gpu.Part("d", 30, alone=True)]
+    spans = {}
+
+    def finished(part, rows, log):
+        spans[part.name] = rows[0]["begin"], rows[1]["end"]
+
+    gpu.run(parts, lambda part, path: [*child(body), str(path)], time.monotonic() + 100, finished, together=2)
+    a, b, c, d = (spans[name] for name in "abcd")
+    assert max(a[0], b[0]) < min(a[1], b[1]) and max(a[1], b[1]) <= c[0] and c[1] <= d[0]
+
+
+def test_tables_hold_every_row(benchmark):
+    gpu = benchmark("gpu")
+    speed = {"part": "vit", "what": "ViT", "arm": "ours", "ms": 1.234, "ratio": 1.5, "mfu_palm": 0.5, "syncs": 0}
+    text = gpu.tables([gpu.row("x", "a|b", "failed", "two\nlines"), speed], "machine: none")
+    assert "| x | a\\|b | failed | two lines |" in text and "machine: none" in text
+    assert "| ViT | ours | 1.23 | - | 1.500 | 50.0% | - | - | 0 |" in text
+
+
+def test_a_part_of_every_name_exists(benchmark):
+    modules = [benchmark(name) for name in ("gpu_checks", "gpu_checks_runtime", "gpu_speed")]
+    for part in benchmark("gpu").PARTS:
+        assert sum(hasattr(module, part.name) for module in modules) == 1, part.name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_all_that_needs_a_gpu_runs_on_a_cpu(benchmark, tmp_path, repo_root):
+    """Every part, at tiny sizes: nothing is left for the first run on a GPU to stumble over but the GPU."""
+    command = ["bash", str(repo_root / "scripts/benchmarks/gpu.sh"), str(tmp_path / "out"), "--device", "cpu", "--tiny"]
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([*command, "--seconds", "1400"], env=env, capture_output=True, text=True)
+    result = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    bad = [row for row in result["rows"] if row.get("result") in ("failed", "not run")]
+    assert not bad and done.returncode == 0, f"{bad}\n{(tmp_path / 'out' / 'gpu.log').read_text()[-3000:]}"
+    assert {row["part"] for row in result["rows"]} == {part.name for part in benchmark("gpu").PARTS}
+    assert (tmp_path / "out" / "gpu.md").read_text() in done.stdout

@@ -13,6 +13,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -106,16 +107,24 @@ def seconds_in_fork(function: Callable) -> float:
     return float(text)
 
 
-def compare(arms: dict[str, Callable], reference: str, rounds: int, warm: int = 2, clock=cpu_seconds) -> dict:
+def compare(
+    arms: dict[str, Callable],
+    reference: str,
+    rounds: int,
+    warm: int = 2,
+    clock=cpu_seconds,
+    shortest: float | None = None,
+) -> dict:
     """Time `arms` in rotated order; returns {name: Timing}, with the guard under GUARD.
 
-    Ratios are reference / arm. `clock(arm)` calls the arm once and returns seconds.
+    Ratios are reference / arm. `clock(arm)` calls the arm once and returns seconds. shortest: None: SHORTEST.
     """
+    shortest = SHORTEST if shortest is None else shortest
     arms = arms | {GUARD: arms[reference]}
     calls = {}
     for name, arm in arms.items():
         last = [clock(arm) for _ in range(warm)][-1]
-        calls[name] = max(1, math.ceil(SHORTEST / max(last, 1e-4)))
+        calls[name] = max(1, math.ceil(shortest / max(last, 1e-4)))
     calls[GUARD] = calls[reference]
     names, timings = list(arms), {name: Timing() for name in arms}
     gc.collect()
@@ -202,6 +211,13 @@ def memory_row(what: str, arm: str, peer: str, peaks: dict[str, int], has_goal: 
     return f"| {what} | {arm} | {peer} | peak memory {share:.3f} | - | {goal if has_goal else '-'} | {verdict} |"
 
 
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def machine() -> str:
     """Machine, versions, commit and command, printed beside every number."""
     cpu = platform.processor() or platform.machine()
@@ -215,13 +231,14 @@ def machine() -> str:
     flags = [name for name in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if torch.cpu.get_capabilities().get(name)]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}"
-        for name in ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+        f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "datasets", "tokenizers")
     )
     root = Path(__file__).resolve().parents[2]
-    commit = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = ""
+    if shutil.which("git"):
+        commit = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        ).stdout.strip()
     return (
         f"machine: {cpu}, {os.cpu_count()} cores ({' '.join(flags)}), {device}\n"
         f"versions: Python {platform.python_version()}, {versions}\n"
