@@ -22,6 +22,8 @@ _EXPORTS = {
     "AnyformerMoeModel": "anyformer.modeling",
     "AnyformerMoeForCausalLM": "anyformer.modeling",
     "AnyformerMoeForSequenceClassification": "anyformer.modeling",
+    "AnyformerMoeForTokenClassification": "anyformer.modeling",
+    "AnyformerMoeForQuestionAnswering": "anyformer.modeling",
     "AnyformerEncoderConfig": "anyformer.modeling",
     "AnyformerEncoderModel": "anyformer.modeling",
     "AnyformerEncoderForMaskedLM": "anyformer.modeling",

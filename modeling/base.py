@@ -42,7 +42,6 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _can_set_experts_implementation_cached_value = True  # transformers looks for experts in the model's own file only
     _can_record_outputs = {"hidden_states": TransformerBlock, "attentions": Attention}
 
     auto_classes: dict[str, str] = {}
@@ -83,7 +82,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     def returns_logits(self, return_logits: bool | None, labels) -> bool:
         """Whether a head fills `logits`. None: not in a training step with labels, which needs the loss only.
 
-        In such a step the logits would be the largest tensor of all.
+        In such a step the logits would be the largest tensor of all. Where they are filled, the loss is made of them.
         """
         return return_logits if return_logits is not None else labels is None or not self.training
 

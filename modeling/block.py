@@ -30,8 +30,14 @@ class TransformerBlock(GradientCheckpointingLayer):
         # None instead of a Dropout that does nothing: a generated token is mostly the cost of calling modules.
         self.dropout = nn.Dropout(config.hidden_dropout) if config.hidden_dropout > 0 else None
 
-    def forward(self, hidden_states, encoder_hidden_states=None, encoder_attention_mask=None, **context):
-        """context: keyword arguments of self-attention; `past_key_values` also holds the keys of cross-attention."""
+    def forward(self, hidden_states, *trained, trained_names=(), **context):
+        """context: keyword arguments of self-attention; `past_key_values` also holds the keys of cross-attention.
+
+        trained: the values of `trained_names`, keyword arguments whose gradients reentrant checkpointing has to find.
+        """
+        context |= dict(zip(trained_names, trained))
+        encoder_hidden_states = context.pop("encoder_hidden_states", None)
+        encoder_attention_mask = context.pop("encoder_attention_mask", None)
         cache = context.get("past_key_values")
         if self.cross_attn is not None and cache is not None:
             context["past_key_values"] = cache.self_attention_cache

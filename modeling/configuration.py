@@ -3,15 +3,25 @@
 A config is checked once, before anything is derived; then each class fills in its None fields in `derive`.
 """
 
-import copy
+import difflib
+import warnings
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .legality import attention_kinds, cache_type, check_legal, image_sides
+from .legality import attention_kinds, cache_type, check_legal
 from .legality_experts import mlp_kinds
 from .parallel_plans import expert_parallel_plan, pipeline_parallel_plan, tensor_parallel_plan
 from .traits import ATTENTION_KINDS, MLP_TYPES, own_fields
+
+
+def warn_of_misspelt(config_class: type, names) -> None:
+    """Warn of names beside the fields that are nearly one: transformers keeps any name, and nothing reads it."""
+    fields = config_class.__dataclass_fields__
+    for name in names:
+        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
+        if near and not hasattr(config_class, name) and name not in own_fields():
+            warnings.warn(f"{config_class.__name__} has no field {name}; did you mean {near[0]}?", stacklevel=2)
 
 
 @strict
@@ -83,8 +93,9 @@ class TransformerConfig(PreTrainedConfig):
     scale_residual_init: bool = True
 
     def __post_init__(self, **kwargs):
-        for name in kwargs.keys() & (own_fields() | {"num_experts"}):
+        for name in kwargs.keys() & (own_fields() | {"num_experts", "output_router_logits"}):
             setattr(self, name, kwargs[name])  # not a field of this family: legality.py checks it like one
+        warn_of_misspelt(type(self), kwargs)
         check_legal(self)  # before deriving: a derived head_dim would hide heads that do not divide hidden_size
         # Old spellings of `rope_parameters`, which transformers turns into it below, are checked after that.
         self._just_checked = not kwargs.keys() & {"rope_scaling", "rope_theta"}
@@ -204,6 +215,20 @@ class RoutedConfig(TokenConfig):
             self.moe_intermediate_size = self.intermediate_size
         if self.num_experts is not None and self.mlp_layer_types is None:
             self.mlp_layer_types = self.mlp_kinds
+        if self.num_experts is None:
+            vars(self).pop("output_router_logits", None)
+
+
+def _router_logits_asked_for(config) -> bool:
+    if "output_router_logits" not in vars(config):
+        raise AttributeError("output_router_logits: this config has no experts")
+    return vars(config)["output_router_logits"]
+
+
+# Libraries take a config with this attribute for that of a mixture; a class's default would be an attribute of all.
+RoutedConfig.output_router_logits = property(
+    _router_logits_asked_for, lambda config, value: vars(config).update(output_router_logits=value)
+)
 
 
 @strict
@@ -301,125 +326,5 @@ class AnyformerEncoderConfig(RoutedConfig):
         super().derive()
 
 
-@strict
-class AnyformerSeq2SeqConfig(RoutedConfig):
-    """An encoder and a decoder that attends to it: the original Transformer, T5, BART.
-
-    `num_hidden_layers` counts the encoder's layers, `num_decoder_layers` (None: as many) the decoder's. Both stacks
-    share all other fields and the token embeddings. `logit_multiplier` scales the hidden states before the vocabulary
-    (T5 v1.0 with tied embeddings: hidden_size^-0.5). `decoder_start_token_id` begins every target.
-    """
-
-    model_type = "anyformer_seq2seq"
-
-    num_decoder_layers: int | None = None
-    decoder_start_token_id: int | None = None
-    classifier_dropout: int | float | None = None
-    pooler_act: str = "tanh"
-    is_encoder_decoder: bool = True
-
-    def derive(self):
-        if self.num_decoder_layers is None:
-            self.num_decoder_layers = self.num_hidden_layers
-        super().derive()
-
-    def set_parallel_plans(self):
-        """No plan for the whole model: transformers collects the plans of its stacks, under their names."""
-        self.base_model_tp_plan = {}
-
-    @property
-    def base_model_ep_plan(self) -> dict[str, str] | None:
-        return None if self.is_encoder_decoder else super().base_model_ep_plan
-
-    def stack_config(self, is_causal: bool) -> "AnyformerSeq2SeqConfig":
-        """The config of one stack: the decoder's, or the encoder's."""
-        stack = copy.deepcopy(self)
-        stack.is_causal, stack.is_encoder_decoder = is_causal, False
-        attentions = ("self_attn", "cross_attn") if is_causal else ("self_attn",)
-        stack.base_model_tp_plan = tensor_parallel_plan(stack, attentions)
-        if is_causal:
-            kind = self.attention_kinds[0]
-            stack.num_hidden_layers = self.num_decoder_layers
-            stack.layer_types = [cache_type(kind)] * self.num_decoder_layers
-            stack.attention_pattern = [kind]
-            stack.mlp_layer_types = None  # of the encoder's layers
-            stack.mlp_layer_types = stack.mlp_kinds if self.num_experts is not None else None
-        return stack
-
-    def get_text_config(self, decoder=None, encoder=None):
-        """The decoder's stack, by which `generate` builds caches; the whole config where no side is named."""
-        if decoder == encoder or not self.is_encoder_decoder:
-            return self
-        return self.stack_config(is_causal=bool(decoder))
-
-
-@strict
-class AnyformerViTConfig(TransformerConfig):
-    """A vision transformer (Dosovitskiy et al. 2021): an image is a sequence of patches.
-
-    Images of `image_size` pixels (one number, or height and width) and `num_channels` are cut into squares of
-    `patch_size`. Prefix tokens stand before the patches: a class token, unless `pooler_type` is "mean", where the mean
-    of the patches is the image's vector (Beyer et al. 2022); with `use_distillation_token` a second one, for a
-    teacher's labels (Touvron et al. 2021, section 4), which `distillation_head` gives a classifier of its own; and
-    `num_register_tokens` that nothing reads (Darcet et al. 2024).
-
-    `position_encoding` is "learned" (a vector for each patch and each prefix token but registers), "sinusoidal" (half
-    of the channels for columns, half for rows; He et al. 2022, as released), "rotary" (half of the rotated channels for
-    rows, half for columns; prefix tokens are not rotated) or "none". Forward's `interpolate_pos_encoding` carries
-    learned ones to images of another size by bicubic interpolation; the others are computed at the coordinates between.
-
-    `label_smoothing` acts on class labels while training. Masked image modelling predicts patches of `encoder_stride`
-    pixels (None: `patch_size`). The base model pools through a dense layer of `pooler_output_size` (None:
-    `hidden_size`) with `pooler_act` if `add_pooling_layer`; the classifier reads what is before it.
-    """
-
-    model_type = "anyformer_vit"
-    is_causal = False
-    default_theta = 100.0  # a dozen patches a side, not thousands of tokens (Heo et al. 2024, section 3.2)
-
-    image_size: int | list[int] = 224
-    patch_size: int = 16
-    num_channels: int = 3
-    num_register_tokens: int = 0
-    use_distillation_token: bool = False
-    distillation_head: bool = False
-    position_encoding: str = "learned"
-    norm_type: str = "layernorm"
-    norm_eps: float = 1e-6
-    mlp_type: str = "mlp"
-    hidden_act: str = "gelu"
-    attention_bias: bool = True
-    mlp_bias: bool = True
-    pooler_type: str = "cls"
-    pooler_act: str | None = "tanh"
-    pooler_output_size: int | None = None
-    add_pooling_layer: bool = True
-    encoder_stride: int | None = None
-    label_smoothing: int | float = 0.0
-
-    def derive(self):
-        if self.encoder_stride is None:
-            self.encoder_stride = self.patch_size
-        if self.pooler_output_size is None:
-            self.pooler_output_size = self.hidden_size
-        super().derive()
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches in an image of `image_size`."""
-        return tuple(side // self.patch_size for side in image_sides(self))
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: class, distillation, registers."""
-        return (self.pooler_type == "cls") + self.use_distillation_token + self.num_register_tokens
-
-
-for _config in (
-    AnyformerDecoderConfig,
-    AnyformerMoeConfig,
-    AnyformerEncoderConfig,
-    AnyformerSeq2SeqConfig,
-    AnyformerViTConfig,
-):
+for _config in (AnyformerDecoderConfig, AnyformerMoeConfig, AnyformerEncoderConfig):
     _config.register_for_auto_class()

@@ -15,7 +15,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerDecoderConfig
 from .linear_cross_entropy import shift_left
-from .lm_head import LanguageModelHead, language_model_loss
+from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits
 from .outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
@@ -104,11 +104,13 @@ class CausalLanguageModel:
         hidden_states, loss, logits = outputs.last_hidden_state, None, None
         if shift_labels is None and labels is not None:
             shift_labels = shift_left(labels)
-        if shift_labels is not None:
-            loss = language_model_loss(self.lm_head, hidden_states, shift_labels, num_items_in_batch)
         if self.returns_logits(return_logits, shift_labels):
             keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden_states[:, keep, :])
+        if shift_labels is not None and logits is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0:
+            loss = loss_of_logits(logits, shift_labels, num_items_in_batch)
+        elif shift_labels is not None:
+            loss = language_model_loss(self.lm_head, hidden_states, shift_labels, num_items_in_batch)
         return self.head_output(CausalLMOutputWithPast, outputs, loss, shift_labels, num_items_in_batch, logits=logits)
 
 

@@ -15,9 +15,9 @@ from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerEncoderConfig
 from .deberta_convolution import ConvolutionLayer
 from .experts import SparseMLP
-from .experts_losses import ModelWithExperts
+from .experts_losses import ROUTER_LOGITS, ModelWithExperts
 from .linear_cross_entropy import IGNORE_INDEX
-from .lm_head import HeadTransform, LanguageModelHead, Pooler, masked_language_model_loss
+from .lm_head import HeadTransform, LanguageModelHead, Pooler, loss_of_logits, masked_language_model_loss
 from .outputs import BaseModelOutputWithPooling, BertForPreTrainingOutput, MaskedLMOutput, MultipleChoiceModelOutput
 from .positions import LearnedPositions
 from .stack import TransformerStack, embeddings_of, run_layer
@@ -30,6 +30,7 @@ OPTIONAL_PARTS = (DisentangledAttention, LocalGlobalAttention, SparseMLP)
 
 class AnyformerEncoderPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerEncoderConfig
+    _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
     auto_classes = {
         "AutoModel": "AnyformerEncoderModel",
         "AutoModelForPreTraining": "AnyformerEncoderForPreTraining",
@@ -56,6 +57,8 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
 
     `add_pooling_layer` (None: as the config says): whether there is a `pooler_output` beside the hidden states.
     """
+
+    reads_padded_text = True
 
     def __init__(self, config: AnyformerEncoderConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)
@@ -229,14 +232,17 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
 
     def predict(self, hidden_states, labels, num_items_in_batch, return_logits) -> tuple:
         """(loss or None, logits or None); see AnyformerEncoderForMaskedLM.forward."""
-        loss = logits = None
-        if labels is not None:
+        if not self.returns_logits(return_logits, labels):
             loss = masked_language_model_loss(
                 self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
             )
-        if self.returns_logits(return_logits, labels):
-            logits = self.lm_head(self.head_transform(hidden_states))
-        return loss, logits
+            return loss, None
+        logits = self.lm_head(self.head_transform(hidden_states))
+        if labels is None:
+            return None, logits
+        if num_items_in_batch is None:
+            num_items_in_batch = (labels != IGNORE_INDEX).sum().clamp(min=1)
+        return loss_of_logits(logits, labels, num_items_in_batch), logits
 
 
 class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional
+from transformers.utils.output_capturing import OutputRecorder
 
-from .experts import scores_of
+from .experts import TopKRouter, scores_of
 from .experts_bias import count
 from .experts_grouped import best_implementation
 from .linear_cross_entropy import IGNORE_INDEX
@@ -57,10 +58,19 @@ class LayerRoutings(NamedTuple):
     real: torch.Tensor
 
 
+# For `_can_record_outputs` of the models below.
+ROUTER_LOGITS = {"router_logits": OutputRecorder(TopKRouter, index=0)}
+
+
 class ModelWithExperts:
     """A mixin for the PreTrainedModel of a family whose layers may hold experts."""
 
-    _keep_in_fp32_modules_strict = {"e_score_correction_bias"}  # steps of 0.001 would vanish in bf16
+    _can_set_experts_implementation_cached_value = True  # transformers looks for experts in the model's own file only
+
+    def __init__(self, config, *args, **kwargs):
+        if config.num_experts is not None and config.router_bias_update_rate > 0:
+            self._keep_in_fp32_modules_strict = {"e_score_correction_bias"}  # steps of 0.001 would vanish in bf16
+        super().__init__(config, *args, **kwargs)
 
     def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
         return super().get_correct_experts_implementation(best_implementation(self.config, requested_experts))
@@ -88,6 +98,8 @@ class ModelWithExperts:
 def router_fields(routed: list, shape, unpadded, loss_mask, training: bool, output_router_logits: bool) -> dict:
     """The fields of outputs.RouterFields that a base model fills; none in evaluation without `output_router_logits`.
 
+    The logits themselves are recorded by transformers (ROUTER_LOGITS).
+
     routed: per sparse layer (router, logits (N, E), index (N, K), kept (N, K) or None). shape: (B, T) of the layers'
     input. unpadded: None, or the Unpadded by which all rows were one there. loss_mask: (B, T), 0 at tokens that do not
     count, or None. In training routers with a bias count their assignments.
@@ -105,7 +117,7 @@ def router_fields(routed: list, shape, unpadded, loss_mask, training: bool, outp
     if training and routers[0].bias_update_rate > 0:
         for router, assignments_E in zip(routers, assignments_per_expert(routing)):
             count(router, assignments_E)
-    return router_outputs(routing, routers[0].scoring, output_router_logits)
+    return router_outputs(routing, routers[0].scoring)
 
 
 def in_rows(x_N, shape, unpadded):
@@ -115,7 +127,7 @@ def in_rows(x_N, shape, unpadded):
     return x_N.unflatten(0, shape) if unpadded is None else unpadded.put_back(x_N[None])
 
 
-def router_outputs(routing: LayerRoutings, scoring: str, with_logits: bool) -> dict:
+def router_outputs(routing: LayerRoutings, scoring: str) -> dict:
     logits, index, kept, real = routing
     scores = scores_of(logits, scoring)
     probabilities = scores / (scores.sum(dim=-1, keepdim=True) + 1e-20) if scoring == "sigmoid" else scores
@@ -127,15 +139,12 @@ def router_outputs(routing: LayerRoutings, scoring: str, with_logits: bool) -> d
         dropped = torch.zeros_like(assignments_LE[:, 0], dtype=torch.float)
         if kept is not None:
             dropped = ((~kept).sum(dim=-1) * real).sum(dim=(-2, -1)) / (total * index.shape[-1])
-        fields = {
+        return {
             "router_losses": losses,
             "router_load": assignments_LE / assignments_LE.sum(dim=-1, keepdim=True).clamp(min=1),
             "router_entropy": (entropy_LBT * real).sum(dim=(-2, -1)) / total,
             "router_dropped": dropped,
         }
-    if with_logits:
-        fields["router_logits"] = tuple(logits.flatten(1, 2))
-    return fields
 
 
 def assignments_per_expert(routing: LayerRoutings) -> torch.Tensor:
@@ -148,7 +157,7 @@ def assignments_per_expert(routing: LayerRoutings) -> torch.Tensor:
 
 def merged(*outputs) -> dict:
     """The router fields of the stacks of one model, as those of one stack: layers after layers."""
-    found = [{name: out[name] for name in FIELDS if out.get(name) is not None} for out in outputs]
+    found = [{name: out[name] for name in FIELDS if out.get(name) is not None and len(out[name])} for out in outputs]
     found = [fields for fields in found if fields]
     if len(found) < 2:
         return found[0] if found else {}

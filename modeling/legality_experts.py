@@ -65,6 +65,10 @@ EXPERT_ROWS = [
         lambda c: f"{_layout(c)}={getattr(c, _layout(c))} is used by no layer; set num_experts or leave it null",
     ),
     (
+        lambda c: not has_experts(c) and bool(getattr(c, "output_router_logits", False)),
+        lambda c: "output_router_logits=True needs experts, and this model has none; leave it false or set num_experts",
+    ),
+    (
         lambda c: has_experts(c) and any(kind not in MLP_KINDS for kind in mlp_kinds(c)),
         lambda c: f"{_layout(c)}={getattr(c, _layout(c))} is not known; known: {', '.join(MLP_KINDS)}",
     ),

@@ -89,17 +89,31 @@ def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, la
         return head(hidden_states, labels, num_items_in_batch, label_smoothing)
 
     def chunk_loss(hidden, targets):
-        return nn.functional.cross_entropy(
-            head(hidden).float(),
-            targets,
-            ignore_index=IGNORE_INDEX,
-            reduction="sum",
-            label_smoothing=label_smoothing,
-        )
+        return summed_loss(head(hidden), targets, label_smoothing)
 
-    chunks = zip(hidden_states.flatten(0, -2).split(ROWS_PER_CHUNK), labels.flatten().split(ROWS_PER_CHUNK))
-    total = sum(checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks)
+    total = sum(checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks(hidden_states, labels))
     return total / ((labels != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch)
+
+
+def loss_of_logits(logits, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
+    """As `language_model_loss`, of logits (B, T, V) that the caller returns, too: the loss is then a function of them.
+
+    Their copy in fp32 is made some rows at a time.
+    """
+    labels = labels.to(logits.device)
+    total = sum(summed_loss(*chunk, label_smoothing) for chunk in chunks(logits, labels))
+    return total / ((labels != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch)
+
+
+def chunks(x, labels):
+    """(B, T, any) and labels (B, T) as pairs of at most ROWS_PER_CHUNK rows."""
+    return zip(x.flatten(0, -2).split(ROWS_PER_CHUNK), labels.flatten().split(ROWS_PER_CHUNK))
+
+
+def summed_loss(logits, labels, label_smoothing: float):
+    return nn.functional.cross_entropy(
+        logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
+    )
 
 
 def masked_language_model_loss(head, transform, hidden_states, labels, num_items_in_batch=None):

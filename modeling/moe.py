@@ -5,16 +5,19 @@ from transformers import GenerationMixin
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerMoeConfig
 from .decoder import CausalLanguageModel, CausalModel
-from .experts_losses import ModelWithExperts
-from .task_heads import ForSequenceClassification
+from .experts_losses import ROUTER_LOGITS, ModelWithExperts
+from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
 
 
 class AnyformerMoePreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerMoeConfig
+    _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
     auto_classes = {
         "AutoModel": "AnyformerMoeModel",
         "AutoModelForCausalLM": "AnyformerMoeForCausalLM",
         "AutoModelForSequenceClassification": "AnyformerMoeForSequenceClassification",
+        "AutoModelForTokenClassification": "AnyformerMoeForTokenClassification",
+        "AutoModelForQuestionAnswering": "AnyformerMoeForQuestionAnswering",
     }
 
 
@@ -27,4 +30,12 @@ class AnyformerMoeForCausalLM(CausalLanguageModel, AnyformerMoePreTrainedModel, 
 
 
 class AnyformerMoeForSequenceClassification(ForSequenceClassification, AnyformerMoePreTrainedModel):
+    base_class = AnyformerMoeModel
+
+
+class AnyformerMoeForTokenClassification(ForTokenClassification, AnyformerMoePreTrainedModel):
+    base_class = AnyformerMoeModel
+
+
+class AnyformerMoeForQuestionAnswering(ForQuestionAnswering, AnyformerMoePreTrainedModel):
     base_class = AnyformerMoeModel

@@ -38,7 +38,8 @@ class PatchEmbeddings(nn.Module):
 
     def forward(self, pixel_values, bool_masked_pos=None):
         """Images (B, C, R * P, S * P) -> (B, T, D); bool_masked_pos (B, N): patches that the mask token replaces."""
-        patches_BND = self.projection(self.cut(pixel_values.to(self.projection.weight.dtype)))
+        # The bias's type is the model's, whatever type a quantised weight has.
+        patches_BND = self.projection(self.cut(pixel_values.to(self.projection.bias.dtype)))
         if bool_masked_pos is not None:
             if self.mask_token is None:
                 raise ValueError("bool_masked_pos needs a mask token; build the model with use_mask_token=True")

@@ -3,15 +3,15 @@
 import transformers
 from transformers.utils import is_vision_available
 
-from . import configuration, decoder, encoder, moe, seq2seq, vit
+from . import configuration, configuration_seq2seq, configuration_vit, decoder, encoder, moe, seq2seq, vit
 from .base import enter_peft_defaults
 
 MODULES = {
     configuration.AnyformerDecoderConfig: decoder,
     configuration.AnyformerMoeConfig: moe,
     configuration.AnyformerEncoderConfig: encoder,
-    configuration.AnyformerSeq2SeqConfig: seq2seq,
-    configuration.AnyformerViTConfig: vit,
+    configuration_seq2seq.AnyformerSeq2SeqConfig: seq2seq,
+    configuration_vit.AnyformerViTConfig: vit,
 }
 
 
@@ -34,5 +34,7 @@ def register_auto_classes() -> None:
         from .image_processing import AnyformerImageProcessor
 
         AutoImageProcessor.register(
-            configuration.AnyformerViTConfig, image_processor_classes={"pil": AnyformerImageProcessor}, exist_ok=True
+            configuration_vit.AnyformerViTConfig,
+            image_processor_classes={"pil": AnyformerImageProcessor},
+            exist_ok=True,
         )

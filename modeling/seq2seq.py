@@ -13,10 +13,10 @@ from .attention import Attention
 from .attention_masks import cross_mask, document_ids_from_positions
 from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
-from .configuration import AnyformerSeq2SeqConfig
-from .experts_losses import ModelWithExperts, merged
+from .configuration_seq2seq import AnyformerSeq2SeqConfig
+from .experts_losses import ROUTER_LOGITS, ModelWithExperts, merged
 from .linear_cross_entropy import IGNORE_INDEX
-from .lm_head import LanguageModelHead, language_model_loss
+from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits
 from .outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -24,12 +24,13 @@ from .outputs import (
     Seq2SeqModelOutput,
     Seq2SeqSequenceClassifierOutput,
 )
-from .stack import TransformerStack, embeddings_of
+from .stack import TransformerStack, check_one_is_given, embeddings_of
 from .task_heads import classification_loss, classifier_dropout, last_token_index
 
 
 class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerSeq2SeqConfig
+    _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
     auto_classes = {
         "AutoModel": "AnyformerSeq2SeqModel",
         "AutoModelForSeq2SeqLM": "AnyformerSeq2SeqForConditionalGeneration",
@@ -37,22 +38,11 @@ class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel
         "AutoModelForSequenceClassification": "AnyformerSeq2SeqForSequenceClassification",
     }
 
-    def set_attn_implementation(self, attn_implementation, *args, **kwargs):
-        """Also set on the stacks, whose configs are of the same class as the model's."""  # transformers < 5.23
-        super().set_attn_implementation(attn_implementation, *args, **kwargs)
-        for module in self.modules():
-            if isinstance(module, TransformerStack):
-                module.config._attn_implementation = self.config._attn_implementation
-
-    def set_experts_implementation(self, experts_implementation):
-        super().set_experts_implementation(experts_implementation)
-        for module in self.modules():
-            if isinstance(module, TransformerStack):
-                module.config._experts_implementation = self.config._experts_implementation
-
 
 class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
     """The encoder's half; it has the token embeddings that both halves read."""
+
+    reads_padded_text = True
 
     def __init__(self, config: AnyformerSeq2SeqConfig):
         super().__init__(config.stack_config(is_causal=False))
@@ -79,7 +69,7 @@ class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
 class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
     """The decoder's half. It has no token embeddings: its caller embeds."""
 
-    _can_record_outputs = {
+    _can_record_outputs = ROUTER_LOGITS | {
         "hidden_states": TransformerBlock,
         "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
@@ -192,8 +182,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that
         `decoder_attention_mask` does not mark.
         """
-        if use_cache is None:  # read here: the decoder has a copy of this config, made when the model was built
-            use_cache = self.config.use_cache
+        check_one_is_given(decoder_input_ids, decoder_inputs_embeds, "decoder_")
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -294,10 +283,12 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
             **kwargs,
         )
         hidden_states, loss, logits = outputs.last_hidden_state, None, None
-        if labels is not None:
-            loss = language_model_loss(self.lm_head, hidden_states, labels, num_items_in_batch, label_smoothing)
         if self.returns_logits(return_logits, labels):
             logits = self.lm_head(hidden_states)
+        if labels is not None and logits is not None:
+            loss = loss_of_logits(logits, labels, num_items_in_batch, label_smoothing)
+        elif labels is not None:
+            loss = language_model_loss(self.lm_head, hidden_states, labels, num_items_in_batch, label_smoothing)
         return self.head_output(Seq2SeqLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
 
 

@@ -19,7 +19,10 @@ from .attention_varlen import Unpadded, attends_documents_apart, document_length
 from .block import TransformerBlock
 from .normalization import build_norm
 from .positions import LearnedPositions, apply_positions, build_positions
+from .positions_rotary import RotaryEmbedding, RotaryEmbeddingPerLayerType
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES
+
+ROTARY = (RotaryEmbedding, RotaryEmbeddingPerLayerType)
 
 # Documents shorter than this on average are masked within their row: calls for each would cost more than they save.
 SHORT_DOCUMENT = 32
@@ -50,8 +53,15 @@ class Batch:
         return x_BTE if self.unpadded is None or x_BTE is None else self.unpadded.take(x_BTE)
 
     def with_padding(self, x_BTD):
-        """The reverse."""
+        """The reverse; padding is zeros."""
         return x_BTD if self.unpadded is None else self.unpadded.put_back(x_BTD)
+
+    def without_values_of_padding(self, x_BTD):
+        """(B, T, D) with zeros at padding, as `with_padding` leaves it: a batch looks the same whichever way it ran."""
+        mask = self.loss_mask
+        if self.unpadded is not None or mask is None or mask.dim() != 2:
+            return x_BTD
+        return x_BTD.masked_fill((mask == 0)[..., None], 0.0)
 
 
 class TransformerStack:
@@ -63,11 +73,15 @@ class TransformerStack:
     """
 
     positions_role = "position"  # of traits.py; "patch position" for images
+    reads_padded_text = False  # whether what it returns at padding are zeros; a decoder's rows are packed
 
     def build_stack(self, config, cross_attention: bool = False) -> None:
         groups = getattr(config, "num_hidden_groups", None) or config.num_hidden_layers
         width = getattr(config, "embedding_size", None) or config.hidden_size
-        self.position_encoding = build_positions(config, self.positions_role)
+        positions = build_positions(config, self.positions_role)
+        # The name by which libraries look for a rotary module; weights of the others are saved under ours.
+        self.positions_name = "rotary_emb" if isinstance(positions, ROTARY) else "position_encoding"
+        setattr(self, self.positions_name, positions)
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         # One block for each layer, or for each group of layers that share it.
@@ -84,6 +98,11 @@ class TransformerStack:
         }
         self.gradient_checkpointing = False
 
+    @property
+    def positions(self) -> nn.Module | None:
+        """The module of the position scheme: `rotary_emb`, or of any other scheme `position_encoding`."""
+        return getattr(self, self.positions_name)
+
     def read_batch(
         self, x_BTE, attention_mask=None, position_ids=None, past_key_values=None, packs=True, **captured
     ) -> Batch:
@@ -94,8 +113,8 @@ class TransformerStack:
         documents = unpadded = None
         if packs and position_ids is not None and x_BTE.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
-        if documents is None and isinstance(self.position_encoding, LearnedPositions):
-            self.position_encoding.check_length(x_BTE.shape[1])
+        if documents is None and isinstance(self.positions, LearnedPositions):
+            self.positions.check_length(x_BTE.shape[1])
         if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, captured):
             unpadded = Unpadded.of(attention_mask)
         loss_mask = attention_mask
@@ -125,7 +144,7 @@ class TransformerStack:
         x_BTE, added_BTE = batch.without_padding(x_BTE), batch.without_padding(added_BTE)
         masks, seen = self.build_masks(x_BTE, batch)
         x_BTE, per_layer = apply_positions(
-            self.position_encoding,
+            self.positions,
             x_BTE,
             batch.token_positions,
             batch.past_key_values,
@@ -143,7 +162,8 @@ class TransformerStack:
         x_BTD, fields = self.norm(x_BTD), {}
         if routed:
             fields = self.router_fields(routed, x_BTD.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
-        return batch.with_padding(x_BTD), fields
+        x_BTD = batch.with_padding(x_BTD)
+        return batch.without_values_of_padding(x_BTD) if self.reads_padded_text else x_BTD, fields
 
     def build_masks(self, x_BTE, batch: Batch) -> tuple:
         """({kind of attention: mask}, keyword arguments of backends that take document lengths instead)."""
@@ -167,13 +187,16 @@ class TransformerStack:
 
     def fold_masks(self, per_layer: list[dict]) -> list[dict]:
         """Masks and score biases as one tensor, made once for all layers that share them."""
-        done, folded = {}, []
+        done, folded = [], []
         for own in per_layer:
             if "position_bias" in own:
                 mask, bias = own["attention_mask"], own["position_bias"]
-                if (id(mask), id(bias)) not in done:
-                    done[id(mask), id(bias)] = fold_into_bias(bias, mask, self.config.is_causal)
-                own = {"attention_mask": done[id(mask), id(bias)]}
+                # By identity, and not by `id`: a compiled step would guard on that number, and never be used again.
+                both = next((both for m, b, both in done if m is mask and b is bias), None)
+                if both is None:
+                    both = fold_into_bias(bias, mask, self.config.is_causal)
+                    done.append((mask, bias, both))
+                own = {"attention_mask": both}
             folded.append(own)
         return folded
 
@@ -198,7 +221,7 @@ class TransformerStack:
 
         Outputs of each layer that are captured keep their padding: their shape is promised.
         """
-        outputs = ("output_hidden_states", "output_attentions")
+        outputs = ("output_hidden_states", "output_attentions", "output_router_logits")
         return (
             not self.config.is_causal
             and attention_mask.dim() == 2
@@ -231,15 +254,26 @@ class TransformerStack:
 
 def run_layer(layer, x_BTD, routed: list, **context):
     """(B, T, D) -> (B, T, D). The routing of a layer with experts is added to `routed`."""
+    trained = []
+    if getattr(layer, "gradient_checkpointing", False) and layer.training:
+        # By place: through keyword arguments each layer's backward pass would run back to where they were made.
+        trained = [name for name, value in context.items() if torch.is_tensor(value) and value.requires_grad]
+        context["trained_names"] = tuple(trained)
+        trained = [context.pop(name) for name in trained]
     if not getattr(layer, "is_sparse", False):  # a pipeline's stand-ins for other ranks' layers have no such attribute
-        return layer(x_BTD, **context)
-    x_BTD, logits_NE, index_NK, kept_NK = layer(x_BTD, **context)
+        return layer(x_BTD, *trained, **context)
+    x_BTD, logits_NE, index_NK, kept_NK = layer(x_BTD, *trained, **context)
     routed.append((layer.mlp.gate, logits_NE, index_NK, kept_NK))
     return x_BTD
 
 
+def check_one_is_given(input_ids, inputs_embeds, prefix: str = "") -> None:
+    """Raise ValueError unless exactly one is given. prefix: of their names."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds")
+
+
 def embeddings_of(embed_tokens, input_ids, inputs_embeds):
     """(B, T, E) of the tokens, or those given; raise ValueError unless exactly one of both is."""
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("give exactly one of input_ids and inputs_embeds")
+    check_one_is_given(input_ids, inputs_embeds)
     return embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds

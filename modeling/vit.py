@@ -11,7 +11,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .base import AnyformerPreTrainedModel
-from .configuration import AnyformerViTConfig
+from .configuration_vit import AnyformerViTConfig
 from .legality import image_sides
 from .lm_head import Pooler
 from .patch_embeddings import PatchEmbeddings

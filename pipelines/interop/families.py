@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from anyformer.modeling import configuration
+from anyformer.modeling import configuration, configuration_seq2seq, configuration_vit
 from transformers.models.auto import modeling_auto
 
 OURS = "anyformer_"
@@ -11,8 +11,8 @@ CONFIGS = {
     "decoder": configuration.AnyformerDecoderConfig,
     "moe": configuration.AnyformerMoeConfig,
     "encoder": configuration.AnyformerEncoderConfig,
-    "seq2seq": configuration.AnyformerSeq2SeqConfig,
-    "vit": configuration.AnyformerViTConfig,
+    "seq2seq": configuration_seq2seq.AnyformerSeq2SeqConfig,
+    "vit": configuration_vit.AnyformerViTConfig,
 }
 # The head assumed for a checkpoint that names no class.
 PRETRAINING = {

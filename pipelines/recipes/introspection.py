@@ -1,6 +1,6 @@
 """Names, types and defaults read from Python sources without importing them.
 
-`modeling/configuration.py` and transformers' TrainingArguments are the only places that say which fields exist, but
+`modeling/configuration*.py` and transformers' TrainingArguments are the only places that say which fields exist, but
 importing either costs seconds; parsing them costs milliseconds.
 """
 
@@ -62,13 +62,14 @@ def _default(node: ast.expr | None) -> Any:
 
 
 @cache
-def _classes(path: str) -> dict[str, ast.ClassDef]:
-    tree = ast.parse(Path(path).read_text(encoding="utf-8"), filename=path)
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+def _classes(path: str | tuple[str, ...]) -> dict[str, ast.ClassDef]:
+    paths = (path,) if isinstance(path, str) else path
+    trees = [ast.parse(Path(each).read_text(encoding="utf-8"), filename=each) for each in paths]
+    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def class_fields(path: str, name: str) -> dict[str, SourceField]:
-    """Return the annotated fields of class `name` in the file `path`, its base classes' in the same file first."""
+def class_fields(path: str | tuple[str, ...], name: str) -> dict[str, SourceField]:
+    """Return the annotated fields of class `name` in the file or files `path`, its base classes' there first."""
     node = _classes(path)[name]
     fields: dict[str, SourceField] = {}
     for base in node.bases:
@@ -81,7 +82,7 @@ def class_fields(path: str, name: str) -> dict[str, SourceField]:
     return fields
 
 
-def class_constants(path: str, name: str) -> dict[str, Any]:
+def class_constants(path: str | tuple[str, ...], name: str) -> dict[str, Any]:
     """Return `NAME = literal` of a class body: the members of an enum, a config's model_type."""
     found = {}
     for row in _classes(path)[name].body:
@@ -98,11 +99,12 @@ def _transformers_file(name: str) -> str:
 @cache
 def family_fields(family: str) -> dict[str, SourceField]:
     """Return the config fields of a model family, such as "decoder"."""
-    path = importlib.util.find_spec("anyformer.modeling.configuration").origin
-    for name in _classes(path):
-        if class_constants(path, name).get("model_type") == f"anyformer_{family}":
-            return class_fields(path, name)
-    raise LookupError(f"no config in {path} has model_type anyformer_{family}")
+    names = ("configuration", "configuration_seq2seq", "configuration_vit")
+    paths = tuple(importlib.util.find_spec(f"anyformer.modeling.{name}").origin for name in names)
+    for name in _classes(paths):
+        if class_constants(paths, name).get("model_type") == f"anyformer_{family}":
+            return class_fields(paths, name)
+    raise LookupError(f"no config in {' or '.join(paths)} has model_type anyformer_{family}")
 
 
 @cache

@@ -107,7 +107,17 @@ HEADS = {
     "AutoModelForImageClassification": (AnyformerViTForImageClassification, "logits"),
     "AutoModelForMaskedImageModeling": (AnyformerViTForMaskedImageModeling, "reconstruction"),
 }
-NEEDED = {"vit", "patch_embeddings", "positions_2d", "positions", "configuration", "stack", "block", "task_losses"}
+NEEDED = {
+    "vit",
+    "configuration_vit",
+    "patch_embeddings",
+    "positions_2d",
+    "positions",
+    "configuration",
+    "stack",
+    "block",
+    "task_losses",
+}
 
 
 def test_a_folder_classifies_images_here_and_where_anyformer_is_not_with_the_very_same_numbers(

@@ -89,7 +89,7 @@ NEEDED = {
     "encoder": SHARED
     | EXPERTS
     | {"encoder", "deberta_convolution", "attention_disentangled", "attention_local_global"},
-    "seq2seq": SHARED | EXPERTS | {"seq2seq"},
+    "seq2seq": SHARED | EXPERTS | {"seq2seq", "configuration_seq2seq"},
 }
 
 LOAD_EVERYTHING = """
@@ -215,6 +215,8 @@ MOE_CASES = [
     ("AutoModelForCausalLM", "ForCausalLM", {"router_scoring": "sigmoid", "router_bias_update_rate": 0.01}),
     ("AutoModel", "Model", {"mlp_type": "mlp", "moe_intermediate_size": 21}),
     ("AutoModelForSequenceClassification", "ForSequenceClassification", {"num_labels": 3, "expert_capacity": 3}),
+    ("AutoModelForTokenClassification", "ForTokenClassification", {"num_labels": 3}),
+    ("AutoModelForQuestionAnswering", "ForQuestionAnswering", {"num_experts": 2}),
 ]
 ENCODER_CASES = [
     ("AutoModel", "Model", ENCODERS["bert"]),

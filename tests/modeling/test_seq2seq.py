@@ -47,6 +47,14 @@ def variant(request, tiny_seq2seq_config):
     return build(tiny_seq2seq_config(**SEQ2SEQS[request.param]))
 
 
+def test_a_missing_decoder_input_is_named_before_the_encoder_runs(tiny_seq2seq_config):
+    for cls in (AnyformerSeq2SeqModel, AnyformerSeq2SeqForConditionalGeneration):
+        model = cls(tiny_seq2seq_config())
+        model.get_encoder().forward = None  # is not called
+        with pytest.raises(ValueError, match="give exactly one of decoder_input_ids and decoder_inputs_embeds"):
+            model(tokens(1, 5))
+
+
 def pair(source, target, batch=1, seed=0) -> dict:
     return {
         "input_ids": tokens(batch, source, seed=seed),

@@ -144,6 +144,7 @@ def test_a_saved_model_with_an_unknown_scheme_is_refused_by_name(toys, tiny_conf
 PRESETS = "pipelines/interop/architectures/"  # what each native architecture is
 EXCEPTIONS = {
     "modeling/configuration.py",  # default values of the field
+    "modeling/configuration_vit.py",  # the same
     "pipelines/training/models.py",  # "learned" limits the length; configs of other libraries are asked, too
     "pipelines/generation.py",  # the same
     "pipelines/recipes/checks.py",  # the same
@@ -217,10 +218,12 @@ def test_every_rule_of_the_table_refuses_something(attribute, family, cases):
 def test_the_legality_table_runs_once_for_a_config(monkeypatch):
     from anyformer.modeling import configuration
 
+    from anyformer import modeling
+
     runs, original = [], configuration.check_legal
     monkeypatch.setattr(configuration, "check_legal", lambda config: (runs.append(type(config)), original(config)))
     for name in ("Decoder", "Moe", "Encoder", "Seq2Seq", "ViT"):
-        config_class = getattr(configuration, f"Anyformer{name}Config")
+        config_class = getattr(modeling, f"Anyformer{name}Config")
         config_class()
         assert runs.pop() is config_class and not runs
     config = AnyformerDecoderConfig()

@@ -382,3 +382,27 @@ def test_the_config_knows_its_grid_and_takes_one_number_or_two():
     assert AnyformerViTConfig(image_size=[32, 16], patch_size=8).grid == (4, 2)
     config = AnyformerViTConfig(position_encoding="rotary")
     assert config.rope_parameters["rope_theta"] == 100.0
+
+
+def test_patches_of_a_model_in_8_bits_keep_the_type_of_its_other_weights(tiny_vit_config):
+    """bitsandbytes keeps int8 weights beside a bias in the model's type."""
+
+    class EightBit(torch.nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.scale = linear.weight.abs().max().item() / 127
+            whole = (linear.weight / self.scale).round().to(torch.int8)
+            self.weight, self.bias = torch.nn.Parameter(whole, requires_grad=False), linear.bias
+
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+    model = randomise(AnyformerViTModel(tiny_vit_config())).eval()
+    projection, pixels = model.patch_embeddings.projection, torch.rand(2, 3, 12, 16)
+    model.patch_embeddings.projection = eight_bit = EightBit(projection)
+    found = model(pixels).last_hidden_state
+    projection.weight.data = eight_bit.weight * eight_bit.scale
+    model.patch_embeddings.projection = projection
+    torch.testing.assert_close(found, model(pixels).last_hidden_state, **EXACT)
+    model.patch_embeddings.projection = eight_bit
+    assert model.to(torch.bfloat16)(pixels).last_hidden_state.dtype == torch.bfloat16

@@ -1,0 +1,91 @@
+"""The config of the sequence-to-sequence family, and those of its two stacks."""
+
+import copy
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration import RoutedConfig
+from .legality import cache_type
+from .parallel_plans import tensor_parallel_plan
+
+# Fields that a stack's config has not, or not as the whole model's, and those that they follow from.
+FIELDS_OF_STACKS = ("num_hidden_layers", "num_decoder_layers", "layer_types", "attention_pattern", "mlp_layer_types")
+FIELDS_OF_STACKS += ("mlp_pattern", "is_causal", "is_encoder_decoder", "base_model_tp_plan")
+
+
+@strict
+class AnyformerSeq2SeqConfig(RoutedConfig):
+    """An encoder and a decoder that attends to it: the original Transformer, T5, BART.
+
+    `num_hidden_layers` counts the encoder's layers, `num_decoder_layers` (None: as many) the decoder's. Both stacks
+    share all other fields and the token embeddings. `logit_multiplier` scales the hidden states before the vocabulary
+    (T5 v1.0 with tied embeddings: hidden_size^-0.5). `decoder_start_token_id` begins every target.
+
+    What is set on this config later is set on those of its stacks, too.
+    """
+
+    __slots__ = ("_stacks",)  # {is_causal: config}; no attribute, or it would be saved and compared with the fields
+
+    model_type = "anyformer_seq2seq"
+
+    num_decoder_layers: int | None = None
+    decoder_start_token_id: int | None = None
+    classifier_dropout: int | float | None = None
+    pooler_act: str = "tanh"
+    is_encoder_decoder: bool = True
+
+    def derive(self):
+        if self.num_decoder_layers is None:
+            self.num_decoder_layers = self.num_hidden_layers
+        super().derive()
+
+    def set_parallel_plans(self):
+        """No plan for the whole model: transformers collects the plans of its stacks, under their names."""
+        self.base_model_tp_plan = {}
+
+    @property
+    def base_model_ep_plan(self) -> dict[str, str] | None:
+        return None if self.is_encoder_decoder else super().base_model_ep_plan
+
+    def stack_config(self, is_causal: bool) -> "AnyformerSeq2SeqConfig":
+        """The config of one stack, the decoder's or the encoder's: the same object each time."""
+        stacks = getattr(self, "_stacks", {})
+        if is_causal not in stacks:
+            stack = copy.deepcopy(self)
+            stack._stacks = {}
+            self.set_fields_of_stack(stack, is_causal)
+            self._stacks = stacks | {is_causal: stack}
+        return self._stacks[is_causal]
+
+    def set_fields_of_stack(self, stack, is_causal: bool) -> None:
+        """Set the fields in which a stack differs from the whole model."""
+        stack.is_causal, stack.is_encoder_decoder = is_causal, False
+        for name in ("num_hidden_layers", "layer_types", "attention_pattern", "mlp_layer_types"):
+            setattr(stack, name, getattr(self, name))
+        if is_causal:
+            kind = self.attention_kinds[0]
+            stack.num_hidden_layers = self.num_decoder_layers
+            stack.layer_types = [cache_type(kind)] * self.num_decoder_layers
+            stack.attention_pattern = [kind]
+            stack.mlp_layer_types = None  # of the encoder's layers
+            stack.mlp_layer_types = stack.mlp_kinds if self.num_experts is not None else None
+        attentions = ("self_attn", "cross_attn") if is_causal else ("self_attn",)
+        stack.base_model_tp_plan = tensor_parallel_plan(stack, attentions)
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "_stacks":
+            return
+        for is_causal, stack in getattr(self, "_stacks", {}).items():
+            setattr(stack, name, value)
+            if name in FIELDS_OF_STACKS:
+                self.set_fields_of_stack(stack, is_causal)
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """The decoder's stack, by which `generate` builds caches; the whole config where no side is named."""
+        if decoder == encoder or not self.is_encoder_decoder:
+            return self
+        return self.stack_config(is_causal=bool(decoder))
+
+
+AnyformerSeq2SeqConfig.register_for_auto_class()

@@ -1,0 +1,71 @@
+"""The config of the vision family."""
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration import TransformerConfig
+from .legality import image_sides
+
+
+@strict
+class AnyformerViTConfig(TransformerConfig):
+    """A vision transformer (Dosovitskiy et al. 2021): an image is a sequence of patches.
+
+    Images of `image_size` pixels (one number, or height and width) and `num_channels` are cut into squares of
+    `patch_size`. Prefix tokens stand before the patches: a class token, unless `pooler_type` is "mean", where the mean
+    of the patches is the image's vector (Beyer et al. 2022); with `use_distillation_token` a second one, for a
+    teacher's labels (Touvron et al. 2021, section 4), which `distillation_head` gives a classifier of its own; and
+    `num_register_tokens` that nothing reads (Darcet et al. 2024).
+
+    `position_encoding` is "learned" (a vector for each patch and each prefix token but registers), "sinusoidal" (half
+    of the channels for columns, half for rows; He et al. 2022, as released), "rotary" (half of the rotated channels for
+    rows, half for columns; prefix tokens are not rotated) or "none". Forward's `interpolate_pos_encoding` carries
+    learned ones to images of another size by bicubic interpolation; the others are computed at the coordinates between.
+
+    `label_smoothing` acts on class labels while training. Masked image modelling predicts patches of `encoder_stride`
+    pixels (None: `patch_size`). The base model pools through a dense layer of `pooler_output_size` (None:
+    `hidden_size`) with `pooler_act` if `add_pooling_layer`; the classifier reads what is before it.
+    """
+
+    model_type = "anyformer_vit"
+    is_causal = False
+    default_theta = 100.0  # a dozen patches a side, not thousands of tokens (Heo et al. 2024, section 3.2)
+
+    image_size: int | list[int] = 224
+    patch_size: int = 16
+    num_channels: int = 3
+    num_register_tokens: int = 0
+    use_distillation_token: bool = False
+    distillation_head: bool = False
+    position_encoding: str = "learned"
+    norm_type: str = "layernorm"
+    norm_eps: float = 1e-6
+    mlp_type: str = "mlp"
+    hidden_act: str = "gelu"
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    pooler_type: str = "cls"
+    pooler_act: str | None = "tanh"
+    pooler_output_size: int | None = None
+    add_pooling_layer: bool = True
+    encoder_stride: int | None = None
+    label_smoothing: int | float = 0.0
+
+    def derive(self):
+        if self.encoder_stride is None:
+            self.encoder_stride = self.patch_size
+        if self.pooler_output_size is None:
+            self.pooler_output_size = self.hidden_size
+        super().derive()
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches in an image of `image_size`."""
+        return tuple(side // self.patch_size for side in image_sides(self))
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before the patches: class, distillation, registers."""
+        return (self.pooler_type == "cls") + self.use_distillation_token + self.num_register_tokens
+
+
+AnyformerViTConfig.register_for_auto_class()

@@ -1,0 +1,181 @@
+"""Habits of transformers' own classes that its common tests ask for (tests/ecosystem/test_transformers_suite.py)."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, close
+from test_laws import FIRST, every
+from torch._dynamo.testing import CompileCounter
+from torch.nn.functional import cross_entropy, pad
+from transformers import CompileConfig
+from transformers.models.auto import modeling_auto
+
+import anyformer
+
+LANGUAGE = [variant for variant in ZOO if variant.reads_text]
+ROUTED = [variant for variant in ZOO if "num_experts" in variant.fields or variant.family == "moe"]
+
+
+@every(LANGUAGE)
+def test_the_loss_of_an_evaluation_is_a_function_of_its_logits_and_the_head_runs_once(variant):
+    model = variant.model()
+    batch, calls = variant.labelled(model), []
+    model.lm_head.register_forward_hook(lambda *args: calls.append(1))
+    out = model(**batch)
+    assert len(calls) == 1
+    labels = batch["labels"]
+    aligned = pad(labels[:, 1:], (0, 1), value=-100) if variant.family in ("decoder", "moe") else labels
+    expected = cross_entropy(out.logits.flatten(0, 1), aligned.flatten())
+    (got,) = torch.autograd.grad(out.loss, out.logits, retain_graph=True)
+    close(got, torch.autograd.grad(expected, out.logits)[0], 1e-5)
+    with torch.no_grad():
+        close(out.loss, model(**batch, return_logits=False).loss, 1e-5)
+
+
+BIASED = [Variant("seq2seq", "t5", SEQ2SEQS["t5"])]
+BIASED += [Variant("decoder", name, DECODERS[name]) for name in ("alibi", "relative", "relative-sliding")]
+
+
+@pytest.mark.parametrize(
+    "variant", [BIASED[0], *(pytest.param(v, marks=pytest.mark.slow) for v in BIASED[1:])], ids=str
+)
+def test_a_generating_step_with_score_biases_and_a_static_cache_is_compiled_once(variant, request):
+    """And once more for the first pass, which reads many tokens: two programs however many tokens are made."""
+    logging.getLogger("torch.__trace").handlers.clear()
+    torch.compiler.reset()
+    request.addfinalizer(torch.compiler.reset)
+    model, counter = variant.model(torch.float32), CompileCounter()
+    model.generation_config.eos_token_id = None
+    settings = CompileConfig(fullgraph=True, dynamic=None, backend=counter, mode="default")
+    settings._compile_all_devices = True
+    inputs = {"input_ids": variant.inputs(model, length=6)["input_ids"]}
+    model.generate(**inputs, max_new_tokens=7, do_sample=False, cache_implementation="static", compile_config=settings)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("variant", FIRST, ids=str)
+def test_flags_are_claimed_where_they_are_true(variant):
+    model = variant.model()
+    names = dict(model.named_parameters()) | dict(model.named_buffers())
+    for part in model._keep_in_fp32_modules_strict:
+        assert any(part in name.split(".") for name in names), part
+    assert model._can_set_experts_implementation() == ("num_experts" in type(model.config).__dataclass_fields__)
+
+
+def test_a_bias_on_the_choice_of_experts_stays_in_fp32(tmp_path):
+    model = Variant("moe", "biased", {"router_bias_update_rate": 0.01}).model(torch.float32)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    types = {name.rpartition(".")[2]: x.dtype for name, x in loaded.state_dict().items()}
+    assert types["e_score_correction_bias"] == torch.float32 and types["weight"] == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "auto_class, native",
+    {
+        "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "AutoModelForSequenceClassification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        "AutoModelForTokenClassification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        "AutoModelForQuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    }.items(),
+)
+def test_mixtures_have_the_heads_of_native_ones(auto_class, native):
+    from anyformer.pipelines.interop.families import our_class_names
+
+    assert native["mixtral"]
+    cls = getattr(anyformer, our_class_names("moe")[auto_class])
+    model = cls(Variant("moe", "mixtral", {}).config(num_labels=3)).train()
+    ids = torch.randint(3, 97, (2, 9))
+    labels = {
+        "AutoModelForCausalLM": {"labels": ids},
+        "AutoModelForSequenceClassification": {"labels": torch.tensor([0, 2])},
+        "AutoModelForTokenClassification": {"labels": ids % 3},
+        "AutoModelForQuestionAnswering": {
+            "start_positions": torch.tensor([1, 2]),
+            "end_positions": torch.tensor([3, 4]),
+        },
+    }[auto_class]
+    out = model(ids, **labels)
+    assert out.loss.isfinite() and out.aux_loss > 0  # the routers' losses are part of it
+
+
+def test_a_rotary_module_has_its_usual_name_and_no_weights():
+    for variant in FIRST[:2]:
+        model = variant.model()
+        assert type(model.base_model.rotary_emb).__name__ == "RotaryEmbedding"
+        assert not any("rotary" in name or "position" in name for name in model.state_dict())
+
+
+@torch.no_grad()
+@every(ROUTED)
+def test_routers_logits_are_recorded_where_they_are_asked_for(variant):
+    model = variant.model()
+    inputs = variant.inputs(model)
+    recorded = [part._can_record_outputs for part in model.modules() if hasattr(part, "layers")]
+    assert recorded and all("router_logits" in names for names in recorded)
+    asked = model(**inputs, output_router_logits=True).router_logits
+    assert asked and all(x.shape[-1] == model.config.num_experts for x in asked)
+    assert model(**inputs).router_logits is None
+    # Set on the config of the finished model, on that of a stack, too; what a call says comes first.
+    for config in (model.config, model.config.get_text_config(decoder=True)):
+        config.output_router_logits = True
+        found = model(**inputs)
+        assert found.router_logits and (config is not model.config or len(found.router_logits) == len(asked))
+        assert not model(**inputs, output_router_logits=False).router_logits
+        model.config.output_router_logits = False
+    assert model(**inputs).router_logits is None
+
+
+@torch.no_grad()
+def test_what_is_set_on_a_seq2seq_config_reaches_its_stacks_and_those_of_copies():
+    model = Variant("seq2seq", "switch", SEQ2SEQS["switch"]).model()
+    decoder = model.config.get_text_config(decoder=True)
+    assert decoder is model.config.get_text_config(decoder=True) is model.model.decoder.config
+    assert model.config.get_text_config(encoder=True) is model.model.encoder.config
+    twin = copy.deepcopy(model)
+    assert twin.config == model.config and twin.config.get_text_config(decoder=True) is twin.model.decoder.config
+    model.config.output_hidden_states = True
+    assert decoder.output_hidden_states and not twin.model.decoder.config.output_hidden_states
+    model.config.num_decoder_layers = 5
+    assert decoder.num_hidden_layers == 5 == len(decoder.layer_types) and model.config.num_hidden_layers == 2
+    assert "stacks" not in str(model.config.to_dict())
+
+
+@torch.no_grad()
+@every([variant for variant in ZOO if variant.family in ("encoder", "seq2seq")])
+def test_padding_looks_the_same_whichever_way_a_batch_ran(variant):
+    """Rows without padding as one row, with a mask, or exported: a client compares the outputs whole."""
+    model = variant.model()
+    batch, hidden = variant.padded(variant.documents(model, [7, 3, 11])), []
+    for backend in ("sdpa", "eager"):
+        model.set_attn_implementation(backend)
+        encoder = model.model.encoder if variant.family == "seq2seq" else model.model
+        inputs = {name: x for name, x in batch.items() if not name.startswith("decoder_")}
+        hidden.append(encoder(**inputs).last_hidden_state)
+        hidden.append(encoder(**inputs, output_hidden_states=True).last_hidden_state)
+    for each in hidden[1:]:
+        close(each, hidden[0], 1e-5)
+
+
+@pytest.mark.parametrize("variant", FIRST, ids=str)
+def test_a_config_without_experts_has_no_routers_logits_to_give(variant):
+    config = variant.config()
+    if variant.family == "moe":
+        assert not config.output_router_logits and variant.config(output_router_logits=True).output_router_logits
+        return
+    assert not hasattr(config, "output_router_logits") and not hasattr(copy.deepcopy(config), "output_router_logits")
+    with pytest.raises(ValueError, match="output_router_logits=True needs experts, and this model has none"):
+        variant.config(output_router_logits=True)
+    assert variant.config(output_router_logits=False).to_dict()["hidden_size"] == config.hidden_size
+
+
+def test_a_misspelt_field_of_a_config_is_named_with_the_nearest(recwarn):
+    with pytest.warns(UserWarning, match="AnyformerDecoderConfig has no field hidden_sise; did you mean hidden_size?"):
+        anyformer.AnyformerDecoderConfig(hidden_sise=64)
+    recwarn.clear()
+    for variant in FIRST:  # what transformers itself writes into a config is no mistake
+        cls = type(variant.config())
+        cls.from_dict(variant.config().to_dict() | {"auto_map": {}, "rope_theta": 1e4, "num_beams": 2, "anything": 1})
+    assert not recwarn.list
