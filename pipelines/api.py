@@ -36,6 +36,8 @@ class Run:
             return json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"{self.path} holds no run (it has no run.json)") from error
+        except ValueError as error:
+            raise UserError(f"{self.path / 'run.json'} is damaged ({error}); `train` writes it again") from error
 
     @property
     def finished(self) -> bool:
@@ -54,9 +56,10 @@ class Run:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """Every logged line of metrics.jsonl, in order."""
-        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        """Every logged line of metrics.jsonl that is not damaged, in order."""
+        from .training.progress import read_metrics
+
+        return read_metrics(self.path / "metrics.jsonl")[0]
 
     @cached_property
     def model(self):

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import UserError
 from .atomic import make_sibling_folder, sync_file
 from .checksums import find_change, write_checksums
+from .full_disk import is_disk_full
 
 _ABANDONED = 24 * 3600  # seconds without a write after which nobody fills a temporary folder any more
 
@@ -55,16 +56,20 @@ def cached_folder(
         if target.exists():
             _set_aside(target, fault)
     except OSError as error:
-        raise _unwritable(root, error) from None
+        raise _unwritable(root, error.strerror) from None
     try:
         build(work)
         write_checksums(work)
         for path in work.iterdir():
             sync_file(path)
         _rename(work, target, fault_of)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise _unwritable(root, error) from None
+    except UserError:
+        raise
+    except Exception as error:  # tokenizers raises a bare Exception when it cannot write
+        if is_disk_full(error, work):
+            raise _unwritable(root, os.strerror(errno.ENOSPC)) from None
+        if getattr(error, "errno", None) == errno.EROFS:
+            raise _unwritable(root, error.strerror) from None
         raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -97,10 +102,8 @@ def _rename(work: Path, target: Path, fault_of: Callable[[Path], str | None]) ->
             raise
 
 
-def _unwritable(root: Path, error: OSError) -> UserError:
-    return UserError(
-        f"data.cache_dir={str(root)!r} cannot be written ({error.strerror}); set it to a folder with space."
-    )
+def _unwritable(root: Path, reason: str) -> UserError:
+    return UserError(f"data.cache_dir={str(root)!r} cannot be written ({reason}); set it to a folder with space.")
 
 
 def sha(value: Any) -> str:

@@ -46,14 +46,15 @@ def find_corruption(checkpoint: Path) -> str | None:
     try:
         stored = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         entries = {name: {"size": entry["size"], "sha256": entry["sha256"]} for name, entry in stored.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        missing = [name for name in entries if not os.path.isfile(checkpoint / name)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"manifest cannot be read ({type(error).__name__})"
+    if missing:
+        return f"{missing[0]} is missing"
     for name, entry in entries.items():
-        file = checkpoint / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != entry["size"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {entry['size']}"
+        size = (checkpoint / name).stat().st_size
+        if size != entry["size"]:
+            return f"{name} has {size} bytes instead of {entry['size']}"
     for name, entry in entries.items():
         if sha256(checkpoint / name) != entry["sha256"]:
             return f"{name} has changed since it was written"
@@ -80,6 +81,15 @@ def prune(folder: Path, keep: int | None, best: str | Path | None = None) -> Non
             shutil.rmtree(doomed)
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file or folder to `corrupt-NAME`, in place of an older one of that name."""
+    aside = path.with_name(f"corrupt-{path.name}")  # list_checkpoints does not match this name
+    if aside.is_dir():
+        shutil.rmtree(aside)
+    os.replace(path, aside)
+    return aside
+
+
 def find_last_complete(folder: Path, report=print) -> Path | None:
     """The newest intact checkpoint; damaged ones are renamed and reported, unfinished ones removed."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)
@@ -87,8 +97,7 @@ def find_last_complete(folder: Path, report=print) -> Path | None:
         problem = find_corruption(checkpoint)
         if problem is None:
             return checkpoint
-        aside = checkpoint.with_name(f"corrupt-{checkpoint.name}")  # list_checkpoints does not match this name
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(checkpoint, aside)
-        report(f"{checkpoint} is damaged ({problem}); set aside as {aside.name}, looking for an earlier one")
+        aside = set_aside(checkpoint).name
+        older = "looking for an earlier one" if list_checkpoints(folder) else "there is no earlier one, so from step 0"
+        report(f"{checkpoint} is damaged ({problem}); set aside as {aside}, {older}")
     return None

@@ -1,6 +1,5 @@
 """Checkpoint staging: a checkpoint is written into a staging folder and gets its name when it is complete."""
 
-import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from ..errors import UserError
 from ..storage.atomic import write_atomically
 from ..storage.checkpoints import RUN_FILE, STAGING, commit, list_checkpoints, prune
+from ..storage.full_disk import is_disk_full
 from ..storage.model_folder import remove_supplied_code
 from .best_checkpoint import find_checkpoint
 
@@ -43,7 +43,7 @@ class CheckpointStaging:
             if self.writes:
                 shutil.rmtree(self.folder, ignore_errors=True)
             if full:
-                raise UserError(disk_full_sentence(run_folder, name)) from error
+                raise UserError(disk_full_sentence(run_folder, run_folder / name)) from error
             raise
         finally:
             self.folder = None
@@ -67,19 +67,8 @@ class CheckpointStaging:
         shutil.rmtree(staged.parent, ignore_errors=True)
 
 
-def is_disk_full(error: BaseException | None, folder: Path) -> bool:
-    """Whether an error while writing to `folder` came from a full disk.
-
-    torch's and safetensors' writers do not always pass the OSError on, so the free space is checked, too.
-    """
-    while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return shutil.disk_usage(folder).free < 1 << 20
-
-
-def disk_full_sentence(folder: Path, name: str) -> str:
+def disk_full_sentence(folder: Path, what: Path | str) -> str:
+    """What a user reads when something did not fit into the run's folder."""
     complete = list_checkpoints(folder)
     good = f"the last complete checkpoint is {complete[0]}" if complete else "there is no earlier checkpoint"
-    return f"the disk is full: {folder / name} could not be written; {good}; free some space and run the same again"
+    return f"the disk is full: {what} could not be written; {good}; free some space and run the same again"

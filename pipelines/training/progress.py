@@ -1,6 +1,7 @@
 """Progress of a run: one line on the terminal, kept up to date, and every metric as a line of JSON on disk."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -91,6 +92,22 @@ class ProgressLine(TrainerCallback):
             self.bar = None
 
 
+def read_metrics(path: Path) -> tuple[list[dict], int]:
+    """(the entries of a metrics.jsonl, how many lines were damaged); the half of a last line is not counted as such."""
+    entries, damaged = [], 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            entry = json.loads(line)
+            if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+                raise ValueError("no entry of ours")
+        except (ValueError, RecursionError):
+            damaged += line.endswith(b"\n")  # a killed run may leave half a line
+            continue
+        if line.endswith(b"\n"):
+            entries.append(entry)
+    return entries, damaged
+
+
 class MetricsFile(TrainerCallback):
     """Appends every logged metric to metrics.jsonl: {"step": ..., "time": seconds since the epoch, ...}."""
 
@@ -102,12 +119,14 @@ class MetricsFile(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero and self.path.exists():
             # A resumed run logs the steps after its checkpoint again.
-            kept = [line for line in self._lines() if json.loads(line)["step"] <= state.global_step]
-            write_atomically(self.path, "".join(f"{line}\n" for line in kept))
-
-    def _lines(self) -> list[str]:
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [line.rstrip("\n") for line in lines if line.endswith("\n")]  # a killed run may leave half a line
+            lines, damaged = read_metrics(self.path)
+            if damaged:
+                aside = self.path.with_name(f"corrupt-{self.path.name}")
+                shutil.copyfile(self.path, aside)
+                noun = "line" if damaged == 1 else "lines"
+                print(f"anyformer: {self.path}: {damaged} damaged {noun} left out; the whole is in {aside.name}")
+            kept = [line for line in lines if line["step"] <= state.global_step]
+            write_atomically(self.path, "".join(f"{json.dumps(line)}\n" for line in kept))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and logs:

@@ -4,10 +4,14 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from transformers import TrainingArguments, set_seed
 
 import anyformer
 
@@ -16,11 +20,14 @@ from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.schema import Recipe
-from ..storage.checkpoints import STAGING
+from ..storage.checkpoints import STAGING, list_checkpoints
+from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
 from .arguments import start_deepspeed, training_arguments, whole_weights
+from .checkpoint_staging import disk_full_sentence
 from .models import build_model, check_length
 from .run_folder import RunFolder
+from .stop_signal import StopAtOnce
 from .summary import print_dry_run, print_result, print_start
 
 
@@ -34,31 +41,66 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False) -> int:
     Raises:
         UserError: a mistake in recipe, data or folders, before any training; a full disk or a NaN loss during it.
     """
-    from transformers import set_seed
-
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
+    if dry_run:
+        return check_by_trying(recipe, arguments)
+    folder, main = RunFolder(recipe, {}), arguments.process_index == 0
+    stop = StopAtOnce(active=main)
+    try:
+        with folder.held() if main else nullcontext(), stop:
+            return start(recipe, folder, arguments, quiet)
+    except BaseException as error:
+        if stop.received is not None:  # whatever it was, the signal was before it
+            shutil.rmtree(folder.path / STAGING, ignore_errors=True)
+            if not quiet:
+                print(stopped_sentence(stop.received, folder.path))
+            return 128 + stop.received
+        if isinstance(error, UserError) or not isinstance(error, Exception) or not is_disk_full(error, folder.path):
+            raise
+        if main:
+            shutil.rmtree(folder.path / STAGING, ignore_errors=True)
+        raise UserError(disk_full_sentence(folder.path, f"a file of {folder.path}")) from error
+
+
+def stopped_sentence(number: int, folder: Path) -> str:
+    """What a user reads when signal `number` came outside the training steps."""
+    found = list_checkpoints(folder)
+    if not found:
+        return f"stopped by signal {number} before the first checkpoint; the same command starts again"
+    return f"stopped by signal {number}; {found[0]} is complete; the same command goes on from there"
+
+
+def prepared(recipe: Recipe, arguments) -> tuple[PreparedData, TrainingArguments]:
+    """The data, prepared by the main process first, and the arguments of a run that knows their length."""
     main = arguments.process_index == 0
-    folder = RunFolder(recipe, {})
-    if not dry_run and main:
-        folder.check_writable()
-        if recipe.publish.repo_id is not None:
-            resolve_repo_id(recipe.publish.repo_id)
     with arguments.main_process_first(local=False, desc="preparing data"):
         data = prepare_data(recipe, progress=main and sys.stdout.isatty())
-    folder.data = data.facts
-    train_rows = data.rows["train"]
-    arguments = training_arguments(recipe, rows=None if train_rows.is_stream else len(train_rows))
+    rows = data.rows["train"]
+    arguments = training_arguments(recipe, rows=None if rows.is_stream else len(rows))
     start_deepspeed(arguments)
-    if dry_run:
-        set_seed(arguments.seed)
-        model = build_model(recipe, data, arguments)
-        check_length(data.objective, model.config)
-        print_dry_run(recipe, data, model)
-        return 0
+    return data, arguments
 
-    finished = folder.finished()
+
+def check_by_trying(recipe: Recipe, arguments) -> int:
+    """The dry run: prepare the data, build the model, make one forward and backward pass; write nothing."""
+    data, arguments = prepared(recipe, arguments)
+    set_seed(arguments.seed)
+    model = build_model(recipe, data, arguments)
+    check_length(data.objective, model.config)
+    print_dry_run(recipe, data, model)
+    return 0
+
+
+def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
+    """Prepare everything, find out whether there is something left to do, and do it."""
+    main = arguments.process_index == 0
+    if main and recipe.publish.repo_id is not None:
+        resolve_repo_id(recipe.publish.repo_id)
+    data, arguments = prepared(recipe, arguments)
+    folder.data = data.facts
+    finished = told_by_main(main, folder.finished)
     if finished is not None:
         if main and not quiet:
             print_result(folder.path, finished, data.objective, again=True)
@@ -69,12 +111,28 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False) -> int:
     model = build_model(recipe, data, arguments, quiet)
     check_length(data.objective, model.config)
     trainer = build_trainer(recipe, folder, arguments, data, model)
-    checkpoint = agreed_checkpoint(trainer, folder)
+    checkpoint = told_by_main(main, lambda: checkpoint_to_go_on(trainer, folder))
     if main:
         folder.write("running", world_size=arguments.world_size)
     if main and not quiet:
         print_start(recipe, data, trainer, checkpoint)
     return run(trainer, recipe, folder, data, checkpoint, quiet)
+
+
+def told_by_main(main: bool, look: Callable[[], Any]) -> Any:
+    """What `look` returns, called by the main process alone and told to all; its UserError is raised by all."""
+    from accelerate.utils import broadcast_object_list
+
+    found: list = [None, None]
+    if main:
+        try:
+            found[0] = look()
+        except UserError as error:
+            found[1] = str(error)  # all processes must stop, not one while the others wait
+    broadcast_object_list(found)
+    if found[1] is not None:
+        raise UserError(found[1])
+    return found[0]
 
 
 def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedData, model):
@@ -105,22 +163,12 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     )
 
 
-def agreed_checkpoint(trainer, folder: RunFolder) -> Path | None:
-    """The checkpoint to go on from, looked for by one process and told to all."""
-    from accelerate.utils import broadcast_object_list
-
-    found: list = [None, None]
-    if trainer.accelerator.is_main_process:
-        try:
-            found[0] = folder.checkpoint_to_resume(trainer.args.world_size)
-            if found[0] is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
-                check_own(found[0], folder.recipe)
-        except UserError as error:
-            found[1] = str(error)  # all processes must stop, not one while the others wait
-    broadcast_object_list(found)
-    if found[1] is not None:
-        raise UserError(found[1])
-    return found[0]
+def checkpoint_to_go_on(trainer, folder: RunFolder) -> Path | None:
+    """The checkpoint that the run goes on from, None where it begins; raises UserError for one that it must not read."""
+    found = folder.checkpoint_to_resume(trainer.args.world_size)
+    if found is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
+        check_own(found, folder.recipe)
+    return found
 
 
 def check_own(checkpoint: Path, recipe: Recipe) -> None:

@@ -5,14 +5,19 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..plugins import loaded_plugins
 from ..recipes.compose import resume_difference
 from ..recipes.schema import Recipe
-from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, write_atomically
+from ..storage.atomic import write_atomically
+from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside
+from ..storage.folder_lock import FolderInUse, folder_lock
 
 PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
 
@@ -26,6 +31,21 @@ def package_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue  # an extra that is not installed
     return versions
+
+
+def say(sentence: str) -> None:
+    """One line for the user, beside what a program may read."""
+    print(f"anyformer: {sentence}", file=sys.stderr)
+
+
+def read_identity(path: Path) -> dict[str, Any] | None:
+    """The identity of a run as run.json and checkpoints hold it; None where the file is missing or damaged."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        readable = isinstance(stored["recipe"], dict) and isinstance(stored["data"]["fingerprint"], str)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return stored if readable else None
 
 
 @dataclass
@@ -76,16 +96,14 @@ class RunFolder:
                 f"training.output_dir={self.path} already holds {found[0].name}, and training.resume is false; "
                 f"choose another output_dir"
             )
+        if not any((checkpoint / RUN_FILE).is_file() or (checkpoint / MANIFEST).is_file() for checkpoint in found):
+            raise UserError(
+                f"training.output_dir={self.path} holds {found[0].name}, which anyformer did not write; "
+                f"choose another output_dir"
+            )
         for checkpoint in found:
-            identity = checkpoint / RUN_FILE
-            if not identity.is_file() and not (checkpoint / MANIFEST).is_file():
-                raise UserError(
-                    f"training.output_dir={self.path} holds {checkpoint.name}, which anyformer did not write; "
-                    f"choose another output_dir"
-                )
-            try:
-                stored = json.loads(identity.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+            stored = read_identity(checkpoint / RUN_FILE)
+            if stored is None or not isinstance(stored.get("world_size"), int):
                 continue  # damaged: set aside below
             self.check_same_run(checkpoint, stored)
             if stored["world_size"] != world_size:
@@ -93,19 +111,50 @@ class RunFolder:
                     f"{checkpoint} was written by {stored['world_size']} process(es) and {world_size} would go on, "
                     f"with another global batch; start {stored['world_size']}, or choose another output_dir"
                 )
-        return find_last_complete(self.path, report=lambda sentence: print(f"anyformer: {sentence}", file=sys.stderr))
+        return find_last_complete(self.path, report=say)
 
     def finished(self) -> dict | None:
-        """The result of this very run, if it has ended already; raises UserError for another run's result."""
-        try:
-            stored = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        """The result of this very run, if it has ended already; raises UserError for another run's result.
+
+        A start that failed before its first checkpoint left nothing worth keeping: the folder is anyone's. A run.json
+        that cannot be read is set aside where checkpoints can take its place.
+        """
+        path, checkpoints = self.path / "run.json", list_checkpoints(self.path)
+        if not path.exists():
             return None
-        except (ValueError, OSError) as error:
-            raise UserError(f"{self.path / 'run.json'} cannot be read ({error}); choose another output_dir") from error
-        if "recipe" in stored:
+        stored = read_identity(path)
+        if stored is None:
+            if not checkpoints and (self.path / "config.json").exists():
+                raise UserError(
+                    f"{path} cannot be read, and no checkpoint says which run the model in {self.path} is of; choose "
+                    f"another output_dir"
+                )
+            say(f"{path} cannot be read; set aside as {set_aside(path).name}, the checkpoints say how far the run is")
+            return None
+        if stored.get("status") == "finished" or checkpoints:
             self.check_same_run(self.path, stored)
         return stored if stored.get("status") == "finished" else None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the folder for this process during the block: it exists, can be written, and no other run writes to it.
+
+        Raises UserError where it cannot be written, or another process holds it.
+        """
+        was_there = self.path.exists()
+        self.check_writable()
+        try:
+            with folder_lock(self.path):
+                yield
+        except FolderInUse as holder:
+            raise UserError(
+                f"training.output_dir={self.path} is in use by {holder}; stop that run or wait for its end, or choose "
+                f"another output_dir"
+            ) from None
+        finally:
+            if not was_there:
+                with suppress(OSError):  # not empty: the run has begun
+                    self.path.rmdir()
 
     def check_writable(self) -> None:
         """Create the folder; raise UserError where that, or writing into it, is not allowed."""

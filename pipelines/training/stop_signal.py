@@ -1,6 +1,12 @@
-"""The stop signal: on SIGTERM (sent by clusters before they take a machine) or Ctrl-C a run saves and stops."""
+"""The stop signal: on SIGTERM (sent by clusters before they take a machine) or Ctrl-C a run saves and stops.
 
+Between two steps a run can save and stop in order (StopSignal). Before and after training there is nothing to save:
+there SIGTERM ends the work where it stands, and what is half done is cleaned up (StopAtOnce).
+"""
+
+import os
 import signal
+import threading
 
 import torch
 from transformers import TrainerCallback
@@ -47,3 +53,37 @@ class StopSignal(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self._restore()
+
+
+class Stopped(BaseException):
+    """SIGTERM has ended what was going on. No Exception, which somebody on the way might take for a failure."""
+
+
+class StopAtOnce:
+    """A context: in its block the first SIGTERM raises Stopped where the program stands, the next one kills.
+
+    While StopSignal handles the signals, it does so alone. Only the main process gets one with `active`: the others may
+    be waiting for it in a call that no Python handler interrupts, and just end. `received` is the signal's number.
+    """
+
+    def __init__(self, active: bool):
+        self.active = active and threading.current_thread() is threading.main_thread()
+        self.received = self._previous = None
+
+    def __enter__(self):
+        if self.active:
+            self.process, self._previous = os.getpid(), signal.signal(signal.SIGTERM, self._handle)
+        return self
+
+    def _handle(self, number, frame):
+        if os.getpid() != self.process:  # a worker of a data loader, which has inherited the handler
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.received = number
+        signal.signal(number, self._previous)
+        raise Stopped
+
+    def __exit__(self, *error):
+        if self.active and self.received is None:
+            signal.signal(signal.SIGTERM, self._previous)

@@ -1,0 +1,76 @@
+"""The lock of a folder: one process at a time writes into it."""
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LOCK = ".lock"
+HELD = (errno.EACCES, errno.EAGAIN)
+
+
+class FolderInUse(Exception):
+    """Another process holds the folder's lock; the message says which, where and since when."""
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of an existing folder for the block; raise FolderInUse where another process holds it.
+
+    What counts is the system's record lock on the file `.lock`: it ends with its process, however that ends, and forked
+    workers do not inherit it. So what a killed process leaves is stale at once. The text in the file says who holds it;
+    only on a file system without locks it decides, and there it is believed as long as that process of this host lives.
+    """
+    path, descriptor = folder / LOCK, _open_locked(folder / LOCK)
+    try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{socket.gethostname()} {os.getpid()} {time.strftime('%Y-%m-%d %H:%M:%S')}".encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is locked: nobody can have locked a file that is about to go
+        os.close(descriptor)
+
+
+def _open_locked(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            host, process, since = _holder(descriptor)
+            os.close(descriptor)
+            if error.errno in HELD or (host == socket.gethostname() and _lives(process)):
+                raise FolderInUse(f"process {process} on {host} (since {since})") from None
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if _is_file(descriptor, path):
+            return descriptor
+        os.close(descriptor)  # its holder ended, and deleted the file, between the two calls
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _holder(descriptor: int) -> tuple[str, str, str]:
+    """(host, process, time) as the lock's file names them; unknown where its holder has not written them yet."""
+    words = os.pread(descriptor, 1000, 0).decode(errors="replace").split(" ", 2)
+    return tuple(words) if len(words) == 3 else ("an unknown host", "unknown", "a moment ago")
+
+
+def _lives(process: str) -> bool:
+    if not process.isdecimal() or int(process) == os.getpid():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,245 @@
+"""What may happen to a run from outside: a second start, a full disk, SIGTERM at any time, damaged files."""
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.storage.cache import cached_folder
+from anyformer.pipelines.storage.checkpoints import list_checkpoints
+from anyformer.pipelines.storage.folder_lock import LOCK, FolderInUse, folder_lock
+from anyformer.pipelines.training import run as run_module
+from anyformer.pipelines.training.trainer import AnyformerTrainer
+from processes import Process, end_in_micro_batch, logged_losses
+from safetensors.torch import load_file
+
+FULL = "I/O error: No space left on device (os error 28)"  # as the writers of safetensors and tokenizers put it
+
+
+@pytest.fixture
+def short_recipe(tiny_recipe):
+    return tiny_recipe(training={"max_steps": 4, "save_steps": 2}, tokenizer={"vocab_size": 300})
+
+
+def hidden_files(folder: Path) -> list[str]:
+    """What is half-written or left over: hidden files and folders, at any depth."""
+    return [str(p.relative_to(folder)) for p in folder.rglob(".*")]
+
+
+def is_stopped(process: Process) -> bool:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+# ----------------------------------------------------------------------------------------------------- the lock
+
+
+def test_a_second_start_is_refused_with_host_and_process_and_the_first_run_loses_nothing(
+    short_recipe, command, tmp_path, capsys
+):
+    first = Process(command, "train", short_recipe, output=tmp_path / "log.txt", micro_batch=4, number=signal.SIGSTOP)
+    first.wait_until(lambda: is_stopped(first))
+    assert command("train", short_recipe) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert "\n" not in sentence and f"in use by process {first.pid} on {socket.gethostname()} (since 20" in sentence
+    os.kill(first.pid, signal.SIGCONT)
+    assert first.wait() == 0, first.text()
+    assert len(logged_losses(tmp_path / "run")) == 4 and not hidden_files(tmp_path / "run")
+
+
+def test_the_lock_of_a_killed_process_is_stale_and_forked_workers_do_not_hold_it(tmp_path):
+    def hold_and_die():
+        with folder_lock(tmp_path):
+            Process(time.sleep, 10)  # a worker that outlives it
+            (tmp_path / "held").touch()
+            signal.pause()
+
+    holder = Process(hold_and_die)
+    holder.wait_until((tmp_path / "held").exists)
+    with pytest.raises(FolderInUse, match=f"process {holder.pid} on "), folder_lock(tmp_path):
+        pass
+    holder.kill()
+    assert (tmp_path / LOCK).exists()
+    with folder_lock(tmp_path):
+        assert str(os.getpid()) in (tmp_path / LOCK).read_text()
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_without_locks_of_the_file_system_a_living_process_of_this_host_is_believed(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.lockf", no_locks)
+    host, parent = socket.gethostname(), os.getppid()
+    for text, held in ((f"{host} {parent} today", True), ("elsewhere 1 today", False), ("", False), (f"{host} x y", 0)):
+        (tmp_path / LOCK).write_text(text)
+        if held:
+            with pytest.raises(FolderInUse, match=f"process {parent}"), folder_lock(tmp_path):
+                pass
+        else:
+            with folder_lock(tmp_path):
+                pass
+
+
+# ------------------------------------------------------------------------------------------------ failed starts
+
+
+def test_a_start_that_failed_before_its_first_checkpoint_does_not_own_the_folder(short_recipe, command, tmp_path):
+    run = tmp_path / "run"
+    end_in_micro_batch(1, command, "train", short_recipe, output=tmp_path / "log.txt")
+    assert json.loads((run / "run.json").read_text())["status"] == "running" and not list_checkpoints(run)
+    assert command("train", short_recipe, "model.hidden_size=16") == 0
+    assert json.loads((run / "run.json").read_text())["recipe"]["model"]["hidden_size"] == 16
+
+
+def test_a_refused_start_leaves_no_folder(short_recipe, command, tmp_path):
+    assert command("train", short_recipe, "data.files=nowhere/*.txt") == 2
+    assert not (tmp_path / "run").exists()
+
+
+# --------------------------------------------------------------------------------------------------- full disk
+
+
+def test_a_disk_that_is_full_at_the_final_save_ends_in_one_sentence(
+    short_recipe, command, tmp_path, capsys, monkeypatch
+):
+    save = AnyformerTrainer.save_model
+
+    def save_model(self, folder, **options):
+        save(self, folder, **options)
+        if Path(folder).name == "final":
+            raise RuntimeError(FULL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnyformerTrainer, "save_model", save_model)
+        assert command("train", short_recipe) == 2
+    sentence, run = capsys.readouterr().err.strip(), tmp_path / "run"
+    assert "\n" not in sentence and "the disk is full" in sentence and f"complete checkpoint is {run}" in sentence
+    assert not hidden_files(run)
+    assert command("train", short_recipe) == 0 and (run / "model.safetensors").exists()
+
+
+def test_a_disk_that_is_full_when_the_tokenizer_is_saved_ends_in_one_sentence(
+    short_recipe, command, tmp_path, capsys, monkeypatch
+):
+    def save_pretrained(self, folder, *_, **__):
+        raise Exception(FULL)  # tokenizers' own
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", save_pretrained)
+    assert command("train", short_recipe) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert "\n" not in sentence and "data.cache_dir=" in sentence and "set it to a folder with space" in sentence
+    assert not hidden_files(tmp_path / "anyformer-cache")
+
+
+def test_another_error_of_a_cache_builder_is_not_called_a_full_disk(tmp_path):
+    def build(work):
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        cached_folder(tmp_path, "kind", "key", build)
+    with pytest.raises(UserError, match="mine"):
+        cached_folder(tmp_path, "kind", "key", lambda work: (_ for _ in ()).throw(UserError("mine")))
+
+
+# ----------------------------------------------------------------------------------------------------- SIGTERM
+
+
+def terminate_in(name: str, command, *arguments) -> int:
+    """Run the command; this (forked) process sends itself SIGTERM when run.py's function `name` is called."""
+    function = getattr(run_module, name)
+
+    def terminated(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return function(*args, **kwargs)
+
+    setattr(run_module, name, terminated)
+    return command(*arguments)
+
+
+def test_sigterm_outside_training_is_answered_and_leaves_nothing_half_done(short_recipe, command, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "log.txt"
+    for name, words in (
+        ("prepare_data", "before the first checkpoint"),
+        ("build_model", "before the first checkpoint"),
+        ("evaluate_splits", "checkpoint-4 is complete; the same command goes on from there"),
+        ("save_final", "checkpoint-4 is complete"),
+        ("finish", "checkpoint-4 is complete"),
+    ):
+        process = Process(terminate_in, name, command, "train", short_recipe, output=log)
+        assert process.wait() == 128 + signal.SIGTERM, process.text()
+        assert process.text().strip().splitlines()[-1].startswith("stopped by signal 15") and words in process.text()
+        assert not hidden_files(tmp_path), name
+    assert command("train", short_recipe) == 0
+    assert len(logged_losses(run)) == 4
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+
+
+def test_sigterm_while_the_corpus_is_tokenised_leaves_no_cache_folder(short_recipe, command, tmp_path, monkeypatch):
+    from anyformer.pipelines.data.token_store import _Progress
+
+    monkeypatch.setattr(_Progress, "advance", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert command("train", short_recipe) == 128 + signal.SIGTERM
+    assert not hidden_files(tmp_path) and not (tmp_path / "run").exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+# --------------------------------------------------------------------------------------------- damaged files
+
+
+@pytest.fixture
+def killed_run(short_recipe, command, tmp_path):
+    """A run killed in its last step, and the folder of the same run that ended."""
+    whole = tmp_path / "whole"
+    assert command("train", short_recipe, f"training.output_dir={whole}") == 0
+    end_in_micro_batch(4, command, "train", short_recipe, output=tmp_path / "log.txt")
+    return tmp_path / "run", whole
+
+
+def test_damaged_records_do_not_keep_a_run_from_going_on(killed_run, short_recipe, command, capsys):
+    run, whole = killed_run
+    (run / "run.json").write_text('{"recipe": [')
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(lines[0] + b"\xff\xfe\n" + lines[1] + b'{"loss": 1}\n' + b"".join(lines[2:]))
+    assert command("train", short_recipe) == 0
+    captured = capsys.readouterr()
+    assert f"{run / 'run.json'} cannot be read; set aside as corrupt-run.json" in captured.err
+    assert f"{run / 'metrics.jsonl'}: 2 damaged lines left out; the whole is in corrupt-metrics.jsonl" in captured.out
+    assert f"going on from {run / 'checkpoint-2'}" in captured.out
+    assert (run / "corrupt-run.json").exists() and b"\xff" in (run / "corrupt-metrics.jsonl").read_bytes()
+    assert logged_losses(run) == logged_losses(whole)
+    a, b = load_file(run / "model.safetensors"), load_file(whole / "model.safetensors")
+    assert all(a[name].equal(b[name]) for name in b)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "[]", '{"' + "x" * 5000 + '": {"size": 1, "sha256": ""}}', "{}\xff", "3"]
+)
+@pytest.mark.parametrize("file", ["manifest.json", "anyformer_run.json"])
+def test_a_checkpoint_with_a_malformed_record_is_set_aside_for_the_one_before(file, text, tmp_path):
+    from anyformer.pipelines.recipes.compose import load_recipe
+    from anyformer.pipelines.training.run_folder import RunFolder
+    from test_checkpointing import make
+
+    recipe = load_recipe("quickstart", [f"training.output_dir={tmp_path}"])
+    folder = RunFolder(recipe, {"fingerprint": "x" * 32})
+    identity = json.dumps(folder.identity() | {"world_size": 1}).encode()
+    good, bad = (make(tmp_path, step, {"anyformer_run.json": identity, "weights": b"w"}) for step in (1, 2))
+    (bad / file).write_bytes(text.encode("latin-1"))
+    assert folder.checkpoint_to_resume(1) == good
+    assert (tmp_path / "corrupt-checkpoint-2").is_dir()
+
+
+def test_a_model_without_checkpoints_and_with_a_damaged_run_file_is_not_overwritten(
+    short_recipe, command, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    (run / "run.json").write_text("null")
+    assert command("train", short_recipe) == 2
+    assert "run.json cannot be read, and no checkpoint says" in capsys.readouterr().err
+    assert (run / "run.json").read_text() == "null"
