@@ -6,6 +6,7 @@ can be checked before torch is imported. What schemes and kinds of attention nee
 
 import math
 
+from .legality_bounds import bound_faults
 from .legality_experts import EXPERT_ROWS, has_experts, mlp_kinds
 from .traits import ATTENTION_KINDS, DECODER, FAMILIES, MLP_TYPES, NORM_TYPES, PLAIN, POSITION_SCHEMES
 
@@ -216,6 +217,7 @@ ILLEGAL = [
     *(_positive(name, optional=True) for name in POSITIVE_OR_NONE),
     *(_probability(name) for name in PROBABILITIES),
     _count("position_offset", "rows"),
+    _first(bound_faults),  # before anything counts up to one of these numbers
     _one_of("position_encoding", POSITION_SCHEMES),
     _one_of("norm_type", NORM_TYPES),
     _one_of("norm_position", NORM_POSITIONS),

@@ -36,7 +36,7 @@ TINY = [
     *("model.num_attention_heads=2", "model.num_key_value_heads=1", "data.max_documents=20"),
     *("objective.sequence_length=64", "training.per_device_train_batch_size=2", "training.max_steps=4"),
     *("evaluation.max_rows=4", "evaluation.every_steps=2", "evaluation.sample_tokens=4"),
-    "training.per_device_eval_batch_size=32",
+    *("training.per_device_eval_batch_size=32", "training.warmup_steps=0.1"),
 ]
 # Recipes with a task have no rows of a length of their own.
 TASKS = ("imdb_classify", "multi30k_en_de", "fashion_mnist_vit", "fashion_mnist_pixels")

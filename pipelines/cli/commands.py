@@ -185,7 +185,7 @@ def _add_train(verbs) -> Parser:
     )
     _add_recipe_arguments(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, up to one forward pass; train nothing"
+        "--dry-run", action="store_true", help="check everything, up to one step and one validation batch; keep nothing"
     )
     parser.add_argument("--print-recipe", action="store_true", help="print the composed recipe as YAML and stop")
     _add_trust(parser)

@@ -22,15 +22,21 @@ class ImageClassificationSettings(NormalizedSettings):
     label_names: list[str] | None = doc(
         "names of the classes, in the order of their numbers; null: taken from the data"
     )
-    crop_padding: int = doc("training images are shifted at random by up to so many pixels", 0, at_least=0)
+    crop_padding: int = doc(
+        "training images are shifted at random by up to so many pixels", 0, at_least=0, at_most=2**16
+    )
     horizontal_flip: float = doc("probability that a training image is mirrored", 0.0, at_least=0, at_most=1)
     mixup_alpha: float = doc(
-        "each training image is blended with another, by shares of Beta(alpha, alpha); 0: off", 0.0, at_least=0
+        "each training image is blended with another, by shares of Beta(alpha, alpha); 0: off",
+        0.0,
+        at_least=0,
+        at_most=1000,
     )
     cutmix_alpha: float = doc(
         "a box of each training image is taken from another, by Beta(alpha, alpha); 0: off; with mixup a coin decides",
         0.0,
         at_least=0,
+        at_most=1000,
     )
 
 

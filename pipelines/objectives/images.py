@@ -36,6 +36,9 @@ class ImageObjective(Objective):
 
     def check(self) -> None:
         check_examples(self)
+        std = getattr(self.settings, "image_std", None)
+        if std is not None and not all(value > 0 for value in std):
+            raise UserError(f"{self.section}.image_std={show(std)} must be above 0: each channel is divided by it")
         super().check()
 
     def check_tokenizer(self) -> None:

@@ -16,8 +16,10 @@ class MaskedSettings(TextSettings):
     begins_documents = True  # a text for an encoder begins with <|cls|>
 
     mask_probability: float = doc("share of a row's tokens that is predicted", 0.15, above=0, below=1)
-    mask_replace: float = doc("share of those that the mask token hides", 0.8, at_least=0)
-    random_replace: float = doc("share of those that a random token replaces; the rest stays", 0.1, at_least=0)
+    mask_replace: float = doc("share of those that the mask token hides", 0.8, at_least=0, at_most=1)
+    random_replace: float = doc(
+        "share of those that a random token replaces; the rest stays", 0.1, at_least=0, at_most=1
+    )
 
 
 @register_objective

@@ -19,8 +19,12 @@ PICTURE = "completions.png"
 class PixelSettings(ObjectiveSettings):
     image_field: str = doc("column that holds the image", "image")
     label_field: str | None = doc("column that holds the class, for the metric linear_probe alone")
-    image_size: int = doc("images are resized to so many pixels a side, each of them a token", 32, at_least=2)
-    clusters: int = doc("colours, found by k-means over the pixels of the training images", 512, at_least=2)
+    image_size: int = doc(
+        "images are resized to so many pixels a side, each of them a token", 32, at_least=2, at_most=2**12
+    )
+    clusters: int = doc(
+        "colours, found by k-means over the pixels of the training images", 512, at_least=2, at_most=2**16
+    )
     probe_layer: int | None = doc("layer before which linear_probe reads; null: the middle one", at_least=0)
 
 

@@ -29,7 +29,9 @@ class SequenceClassificationSettings(ObjectiveSettings):
     label_names: list[str] | None = doc(
         "names of the classes, in the order of their numbers; null: taken from the data"
     )
-    max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, at_least=2)
+    max_length: int = doc(
+        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
+    )
 
 
 @register_objective

@@ -13,7 +13,7 @@ from .text import TextObjective, TextSettings
 @dataclass
 class SpanCorruptionSettings(TextSettings):
     noise_density: float = doc("share of the tokens that is left out", 0.15, above=0, below=1)
-    mean_span_length: float = doc("tokens per left-out span, on average", 3.0, at_least=1)
+    mean_span_length: float = doc("tokens per left-out span, on average", 3.0, at_least=1, at_most=2**20)
 
 
 @register_objective

@@ -23,7 +23,9 @@ class TextSettings(ObjectiveSettings):
 
     begins_documents: ClassVar[bool] = False  # what add_bos=null means
 
-    sequence_length: int = doc("tokens per row of text, for span_corruption of the encoder's input", 1024, at_least=2)
+    sequence_length: int = doc(
+        "tokens per row of text, for span_corruption of the encoder's input", 1024, at_least=2, at_most=2**24
+    )
     tail: Literal["drop", "pad"] = doc("the last, unfilled training row; validation always pads", "drop")
     add_bos: bool | None = doc("begin each document with the beginning-of-text token; null: only for masked")
     add_eos: bool = doc("end each document with the end-of-text token", True)
@@ -206,6 +208,15 @@ class TextObjective(Tokenized, Objective):
         return {name: row.of_losses(losses) for name, row in chosen.items() if store is not None or not row.needs_train}
 
     # ---- the end of a run
+
+    def check_model_length(self, most: int) -> None:
+        super().check_model_length(most)
+        for i, prompt in enumerate(self.recipe.evaluation.sample_prompts):
+            tokens = len(self.tokenizer(prompt)["input_ids"])
+            if tokens >= most:
+                raise UserError(
+                    f"evaluation.sample_prompts.{i} has {tokens} tokens, but the model has {most} positions; shorten it"
+                )
 
     def finishes_on(self) -> str:
         return "one" if self.recipe.evaluation.sample_prompts else "none"

@@ -5,11 +5,12 @@ Everything here reads the recipe alone; what depends on data or checkpoints is c
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..plugins import SOURCES, objective_of
 from . import introspection
-from .schema import DataSection, MixtureSource, Recipe, SourceSection
+from .schema import DataSection, MixtureSource, Recipe, SourceSection, TrainingSection
 from .types import show
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
@@ -99,8 +100,39 @@ def _check_training(recipe: Recipe) -> None:
             raise UserError(
                 f"training.report_to={show(training.report_to)} must be none, or any of {', '.join(TRACKERS)}"
             )
+    if training.max_steps > 0:
+        check_schedule(training, training.max_steps)
+    for name in ("min_lr_rate", "min_lr_ratio"):
+        floor = training.lr_scheduler_kwargs.get(name, 0)
+        if not isinstance(floor, int | float) or not 0 <= floor <= 1:
+            where = f"training.lr_scheduler_kwargs.{name}={show(floor)}"
+            raise UserError(f"{where} must be a share of the peak learning rate, from 0 to 1")
+    if not training.extra.get("dataloader_num_workers"):
+        for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
+            if training.extra.get(name):
+                raise UserError(f"training.{name} has no effect without training.dataloader_num_workers; set both")
     if training.bf16 is True and training.extra.get("fp16"):
         raise UserError("training.bf16=true and training.fp16=true exclude each other; keep one")
+
+
+def check_schedule(training: TrainingSection, total: int) -> None:
+    """Raise UserError where the phases of the learning rate take more than the `total` steps of the run."""
+    warmup = training.warmup_steps
+    if warmup >= 1 and warmup > total:
+        raise UserError(
+            f"training.warmup_steps={show(warmup)} is more than all {total} steps; a number below 1 is a share of them"
+        )
+    if training.lr_scheduler_type not in ("wsd", "warmup_stable_decay"):
+        return
+    decay = training.lr_scheduler_kwargs.get("num_decay_steps", training.decay_steps)
+    if not isinstance(decay, int | float):
+        raise UserError(f"training.lr_scheduler_kwargs.num_decay_steps={show(decay)} is not a number of steps")
+    steps = [share if share >= 1 else share * total for share in (warmup, decay)]
+    if sum(steps) > total:
+        raise UserError(
+            f"training.warmup_steps={show(warmup)} and training.decay_steps={show(decay)} take {round(sum(steps))} of "
+            f"{total} steps; numbers below 1 are shares of them"
+        )
 
 
 def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]) -> None:
@@ -186,6 +218,20 @@ def config_namespace(recipe: Recipe) -> SimpleNamespace | None:
     return SimpleNamespace(model_type=f"anyformer_{recipe.model.family}", **(defaults | recipe.model.fields))
 
 
+def config_vocabulary(recipe: Recipe) -> int | None:
+    """Entries of the model's vocabulary as far as the recipe says it; a tokenizer's may turn out smaller."""
+    return recipe.model.fields.get("vocab_size") or recipe.tokenizer.vocab_size
+
+
+def check_token_ids(fields: dict[str, Any], size: int | None) -> None:
+    """Raise UserError for a special token that a vocabulary of `size` entries does not have."""
+    for name, value in fields.items():
+        ids = value if isinstance(value, list) else [value]
+        if name.endswith("_token_id") and not all(i is None or 0 <= i < (size or i + 1) for i in ids):
+            has = f", which has {size} entries, counted from 0" if size else ""
+            raise UserError(f"model.{name}={show(value)} is no entry of the vocabulary{has}; leave it to the tokenizer")
+
+
 def check_model(recipe: Recipe) -> None:
     """Run the legality table of modeling/legality.py over the recipe's model."""
     from anyformer.modeling.legality import check_legal
@@ -193,6 +239,7 @@ def check_model(recipe: Recipe) -> None:
     config = config_namespace(recipe)
     if config is None:
         return
+    check_token_ids(recipe.model.fields, config_vocabulary(recipe))
     for name in ("hidden_act", "head_act", "conv_act", "pooler_act"):
         value = getattr(config, name, None)
         if value is not None and value not in introspection.activation_names():

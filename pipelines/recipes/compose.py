@@ -18,10 +18,10 @@ from . import introspection
 from .checkpoint_overrides import checkpoint_field
 from .checks import OWNED_ARGUMENTS, check_model, check_recipe
 from .files import read_yaml_file
-from .schema import DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
+from .schema import ARGUMENT_BOUNDS, DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
 from .secrets import check_no_secret
 from .strict_yaml import parse_yaml
-from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key
+from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key, within_bounds
 
 LEARNED = ("objective", "task")  # the sections that say what is learned
 WHAT = {
@@ -289,7 +289,9 @@ def _training_section(data: Any) -> TrainingSection:
     own = {f.name for f in fields(TrainingSection)}
     known = {k: f for k, f in introspection.training_argument_fields().items() if k not in own | set(OWNED_ARGUMENTS)}
     section: TrainingSection = build(TrainingSection, data, "training", rest="extra", allow=known)
-    section.extra = {key: convert(value, known[key].type, f"training.{key}") for key, value in section.extra.items()}
+    for key, value in section.extra.items():
+        where = f"training.{key}"
+        section.extra[key] = within_bounds(convert(value, known[key].type, where), ARGUMENT_BOUNDS.get(key, {}), where)
     return section
 
 

@@ -12,13 +12,17 @@ from typing import Any, Literal
 DEFAULT_NAMES = {"objective": "causal", "task": "sequence_classification"}
 
 
+def bounds_of(**limits: float | None) -> dict[str, float]:
+    """{"at least": 1} of `at_least=1`: bounds as they are checked, and as a reader sees them."""
+    return {name.replace("_", " "): limit for name, limit in limits.items() if limit is not None}
+
+
 def doc(help: str, default: Any = None, *, at_least=None, above=None, at_most=None, below=None, **kwargs) -> Any:
     """A dataclass field with the help text that `--help`, the README and errors share, and the bounds of its value.
 
     at_least, at_most: the smallest and largest value. above, below: values that the field must not reach.
     """
-    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    metadata = {"help": help, "bounds": {words: limit for words, limit in bounds.items() if limit is not None}}
+    metadata = {"help": help, "bounds": bounds_of(at_least=at_least, above=above, at_most=at_most, below=below)}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata, **kwargs)
     return field(default=default, metadata=metadata, **kwargs)
@@ -38,7 +42,7 @@ class TokenizerSection:
         "algorithm of the tokenizer trained on the training text", "byte_bpe"
     )
     vocab_size: int | None = doc(
-        "entries, special tokens included; for char the default keeps every character", None, at_least=2
+        "entries, special tokens included; for char the default keeps every character", None, at_least=2, at_most=2**24
     )
     name_or_path: str | None = doc("take this pretrained tokenizer instead of training one")
     special_tokens: list[str] = doc("further special tokens, after those that the tokenizer has anyway", [])
@@ -49,6 +53,7 @@ class TokenizerSection:
     sentinels: int | None = doc(
         "tokens <extra_id_0>, <extra_id_1>, ... that stand for left-out spans; null: as many as the objective needs",
         at_least=0,
+        at_most=100_000,
     )
     lowercase: bool = doc("lower-case the text first (wordpiece and unigram)", False)
     min_frequency: int = doc("pairs seen less often are not merged (byte_bpe and wordpiece)", 2, at_least=1)
@@ -114,18 +119,18 @@ class TrainingSection:
     """The fields with a default or a meaning of our own; every other field of TrainingArguments is accepted, too."""
 
     output_dir: str = doc("folder of the run: checkpoints, metrics, final model")
-    seed: int = doc("the one seed: weights, data order, dropout", 42, at_least=0)
-    max_steps: int = doc("optimizer steps; -1: as num_train_epochs says", -1)
-    num_train_epochs: float = doc("passes over the data, where max_steps does not say", 1.0, above=0)
-    per_device_train_batch_size: int = doc("rows per device and forward pass", 8, at_least=1)
-    gradient_accumulation_steps: int = doc("forward passes per optimizer step", 1, at_least=1)
+    seed: int = doc("the one seed: weights, data order, dropout", 42, at_least=0, at_most=2**32 - 1)
+    max_steps: int = doc("optimizer steps; -1: as num_train_epochs says", -1, at_most=10**12)
+    num_train_epochs: float = doc("passes over the data, where max_steps does not say", 1.0, above=0, at_most=1_000_000)
+    per_device_train_batch_size: int = doc("rows per device and forward pass", 8, at_least=1, at_most=2**20)
+    gradient_accumulation_steps: int = doc("forward passes per optimizer step", 1, at_least=1, at_most=2**20)
     learning_rate: float = doc("peak learning rate", 1e-3, above=0)
     optim: str = doc(
         "adamw (fused), muon (matrices by torch.optim.Muon, the rest by AdamW), or a transformers optimizer name",
         "adamw",
     )
     muon_learning_rate: float = doc("peak learning rate of the matrices under optim: muon", 0.02, above=0)
-    weight_decay: float = doc("decoupled weight decay on matrices", 0.1, at_least=0)
+    weight_decay: float = doc("decoupled weight decay on matrices", 0.1, at_least=0, at_most=100)
     adam_beta2: float = doc("AdamW's second beta", 0.95, at_least=0, below=1)
     max_grad_norm: float = doc("gradients are clipped to this norm; 0: not clipped", 1.0, at_least=0)
     lr_scheduler_type: str = doc("cosine, wsd, inverse_sqrt, or a name transformers knows", "cosine")
@@ -161,14 +166,14 @@ class EvaluationSection:
     sample_prompts: list[str] = doc(
         "texts the trained model continues (a translation model: translates) at the end", []
     )
-    sample_tokens: int = doc("new tokens per continued sample", 96, at_least=1)
+    sample_tokens: int = doc("new tokens per continued sample", 96, at_least=1, at_most=2**20)
     sample_top_p: float | None = doc(
         "continued samples: only the likeliest tokens whose probabilities sum to this are drawn; null: all tokens",
         above=0,
         at_most=1,
     )
     sample_images: int = doc(
-        "pixels: so many images are completed from their upper halves at the end, as a PNG", 8, at_least=0
+        "pixels: so many images are completed from their upper halves at the end, as a PNG", 8, at_least=0, at_most=1000
     )
 
 
@@ -228,3 +233,20 @@ def default_objective() -> ObjectiveSettings:
     from ..plugins import OBJECTIVES
 
     return OBJECTIVES[DEFAULT_NAMES["objective"]].Settings()
+
+
+# Bounds of the fields of TrainingArguments that a recipe may set, and that stand in no section above. transformers
+# looks at few of them, and at those after the data has been prepared.
+ARGUMENT_BOUNDS = {
+    "adam_beta1": bounds_of(at_least=0, below=1),
+    "adam_epsilon": bounds_of(above=0, at_most=1),
+    "label_smoothing_factor": bounds_of(at_least=0, below=1),
+    "neftune_noise_alpha": bounds_of(at_least=0, at_most=1000),
+    "torch_empty_cache_steps": bounds_of(at_least=1),
+    "per_device_eval_batch_size": bounds_of(at_least=1, at_most=2**20),
+    "eval_accumulation_steps": bounds_of(at_least=1),
+    "dataloader_num_workers": bounds_of(at_least=0, at_most=1024),
+    "dataloader_prefetch_factor": bounds_of(at_least=1, at_most=10_000),
+    "ddp_bucket_cap_mb": bounds_of(at_least=1, at_most=100_000),
+    "ddp_timeout": bounds_of(at_least=1, at_most=10**8),
+}

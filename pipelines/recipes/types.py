@@ -134,7 +134,8 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
     for key, item in value.items():
         if key in known:
             name = f"{path}.{key}" if path else key
-            taken[key] = within_bounds(convert(item, known[key].type, name), known[key], name)
+            bounds = known[key].metadata.get("bounds", {})
+            taken[key] = within_bounds(convert(item, known[key].type, name), bounds, name)
         elif key in allow:
             other[key] = item
         else:
@@ -150,9 +151,9 @@ OUTSIDE = {
 }
 
 
-def within_bounds(value: Any, field, path: str) -> Any:
-    """Return `value`; raise UserError where it is outside the bounds that the dataclass field states."""
-    for words, limit in field.metadata.get("bounds", {}).items():
+def within_bounds(value: Any, bounds: dict[str, float], path: str) -> Any:
+    """Return `value`; raise UserError where it is outside its bounds, as `schema.bounds_of` gives them."""
+    for words, limit in bounds.items():
         if value is not None and OUTSIDE[words](value, limit):
             raise UserError(f"{path}={show(value)} must be {words} {limit}")
     return value

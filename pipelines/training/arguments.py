@@ -2,15 +2,17 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import resources
 
 import torch
 from transformers import TrainingArguments
 
 from ..accounting.flops import prefers_bf16
-from ..errors import UserError, did_you_mean, first_line
+from ..errors import UserError, first_line
+from ..recipes.checks import check_schedule
 from ..recipes.schema import Recipe, TrainingSection
+from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
 
 SCHEDULES = {"wsd": "warmup_stable_decay"}
 OWN_OPTIMIZERS = {"adamw": "adamw_torch_fused", "muon": "adamw_torch_fused"}
@@ -39,24 +41,15 @@ def schedule(section: TrainingSection, total_steps: int | None) -> tuple[str, di
 
 
 def resolve_bf16(section: TrainingSection, device_type: str) -> bool:
-    """Whether training runs under bfloat16 autocast."""
-    return prefers_bf16(device_type) if section.bf16 == "auto" else section.bf16
+    """Whether training runs under bfloat16 autocast; `auto` leaves fp16 to who asks for it."""
+    if section.bf16 == "auto":
+        return not section.extra.get("fp16") and prefers_bf16(device_type)
+    return section.bf16
 
 
 def device_type() -> str:
     accelerator = torch.accelerator.current_accelerator()
     return "cpu" if accelerator is None or not torch.accelerator.is_available() else accelerator.type
-
-
-def deepspeed_config(value):
-    """A path or dict as it is; a name such as `zero2` as the shipped configs/deepspeed/zero2.json."""
-    if not isinstance(value, str) or os.path.exists(value):
-        return value
-    folder = resources.files("anyformer.configs") / "deepspeed"
-    shipped = {f.name.removesuffix(".json"): f for f in folder.iterdir() if f.name.endswith(".json")}
-    if value not in shipped:
-        raise UserError(f"training.deepspeed={value!r} is neither a file nor shipped{did_you_mean(value, shipped)}")
-    return str(shipped[value])
 
 
 def total_steps(section: TrainingSection, rows: int | None, world_size: int) -> int | None:
@@ -83,13 +76,21 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
     extra = dict(section.extra)
+    if extra.get("fp16") and device == "cpu":
+        raise UserError("training.fp16=true needs an accelerator, and this machine has none; set it to false")
     if extra.get("deepspeed") is not None:
         extra["deepspeed"] = deepspeed_config(extra["deepspeed"])
     by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
-    if section.optim == "muon" and (by_launcher or extra.get("deepspeed") is not None):
-        raise UserError("training.optim=muon needs whole matrices, but DeepSpeed flattens them; set it to adamw")
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    scheduler, scheduler_kwargs = schedule(section, total_steps(section, rows, world_size))
+    if by_launcher or extra.get("deepspeed") is not None:
+        if section.optim == "muon":
+            raise UserError("training.optim=muon needs whole matrices, but DeepSpeed flattens them; set it to adamw")
+        if not by_launcher:
+            check_deepspeed(section.extra["deepspeed"], extra["deepspeed"])
+        say_that_it_compiles()
+    total = total_steps(section, rows, int(os.environ.get("WORLD_SIZE", 1)))
+    if total is not None:
+        check_schedule(section, total)
+    scheduler, scheduler_kwargs = schedule(section, total)
     values = {
         "output_dir": section.output_dir,
         "seed": section.seed,
@@ -133,45 +134,14 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     }
     if device == "cuda":
         values["accelerator_config"] = {"non_blocking": True}
-    try:
+    with refusals():
         return TrainingArguments(**(values | extra))
-    except (ValueError, TypeError, ImportError) as error:
-        raise UserError(f"training: transformers refuses these settings: {first_line(error)}") from error
-
-
-def start_deepspeed(arguments: TrainingArguments) -> None:
-    """Start DeepSpeed's own process group before a ZeRO-3 model is built.
-
-    A ZeRO-3 model is sharded over DeepSpeed's processes while it is built; without this there would be one.
-    """
-    from transformers.integrations import is_deepspeed_zero3_enabled
-
-    if is_deepspeed_zero3_enabled():
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
 
 
 @contextmanager
-def whole_weights(arguments: TrainingArguments):
-    """Build fresh models whole on every process, also under ZeRO-3, which would build them in shards.
-
-    Shards are initialised in another order, so that a seed would give other weights than under DDP. This costs host
-    memory for the whole model on each process; a checkpoint is still loaded in shards.
-
-    transformers reads ZeRO-3 from a module-level variable (5.23: integrations/deepspeed.py, line 267), and no argument
-    overrides it: it is unset for the block and set again.
-    """
-    config = getattr(arguments, "hf_deepspeed_config", None)
-    if config is None:  # the engine may come from the launcher's file instead of the recipe
-        config = getattr(arguments.deepspeed_plugin, "dschf", None)
-    if config is None:
-        yield
-        return
-    from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
-
-    unset_hf_deepspeed_config()
+def refusals() -> Iterator[None]:
+    """Raise UserError where transformers or torch refuses settings of the training section in the block."""
     try:
         yield
-    finally:
-        set_hf_deepspeed_config(config)
+    except (ValueError, TypeError, ImportError, KeyError) as error:
+        raise UserError(f"training: transformers refuses these settings: {first_line(error)}") from error

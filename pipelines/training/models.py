@@ -7,9 +7,10 @@ from transformers import AutoConfig
 from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
+from ..recipes.checks import check_token_ids
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
-from .arguments import whole_weights
+from .deepspeed_engine import whole_weights
 
 
 def model_config(recipe: Recipe, tokenizer, task_fields: dict):
@@ -25,6 +26,8 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
             f"model.vocab_size={fields['vocab_size']} is smaller than the tokenizer's {len(tokenizer)} entries; "
             f"leave it out, or set at least {len(tokenizer)}"
         )
+    if fields.get("vocab_size") is not None:
+        check_token_ids(section.fields, fields["vocab_size"])
     try:
         return AutoConfig.for_model(f"anyformer_{section.family}", **fields)
     except ValueError as error:

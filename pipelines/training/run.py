@@ -23,8 +23,10 @@ from ..recipes.schema import Recipe
 from ..storage.checkpoints import STAGING, list_checkpoints
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
-from .arguments import start_deepspeed, training_arguments, whole_weights
+from .arguments import training_arguments
 from .checkpoint_staging import disk_full_sentence
+from .deepspeed_engine import start_deepspeed, whole_weights
+from .dry_run import try_step
 from .models import build_model, check_length
 from .run_folder import RunFolder
 from .stop_signal import StopAtOnce
@@ -35,8 +37,8 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False) -> int:
     """Train (or go on training) the recipe's model and print the result; return the exit code.
 
     0: finished, also if it had been finished before. 128 + n: stopped by signal n after saving a checkpoint.
-    With `dry_run` the data is prepared, the model is built and one forward and backward pass is made; nothing is
-    written to output_dir. With `quiet` nothing is printed but the progress line.
+    With `dry_run` the data is prepared, the model is built, one step is made on a full batch and one batch of each
+    other split is measured; nothing is written to output_dir. With `quiet` only the progress line is printed.
 
     Raises:
         UserError: a mistake in recipe, data or folders, before any training; a full disk or a NaN loss during it.
@@ -79,17 +81,26 @@ def prepared(recipe: Recipe, arguments) -> tuple[PreparedData, TrainingArguments
         data = prepare_data(recipe, progress=main and sys.stdout.isatty())
     rows = data.rows["train"]
     arguments = training_arguments(recipe, rows=None if rows.is_stream else len(rows))
+    if recipe.evaluation.every_steps is not None and "validation" not in data.rows:
+        raise UserError("evaluation.every_steps is set, but the data section names no validation data")
     start_deepspeed(arguments)
     return data, arguments
 
 
 def check_by_trying(recipe: Recipe, arguments) -> int:
-    """The dry run: prepare the data, build the model, make one forward and backward pass; write nothing."""
+    """The dry run: prepare the data, build the model, make one step and measure one batch; keep nothing of it."""
     data, arguments = prepared(recipe, arguments)
+    RunFolder(recipe, data.facts).check_free()
     set_seed(arguments.seed)
-    model = build_model(recipe, data, arguments)
+    model = build_model(recipe, data, arguments, quiet=True)
     check_length(data.objective, model.config)
-    print_dry_run(recipe, data, model)
+
+    def trial_trainer(trial: Recipe, trial_arguments):
+        return build_trainer(trial, RunFolder(trial, data.facts), trial_arguments, data, model)
+
+    trainer, facts = try_step(recipe, arguments, data, trial_trainer)
+    if arguments.process_index == 0:
+        print_dry_run(data, trainer, facts)
     return 0
 
 
@@ -147,8 +158,6 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     if validation is not None and most is not None and most < len(validation):
         # Spread over all rows: the first ones belong to few documents, whose loss says little about the rest.
         validation = Subset(validation, evenly_spread(len(validation), most))
-    if recipe.evaluation.every_steps is not None and validation is None:
-        raise UserError("evaluation.every_steps is set, but the data section names no validation data")
     return AnyformerTrainer(
         model=model,
         args=arguments,
@@ -164,7 +173,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
 
 
 def checkpoint_to_go_on(trainer, folder: RunFolder) -> Path | None:
-    """The checkpoint that the run goes on from, None where it begins; raises UserError for one that it must not read."""
+    """The checkpoint that the run goes on from, None where it begins; raises UserError for one it must not read."""
     found = folder.checkpoint_to_resume(trainer.args.world_size)
     if found is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
         check_own(found, folder.recipe)

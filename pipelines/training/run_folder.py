@@ -113,6 +113,12 @@ class RunFolder:
                 )
         return find_last_complete(self.path, report=say)
 
+    def check_free(self) -> None:
+        """Raise UserError where another run has finished here, or has left a checkpoint; nothing is changed."""
+        stored = read_identity(self.path / "run.json")
+        if stored is not None and (stored.get("status") == "finished" or list_checkpoints(self.path)):
+            self.check_same_run(self.path, stored)
+
     def finished(self) -> dict | None:
         """The result of this very run, if it has ended already; raises UserError for another run's result.
 
@@ -131,8 +137,7 @@ class RunFolder:
                 )
             say(f"{path} cannot be read; set aside as {set_aside(path).name}, the checkpoints say how far the run is")
             return None
-        if stored.get("status") == "finished" or checkpoints:
-            self.check_same_run(self.path, stored)
+        self.check_free()
         return stored if stored.get("status") == "finished" else None
 
     @contextmanager

@@ -1,18 +1,17 @@
 """What a run prints before and after training."""
 
-import inspect
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from ..accounting.flops import FlopCount, active_parameters, count_tokens
+from ..accounting.flops import active_parameters
 from ..accounting.parameter_count import short_number
-from ..data.batch_keys import EPOCH, ROW_IDS
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
 from ..recipes.schema import Recipe
 from .progress import human_time
+from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -55,25 +54,19 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         console.print(f"going on from {checkpoint}", markup=False)
 
 
-def print_dry_run(recipe: Recipe, data: PreparedData, model) -> None:
-    """What would be trained, proved by one forward and backward pass."""
-    import torch
-
-    row = {ROW_IDS: 0, EPOCH: 0} | next(iter(data.rows["train"]))
-    batch = data.objective.collator(data.packed)([row])
-    batch = {name: value for name, value in batch.items() if name not in (ROW_IDS, EPOCH)}
-    takes_labels = "labels" in inspect.signature(model.forward).parameters
-    loss = model.train()(**{name: x for name, x in batch.items() if takes_labels or name != "labels"}).loss
-    loss.backward()
-    finite = all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-    console.print(f"model: {describe_model(model)}", markup=False)
+def print_dry_run(data: PreparedData, trainer, facts: dict) -> None:
+    """What would be trained, proved by one step on a full batch and one batch of each other split (dry_run.py)."""
+    console.print(f"model: {describe_model(trainer.model)}", markup=False)
     console.print(describe_data(data), markup=False)
-    tokens = int(count_tokens(batch, model.config))
-    flops = short_number(int(FlopCount(model).of_batch(batch)) // tokens)
+    noun = data.objective.row_noun if facts["rows"] == 1 else f"{data.objective.row_noun}s"
     console.print(
-        f"one {data.objective.row_noun}: loss {loss.item():.4f}, gradients {'finite' if finite else 'NOT finite'}",
+        f"one step of {facts['rows']} {noun}: loss {facts['loss']:.4f}, gradients "
+        f"{'finite' if facts['finite'] else 'NOT finite'}, peak memory {peak_memory(trainer.args.device) / 1e9:.1f} GB",
         markup=False,
     )
+    for split, loss in facts["other losses"].items():
+        console.print(f"one batch of {split}: loss {loss:.4f}", markup=False)
+    flops = short_number(int(float(trainer.throughput.flops) // float(trainer.throughput.tokens)))
     console.print(f"training costs {flops} FLOPs per token; dry run: nothing was trained or written", markup=False)
 
 

@@ -4,8 +4,8 @@ Differences from Trainer: checkpoints are complete or invisible; NaN stops the r
 per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
 checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
 own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
-5.23: _get_train_sampler, _determine_best_metric, _get_output_dir, _save_checkpoint, _push_from_checkpoint, _save and
-_issue_warnings_after_load in trainer.py).
+5.23: _get_train_sampler, _run_epoch, _determine_best_metric, _get_output_dir, _save_checkpoint, _push_from_checkpoint,
+_save and _issue_warnings_after_load in trainer.py).
 """
 
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..publishing.model_card import write_model_card
 from ..storage.checkpoints import list_checkpoints
+from .arguments import refusals
 from .best_checkpoint import locate_best
 from .checkpoint_average import average_weights
 from .checkpoint_staging import CheckpointStaging
@@ -130,6 +131,13 @@ class AnyformerTrainer(Trainer):
             self.progress.close()
             self.model.config.use_cache = self._use_cache
 
+    def _run_epoch(self, *args, resume_from_checkpoint=None, **kwargs):
+        """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
+        if self.state.global_step < self.state.max_steps:
+            return super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        self._load_rng_state(resume_from_checkpoint)
+        self.control.should_training_stop = True
+
     def training_step(self, model, inputs, num_items_in_batch=None):
         rows = inputs.pop(ROW_IDS, [])
         inputs.pop(EPOCH, None)
@@ -155,7 +163,12 @@ class AnyformerTrainer(Trainer):
             model = self.model if model is None else model
             decayed = set(self.get_decay_parameter_names(model))
             self.optimizer = muon_of_arguments(model, decayed, self.muon_learning_rate, self.args)
-        return super().create_optimizer(model)
+        with refusals():
+            return super().create_optimizer(model)
+
+    def create_scheduler(self, *args, **kwargs):
+        with refusals():
+            return super().create_scheduler(*args, **kwargs)
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """Matrices only: no biases, no norms, and no vectors of learned positions or tokens' norms."""

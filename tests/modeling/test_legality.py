@@ -1,12 +1,21 @@
 """Every illegal config is refused when it is built, with one sentence that says what is legal."""
 
+import math
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from anyformer.modeling.legality import FAMILY_ILLEGAL, ILLEGAL, POSITIVE, POSITIVE_OR_NONE, PROBABILITIES, check_legal
+from anyformer.pipelines.recipes import introspection
 from huggingface_hub.errors import StrictDataclassClassValidationError
 
-from anyformer import AnyformerDecoderConfig, AnyformerEncoderConfig, AnyformerSeq2SeqConfig, AnyformerViTConfig
+from anyformer import (
+    AnyformerDecoderConfig,
+    AnyformerEncoderConfig,
+    AnyformerMoeConfig,
+    AnyformerSeq2SeqConfig,
+    AnyformerViTConfig,
+)
 
 LINEAR = {"attention_pattern": ["linear_attention"]}
 CASES = {
@@ -195,6 +204,9 @@ ALL_CASES = [
     *((AnyformerDecoderConfig, f"{name}=1.0 is not a probability", {name: 1.0}) for name in PROBABILITIES),
     *((AnyformerDecoderConfig, sentence, fields) for sentence, fields in CASES.items()),
     (AnyformerDecoderConfig, "disentangled' needs bidirectional attention; a decoder can use none", DISENTANGLED),
+    (AnyformerMoeConfig, "router_aux_loss_coef=1e+30 must be at most 100", {"router_aux_loss_coef": 1e30}),
+    (AnyformerDecoderConfig, "norm_eps=-1.0 must be at least 0", {"norm_eps": -1.0}),
+    (AnyformerDecoderConfig, "initializer_range=nan must be at most 100", {"initializer_range": float("nan")}),
     *((AnyformerEncoderConfig, sentence, fields) for sentence, fields in ENCODER_CASES.items()),
     *((AnyformerSeq2SeqConfig, sentence, fields) for sentence, fields in SEQ2SEQ_CASES.items()),
 ]
@@ -208,6 +220,20 @@ def test_every_illegal_combination_is_refused_with_its_sentence(config_class, se
     words = str(error.value.__cause__ if isinstance(error.value, StrictDataclassClassValidationError) else error.value)
     assert sentence in words
     assert "\n" not in words
+
+
+@pytest.mark.parametrize("family", ["decoder", "moe", "encoder", "seq2seq", "vit"])
+def test_every_number_has_bounds_which_are_looked_at_before_anything_counts_up_to_it(family):
+    fields = introspection.family_fields(family)
+    defaults = {name: field.default for name, field in fields.items()} | {"model_type": f"anyformer_{family}"}
+    check_legal(SimpleNamespace(**defaults))
+    for name, field in fields.items():
+        types = {field.type, *get_args(field.type)}
+        if name.endswith("_token_id") or not types & {int, float}:  # a config need not know its tokenizer
+            continue
+        for wrong in (10**18, -(10**18), *([math.nan] if float in types else [])):
+            with pytest.raises(ValueError, match=f"{name}={wrong}"):
+                check_legal(SimpleNamespace(**(defaults | {name: wrong})))
 
 
 def test_no_row_of_the_table_is_without_a_case():

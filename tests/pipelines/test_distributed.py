@@ -13,7 +13,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.storage.model_folder import open_model_folder
-from anyformer.pipelines.training.arguments import training_arguments
+from anyformer.pipelines.training.arguments import resolve_bf16, training_arguments
+from anyformer.pipelines.training.deepspeed_engine import say_that_it_compiles
 from processes import free_port, logged_losses, run_ranks
 from task_data import task_recipe
 
@@ -118,6 +119,40 @@ def test_zero_trains_what_one_process_trains(without_dropout, command, two_ranks
     assert saved.parameter_count() == facts["parameters"]  # a tied head once
     assert facts["engine"] == "DeepSpeedEngine" and facts["samples"][0]["text"].startswith("The")
     assert_close(losses, logged_losses(single))
+
+
+def test_what_deepspeed_cannot_run_is_one_sentence_with_the_way_out(tmp_path, monkeypatch):
+    def refused(setting):
+        with pytest.raises(UserError) as caught:
+            training_arguments(load_recipe("quickstart", ["training.optim=adamw", f"training.deepspeed={setting}"]))
+        return str(caught.value)
+
+    monkeypatch.delenv("RANK", raising=False)
+    assert "needs a launcher" in refused("zero2") and "torchrun --nproc_per_node 1 scripts/train.py" in refused("zero2")
+    monkeypatch.setenv("RANK", "0")
+    (tmp_path / "broken.json").write_text("{")
+    assert "cannot be read as JSON" in refused(tmp_path / "broken.json")
+    assert "elasticity changes the number of processes" in refused("{elasticity: {enabled: true}}")
+    assert "elastic_checkpoint changes" in refused("{zero_optimization: {stage: 2, elastic_checkpoint: true}}")
+
+
+def test_fp16_needs_an_accelerator_and_bf16_auto_leaves_it_alone():
+    recipe = load_recipe("quickstart", ["training.fp16=true"])
+    assert resolve_bf16(recipe.training, "cuda") is False
+    with pytest.raises(UserError, match=r"training\.fp16=true needs an accelerator"):
+        training_arguments(recipe)
+
+
+def test_the_first_use_of_deepspeed_says_once_that_it_compiles(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    say_that_it_compiles.cache_clear()
+    say_that_it_compiles()
+    say_that_it_compiles()
+    assert capsys.readouterr().err.count("compiles what it needs on first use, which can take minutes") == 1
+    (tmp_path / "op.so").touch()
+    say_that_it_compiles.cache_clear()
+    say_that_it_compiles()
+    assert capsys.readouterr().err == ""
 
 
 def test_muon_is_refused_under_deepspeed_whoever_starts_it(monkeypatch):

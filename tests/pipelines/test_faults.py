@@ -30,6 +30,11 @@ def hidden_files(folder: Path) -> list[str]:
     return [str(p.relative_to(folder)) for p in folder.rglob(".*")]
 
 
+def assert_same_weights(run: Path, other: Path) -> None:
+    a, b = load_file(run / "model.safetensors"), load_file(other / "model.safetensors")
+    assert a.keys() == b.keys() and all(a[name].equal(b[name]) for name in b)
+
+
 def is_stopped(process: Process) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
@@ -173,9 +178,11 @@ def test_sigterm_outside_training_is_answered_and_leaves_nothing_half_done(short
         assert process.wait() == 128 + signal.SIGTERM, process.text()
         assert process.text().strip().splitlines()[-1].startswith("stopped by signal 15") and words in process.text()
         assert not hidden_files(tmp_path), name
-    assert command("train", short_recipe) == 0
-    assert len(logged_losses(run)) == 4
-    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    whole = tmp_path / "whole"
+    assert command("train", short_recipe) == command("train", short_recipe, f"training.output_dir={whole}") == 0
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["status"] == "finished" and facts["steps"] == len(logged_losses(run)) == 4  # not one step more
+    assert_same_weights(run, whole)
 
 
 def test_sigterm_while_the_corpus_is_tokenised_leaves_no_cache_folder(short_recipe, command, tmp_path, monkeypatch):
@@ -211,8 +218,7 @@ def test_damaged_records_do_not_keep_a_run_from_going_on(killed_run, short_recip
     assert f"going on from {run / 'checkpoint-2'}" in captured.out
     assert (run / "corrupt-run.json").exists() and b"\xff" in (run / "corrupt-metrics.jsonl").read_bytes()
     assert logged_losses(run) == logged_losses(whole)
-    a, b = load_file(run / "model.safetensors"), load_file(whole / "model.safetensors")
-    assert all(a[name].equal(b[name]) for name in b)
+    assert_same_weights(run, whole)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from typing import get_args
 
 import pytest
 from anyformer.pipelines.errors import UserError
@@ -11,7 +12,7 @@ from anyformer.pipelines.recipes import introspection
 from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.files import shipped
-from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
+from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, Recipe, TrainingSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,7 +143,7 @@ def test_yaml_is_read_back_equal(data):
     prompts=st.lists(st.text() | looks_like_something_else, max_size=3),
     kwargs=st.dictionaries(st.text() | looks_like_something_else, yaml_data, max_size=3),
     rate=st.floats(min_value=1e-12, max_value=1e3),
-    seed=st.integers(0, 2**63),
+    seed=st.integers(0, 2**32 - 1),
     layers=st.integers(1, 100),
     run_name=st.none() | st.text() | looks_like_something_else,
 )
@@ -246,10 +247,22 @@ def bounds():
             yield [*before, chosen], f"{cls.section}.{row.name}", row.metadata.get("bounds", {})
 
 
+def test_every_number_of_the_training_arguments_has_bounds():
+    numbers = {int, float}
+    fields = introspection.training_argument_fields()
+    settable = {n for n, f in fields.items() if numbers & {f.type, *get_args(f.type)}} - OWNED_ARGUMENTS.keys()
+    assert settable - {f.name for f in dataclasses.fields(TrainingSection)} == ARGUMENT_BOUNDS.keys()
+
+
 def test_every_bound_is_enforced():
     beyond = {"at least": -1, "above": 0, "at most": 1, "below": 0}
     rows = [(before, path, words, limit) for before, path, found in bounds() for words, limit in found.items()]
-    assert len(rows) > 40
+    rows += [
+        ([], f"training.{name}", words, limit)
+        for name, found in ARGUMENT_BOUNDS.items()
+        for words, limit in found.items()
+    ]
+    assert len(rows) > 80
     for before, path, words, limit in rows:
         wrong = limit + beyond[words]
         message = sentence("quickstart", *before, f"{path}={wrong}")
@@ -299,6 +312,19 @@ def test_the_hub_is_reached_by_publish_alone(name, instead):
         (["data.validation_split=test"], "no effect without data.dataset"),
         (["data.revision=main"], "no effect without data.dataset"),
         (["training.bf16=true", "training.fp16=true"], "exclude each other"),
+        (["training.warmup_steps=221"], "training.warmup_steps=221.0 is more than all 220 steps"),
+        (
+            ["training.lr_scheduler_type=wsd", "training.warmup_steps=30", "training.decay_steps=200"],
+            "take 230 of 220 steps",
+        ),
+        (["training.lr_scheduler_kwargs={min_lr_rate: 2}"], "min_lr_rate=2 must be a share of the peak"),
+        (["training.dataloader_prefetch_factor=2"], "no effect without training.dataloader_num_workers"),
+        (["training.dataloader_persistent_workers=true"], "no effect without training.dataloader_num_workers"),
+        (["model.bos_token_id=99999"], "model.bos_token_id=99999 is no entry of the vocabulary, which has"),
+        (["model.eos_token_id=[0, -1]"], "model.eos_token_id=[0, -1] is no entry of the vocabulary"),
+        (["model.num_hidden_layers=1000000000000"], "model.num_hidden_layers=1000000000000 must be at most 10000"),
+        (["tokenizer.sentinels=1000000000000"], "tokenizer.sentinels=1000000000000 must be at most 100000"),
+        (["model={family: moe}", "model.router_aux_loss_coef=1e30"], "model.router_aux_loss_coef=1e+30 must be at"),
         (["model.position_encoding=learned", "objective.sequence_length=2048"], "model.max_position_embeddings=1024"),
     ],
 )  # fmt: skip

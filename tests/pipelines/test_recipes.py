@@ -57,7 +57,7 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
     if objective_of(load_recipe(name)).special_tokens is None:  # images
         overrides = [f"data.files={pictures(tmp_path / 'pictures.parquet')}", f"training.output_dir={tmp_path / 'run'}"]
     overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]
-    overrides += ["data.test_files=null"]
+    overrides += ["data.test_files=null", "training.per_device_train_batch_size=2"]
     assert command("train", name, *overrides, "--dry-run") == 0, capsys.readouterr().err
     assert "gradients finite" in capsys.readouterr().out
 
@@ -65,12 +65,13 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
 def test_quickstart_is_three_and_a_half_million_parameters_and_shakespeare_is_nanogpts_0_8_million(
     command, tmp_path, capsys
 ):
-    assert command("train", "quickstart", "data.max_documents=40", "tokenizer.vocab_size=2048", "--dry-run") == 0
+    small = ["training.per_device_train_batch_size=1", "--dry-run"]
+    assert command("train", "quickstart", "data.max_documents=40", "tokenizer.vocab_size=2048", *small) == 0
     assert "3.43M parameters" in capsys.readouterr().out
     text = tmp_path / "letters.txt"
     text.write_text("".join(chr(c) for c in range(32, 97)) * 100)  # 65 different characters, as in tiny Shakespeare
     files = [f"data.files={text}", "data.validation_files=null", "data.validation_fraction=0.1"]
-    assert command("train", "tinyshakespeare_char", *files, "--dry-run") == 0
+    assert command("train", "tinyshakespeare_char", *files, *small) == 0
     assert "804k parameters" in capsys.readouterr().out
 
 

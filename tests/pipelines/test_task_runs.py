@@ -136,6 +136,7 @@ def test_real_reviews_and_captions_train(tmp_path, command, data_folder):
     small = ["model.num_hidden_layers=1", "model.hidden_size=32", "model.num_attention_heads=2"]
     small += ["tokenizer.vocab_size=1000", "tokenizer.max_training_bytes=200000", "training.bf16=false"]
     small += ["training.max_steps=4", "training.save_steps=2", "data.max_documents=120", "task.max_length=48"]
+    small += ["training.warmup_steps=0.1"]
     reviews = data_folder / "imdb_5k" / "train.jsonl.gz"
     overrides = [f"data.files={reviews}", "data.test_files=null", "evaluation.every_steps=2"]
     assert command("train", "imdb_classify", *small, *overrides, f"training.output_dir={tmp_path / 'imdb'}") == 0

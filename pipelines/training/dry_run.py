@@ -1,0 +1,90 @@
+"""The dry run: what a run does before, in and after a step is done once, in a folder that is then deleted."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import TrainerCallback, TrainingArguments
+
+from ..errors import UserError, first_line
+from ..objectives.base import evenly_spread
+from ..objectives.prepare import PreparedData
+from ..recipes.schema import Recipe
+from .arguments import total_steps, training_arguments
+from .progress import ProgressLine
+
+
+class OneStep(TrainerCallback):
+    """Stops after the first optimizer step; `finite` says whether all its gradients were."""
+
+    finite = True
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.finite = all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Make a UserError of whatever ends the trial: memory that does not suffice, options that nobody looked at."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"the first step of the run fails ({what}); --debug shows where") from error
+
+
+def trial_recipe(recipe: Recipe, rows: int | None, world_size: int, folder: str) -> Recipe:
+    """The recipe with its own schedule and batch, but nothing saved, sent or measured on the way.
+
+    One forward pass makes a step: accumulating more of them needs no other memory.
+    """
+    steps = total_steps(recipe.training, rows, world_size)
+    training = replace(
+        recipe.training,
+        output_dir=folder,
+        max_steps=steps if steps is not None else recipe.training.max_steps,
+        gradient_accumulation_steps=1,
+        report_to="none",
+        logging_steps=1,
+    )
+    evaluation = replace(recipe.evaluation, every_steps=None, best_metric=None, average_checkpoints=None)
+    return replace(recipe, training=training, evaluation=evaluation)
+
+
+def try_step(recipe: Recipe, arguments: TrainingArguments, data: PreparedData, build_trainer) -> tuple:
+    """Make one optimizer step and measure one batch of each other split; returns (trainer, facts).
+
+    arguments: of the run itself, which are checked already. build_trainer: (recipe, arguments) -> Trainer.
+    facts: loss, finite (the gradients), rows (in the batch), and the loss of each other split.
+    """
+    rows = data.rows["train"]
+    with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
+        recipe = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments.world_size, folder)
+        step = OneStep()
+        with one_sentence():
+            trainer = build_trainer(recipe, training_arguments(recipe))
+            trainer.args.save_strategy = "no"
+            trainer.remove_callback(ProgressLine)
+            trainer.add_callback(step)
+            trainer.train()
+        batch = arguments.per_device_train_batch_size * arguments.world_size
+        facts = {
+            "loss": next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry),
+            "finite": step.finite,
+            "rows": batch if rows.is_stream else min(batch, len(rows)),
+            "other losses": {},
+        }
+        for split, others in data.rows.items():
+            if split != "train":
+                some = evenly_spread(len(others), trainer.args.per_device_eval_batch_size * arguments.world_size)
+                with one_sentence():
+                    measured = trainer.evaluate(torch.utils.data.Subset(others, some), metric_key_prefix=split)
+                facts["other losses"][split] = measured[f"{split}_loss"]
+    return trainer, facts
