@@ -156,7 +156,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "has_recipe": (model.path / "recipe.yaml").is_file(),
         "base_model": facts.base_model,
         "is_converted": "converted_from" in run,
-        "local_files": facts.local_files,
+        "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
         "objective": objective,
         "run": {key: run[key] for key in ("steps", "world_size", "wall_seconds") if run.get(key) is not None},
         "source_names": facts.source_names,

@@ -73,6 +73,8 @@ def publish(
     else:
         print(f"{model.path / 'README.md'} was not written by anyformer; it is published as it is")
         contents["README.md"] = model.path / "README.md"
+    if not license and not RunFacts.read(model.path).section("publish").get("license"):
+        print("the card names no licence; --license or publish.license says it")
     if not any((model.path / name).is_file() for name in TOKENIZER):
         print(f"{model.path} holds no tokenizer; the model is published without one")
     _print_upload(contents, url)

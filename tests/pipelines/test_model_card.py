@@ -212,6 +212,9 @@ def test_local_data_is_named_by_file_and_never_as_a_hub_data_set(model_folder, t
     assert "datasets" not in front and "secret-place" not in text
     assert "Trained on: local data.\n\nRead from `notes.txt`, which is not published here." in section(text, "Data")
     assert front["model-index"][0]["results"][0]["dataset"]["name"] == "local data"
+    write_run(model_folder, recipe(files=["/data/Übung <1>.txt", "b.txt"]))
+    write_model_card(model_folder)
+    assert "Read from `Übung <1>.txt`, `b.txt`, which are not published" in section(read_card(model_folder)[1], "Data")
     write_run(model_folder, recipe(dataset=str(tmp_path / "on-disk")))
     write_model_card(model_folder)
     assert "datasets" not in read_card(model_folder)[0]

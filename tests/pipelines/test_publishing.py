@@ -78,6 +78,7 @@ def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_t
         files[name] == (run_folder / name).read_bytes() for name in files.keys() - {"README.md", ".gitattributes"}
     )
     card = files["README.md"].decode()
+    assert "no licence" not in done.stdout
     assert MARKER in card and "license: apache-2.0" in card and '"tester/tiny", trust_remote_code=True' in card
 
     (run_folder / "metrics.jsonl").write_text('{"loss": 1.0}\n')
