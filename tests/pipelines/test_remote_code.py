@@ -1,5 +1,6 @@
 """Code that comes with a checkpoint runs for those who say so, and never because of what is on standard input."""
 
+import ast
 import builtins
 import json
 
@@ -91,6 +92,23 @@ def test_who_means_it_trains_a_stranger_s_model_to_the_end(stranger, tiny_recipe
     assert type(run.model).__name__ == "StrangerForCausalLM"
     with pytest.raises(ValueError, match="trust_remote_code"):
         _ = anyformer.Run(tmp_path / "run").model
+
+
+# Classes that run no code but that of installed packages.
+PLAIN = {"PreTrainedTokenizerFast", "cls"}
+
+
+def test_every_loading_in_the_package_says_whether_code_may_run(repo_root):
+    """Where nothing is said, transformers asks on standard input."""
+    calls = 0
+    for file in (repo_root / "pipelines").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") != "from_pretrained":
+                continue
+            says = {keyword.arg for keyword in node.keywords} & {"trust_remote_code", None}  # None: **arguments
+            assert says or getattr(node.func.value, "id", "") in PLAIN, f"{file.name}, line {node.lineno}"
+            calls += 1
+    assert calls > 12
 
 
 def test_no_recipe_can_trust_for_the_user(tiny_recipe):
