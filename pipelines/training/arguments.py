@@ -115,6 +115,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
         "save_steps": section.save_steps,
         "save_total_limit": section.save_total_limit,
         "report_to": section.report_to,
+        "run_name": os.path.basename(os.path.abspath(section.output_dir)),  # as trackers call it
         "eval_strategy": "no" if recipe.evaluation.every_steps is None else "steps",
         "eval_steps": recipe.evaluation.every_steps,
         "metric_for_best_model": recipe.evaluation.best_metric,

@@ -19,17 +19,33 @@ def human_time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def describe(logs: dict, eta: float | None = None) -> str:
+def short_metric(value: float) -> str:
+    """A metric for people: 0.8620, 60.3, 12,345.6."""
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def progress_words(logs: dict, eta: float | None = None) -> list[str]:
     """The numbers of one progress line, most important first."""
-    words = [f"loss {logs['loss']:.4f}", f"lr {logs['learning_rate']:.2e}"]
+    words = [f"epoch {logs['epoch']:.2f}"] if logs.get("epoch") is not None else []
+    words += [f"loss {logs['loss']:.4f}", f"lr {logs['learning_rate']:.2e}"]
     if "tokens_per_second" in logs:
-        words += [f"{logs['tokens_per_second']:,.0f} tok/s", f"MFU {logs['mfu']:.0%}"]
-    if "router_load_max" in logs:
-        words.append(f"expert load {logs['router_load_min']:.2f}-{logs['router_load_max']:.2f}")
+        words.append(f"{logs['tokens_per_second']:,.0f} tok/s")
     if eta is not None:
         words.append(f"ETA {human_time(eta)}")
+    if "mfu" in logs:
+        words.append(f"MFU {logs['mfu']:.0%}")
     if "memory_gb" in logs:
         words.append(f"{logs['memory_gb']:.1f} GB")
+    if "router_load_max" in logs:
+        words.append(f"expert load {logs['router_load_min']:.2f}-{logs['router_load_max']:.2f}")
+    return words
+
+
+def describe(logs: dict, eta: float | None = None, width: int | None = None) -> str:
+    """The text of a progress line; numbers that do not fit into `width` columns are left out."""
+    words = progress_words(logs, eta)
+    while width is not None and len(words) > 1 and len("  ".join(words)) > width:
+        words.pop()
     return "  ".join(words)
 
 
@@ -37,14 +53,24 @@ def describe(logs: dict, eta: float | None = None) -> str:
 NOT_METRICS = {"loss", "nll", "predictions", "runtime", "samples_per_second", "steps_per_second"}
 
 
+def with_split_names(logs: dict) -> dict:
+    """Trainer's `eval_loss` is `validation_loss`, as it is called at the end of a run."""
+    return {f"validation_{name[5:]}" if name.startswith("eval_") else name: value for name, value in logs.items()}
+
+
 def describe_evaluation(logs: dict) -> str:
     """`validation loss 0.3512  accuracy 0.8620`."""
-    words = [f"validation loss {logs['eval_loss']:.4f}"]
+    words = [f"validation loss {logs['validation_loss']:.4f}"]
     for key, value in logs.items():
-        name = key.removeprefix("eval_")
+        name = key.removeprefix("validation_")
         if name != key and name not in NOT_METRICS:
-            words.append(f"{name.replace('_', ' ')} {value:.4f}")
+            words.append(f"{name.replace('_', ' ')} {short_metric(value)}")
     return "  ".join(words)
+
+
+# The first steps take longer than the rest: compilation, caches, the loader's first batches.
+STEPS_BEFORE_ETA = 5
+BAR_WIDTH = 10
 
 
 class ProgressLine(TrainerCallback):
@@ -53,37 +79,48 @@ class ProgressLine(TrainerCallback):
     def __init__(self, console: Console | None = None):
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.bar = self.task = None
+        self.training = False
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.start_time, self.start_step = time.monotonic(), state.global_step
+        self.training = True
         if not state.is_world_process_zero:
             return
         if self.console.is_terminal:
-            columns = (BarColumn(24), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"))
+            columns = (
+                BarColumn(BAR_WIDTH),
+                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.description}"),
+            )
             self.bar = Progress(*columns, console=self.console)
             self.bar.start()
             self.task = self.bar.add_task("", total=state.max_steps, completed=state.global_step)
 
     def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # the last steps belong to the log, whatever logging_steps says
         if self.bar is not None:
             self.bar.update(self.task, completed=state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or not logs:
             return
-        if "eval_loss" in logs:
+        if "validation_loss" in logs and self.training:
             self.console.print(f"step {state.global_step}  {describe_evaluation(logs)}")
         if "loss" not in logs:
             return
         done = state.global_step - self.start_step
-        eta = (time.monotonic() - self.start_time) / max(1, done) * (state.max_steps - state.global_step)
-        text = describe(logs, eta)
+        eta = None
+        if done >= STEPS_BEFORE_ETA:
+            eta = (time.monotonic() - self.start_time) / done * (state.max_steps - state.global_step)
         if self.bar is not None:
-            self.bar.update(self.task, description=text)
+            room = self.console.width - BAR_WIDTH - len(f" {state.max_steps}/{state.max_steps} ")
+            self.bar.update(self.task, description=describe(logs, eta, room))
         else:
-            self.console.print(f"step {state.global_step}/{state.max_steps}  {text}")
+            self.console.print(f"step {state.global_step}/{state.max_steps}  {describe(logs, eta)}")
 
     def on_train_end(self, args, state, control, **kwargs):
+        self.training = False
         self.close()
 
     def close(self):
@@ -125,7 +162,8 @@ class MetricsFile(TrainerCallback):
                 shutil.copyfile(self.path, aside)
                 noun = "line" if damaged == 1 else "lines"
                 print(f"anyformer: {self.path}: {damaged} damaged {noun} left out; the whole is in {aside.name}")
-            kept = [line for line in lines if line["step"] <= state.global_step]
+            # 0.1 called validation_loss eval_loss.
+            kept = [with_split_names(line) for line in lines if line["step"] <= state.global_step]
             write_atomically(self.path, "".join(f"{json.dumps(line)}\n" for line in kept))
 
     def on_log(self, args, state, control, logs=None, **kwargs):

@@ -18,6 +18,7 @@ import anyformer
 from ..errors import UserError
 from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
+from ..plugins import METRICS
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import STAGING, list_checkpoints
@@ -127,7 +128,10 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
         folder.write("running", world_size=arguments.world_size)
     if main and not quiet:
         print_start(recipe, data, trainer, checkpoint)
-    return run(trainer, recipe, folder, data, checkpoint, quiet)
+    try:
+        return run(trainer, recipe, folder, data, checkpoint, quiet)
+    finally:
+        trainer.close_trackers()
 
 
 def told_by_main(main: bool, look: Callable[[], Any]) -> Any:
@@ -158,6 +162,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     if validation is not None and most is not None and most < len(validation):
         # Spread over all rows: the first ones belong to few documents, whose loss says little about the rest.
         validation = Subset(validation, evenly_spread(len(validation), most))
+    # Those that a part of the rows has, at the cost of nothing.
+    of_part = [name for name in recipe.evaluation.metrics if METRICS[name].of_losses and not METRICS[name].whole_text]
     return AnyformerTrainer(
         model=model,
         args=arguments,
@@ -169,6 +175,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         muon_learning_rate=recipe.training.muon_learning_rate if recipe.training.optim == "muon" else None,
         shifts_labels=data.objective.shifts_labels,
         scorer=data.objective.scorer(),
+        pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
     )
 
 
@@ -212,6 +219,7 @@ def run(
     save_final(trainer, folder)
     found, samples = finish(trainer, recipe, data)
     metrics |= found
+    trainer.log_final(metrics)
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.is_main_process:  # nobody waits from here on: an error of the upload stops no other process
         facts = {

@@ -28,12 +28,14 @@ from .evaluation_sums import EvaluationSums
 from .loss_guard import LossGuard
 from .model_loss import ModelLoss
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
-from .progress import MetricsFile, ProgressLine
+from .progress import MetricsFile, ProgressLine, with_split_names
 from .router_statistics import RouterStatistics
 from .set_epoch import SetEpochCallback
 from .stop_signal import StopSignal
 from .stream_position import StreamPosition
 from .throughput_log import ThroughputLog
+from .trackers import replace_trackers
+from .warmup import begin_above_zero
 
 
 class AnyformerTrainer(Trainer):
@@ -45,6 +47,7 @@ class AnyformerTrainer(Trainer):
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
         scorer: has predictions(logits, labels) -> (B, K) integers, and compute_metrics(predictions) -> metrics from
             those of all evaluated rows; None: the loss alone is measured.
+        pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
         **kwargs: as for transformers' Trainer.
     """
 
@@ -55,8 +58,10 @@ class AnyformerTrainer(Trainer):
         muon_learning_rate: float | None = None,
         shifts_labels: bool = True,
         scorer=None,
+        pass_metrics=None,
         **kwargs,
     ):
+        self.pass_metrics = pass_metrics
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         kwargs["train_dataset"] = with_sample_ids(kwargs.get("train_dataset"))
@@ -79,6 +84,7 @@ class AnyformerTrainer(Trainer):
         self.routers = RouterStatistics(folder)
         for callback in (self.stop_signal, self.progress, self.epochs, MetricsFile(folder), self.routers):
             self.add_callback(callback)
+        self.trackers = replace_trackers(self)
 
     def _choose_loss(self) -> None:
         self.model_loss = ModelLoss(
@@ -170,6 +176,13 @@ class AnyformerTrainer(Trainer):
         with refusals():
             return super().create_scheduler(*args, **kwargs)
 
+    def create_scheduler(self, num_training_steps, optimizer=None):
+        fresh = self.lr_scheduler is None
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if fresh:
+            begin_above_zero(scheduler, self.args.get_warmup_steps(num_training_steps))
+        return scheduler
+
     def get_decay_parameter_names(self, model) -> list[str]:
         """Matrices only: no biases, no norms, and no vectors of learned positions or tokens' norms."""
         return matrices_only(model, super().get_decay_parameter_names(model))
@@ -183,7 +196,18 @@ class AnyformerTrainer(Trainer):
             self.guard.check()
             logs.update(self.throughput.collect(self.accelerator.reduce))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
-        super().log(logs, start_time)
+        super().log(with_split_names(logs), start_time)
+
+    def log_final(self, metrics: dict[str, float]) -> None:
+        """Log metrics of the finished model, but for those that its evaluation has logged."""
+        logged = {name for line in self.state.log_history if line["step"] == self.state.global_step for name in line}
+        if metrics.keys() - logged:
+            self.log({name: value for name, value in metrics.items() if name not in logged})
+
+    def close_trackers(self) -> None:
+        """End the trackers' runs, after the last metric."""
+        for tracker in self.trackers:
+            tracker.close()
 
     def floating_point_ops(self, inputs) -> int:
         return 0  # counted by ThroughputLog, without waiting for the device
@@ -199,6 +223,8 @@ class AnyformerTrainer(Trainer):
             self._sums = EvaluationSums(self.args.device, self.scorer)
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
+            if self.pass_metrics is not None and "loss" in found:
+                found |= self.pass_metrics(found)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
 

@@ -31,7 +31,7 @@ def lines_of(run):
 
 
 def validations(run):
-    return {line["step"]: line["eval_loss"] for line in lines_of(run) if "eval_loss" in line}
+    return {line["step"]: line["validation_loss"] for line in lines_of(run) if "validation_loss" in line}
 
 
 @pytest.mark.parametrize("name", RUNS)

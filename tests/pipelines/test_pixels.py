@@ -153,7 +153,7 @@ def test_masked_patches_are_learned_and_pretrain_a_classifier(tmp_path, command,
     assert command("train", recipe) == 0
     run = tmp_path / "mim"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    losses = [line["validation_loss"] for line in lines if "validation_loss" in line]
     assert losses[-1] < losses[0] < 1.2
     assert json.loads((run / "config.json").read_text())["architectures"] == ["AnyformerViTForMaskedImageModeling"]
     assert command("preview", recipe, "--rows", "1") == 0 and "2 of 4 patches hidden" in capsys.readouterr().out

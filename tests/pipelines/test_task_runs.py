@@ -42,14 +42,14 @@ def test_a_classifier_learns_keeps_its_best_and_answers_with_names(tmp_path, com
     facts = facts_of(run)
     assert facts["metrics"]["test_accuracy"] >= 10 / 11 and facts["metrics"]["validation_f1"] > 0.8
     assert "validation loss" in printed and "accuracy" in printed and "sad" in printed
-    scores = {line["step"]: line["eval_accuracy"] for line in lines_of(run) if "eval_accuracy" in line}
+    scores = {line["step"]: line["validation_accuracy"] for line in lines_of(run) if "validation_accuracy" in line}
     best = max(scores, key=lambda step: (scores[step], -step))
     assert facts["best_step"] == best and facts["metrics"]["validation_accuracy"] == scores[best]
     assert_same(weights(run), weights(run / f"checkpoint-{best}"))  # though save_steps would not have kept it
 
     import transformers
 
-    answer = transformers.pipeline("text-classification", str(run))("a lovely film with two people")
+    answer = transformers.pipeline("text-classification", str(run))("a lovely film with two actors")
     assert answer[0]["label"] == "glad"
     card = (run / "README.md").read_text()
     assert "text-classification" in card and "accuracy" in card and "sad, glad" in card
@@ -73,7 +73,7 @@ def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, com
     assert command("train", recipe) == 0
     run, printed = tmp_path / "run", capsys.readouterr().out
     metrics = facts_of(run)["metrics"]
-    losses = [line["eval_loss"] for line in lines_of(run) if "eval_loss" in line]
+    losses = [line["validation_loss"] for line in lines_of(run) if "validation_loss" in line]
     assert losses[-1] < 0.6 * 5.7  # ln(300) is what a model that knows nothing has
     assert {"validation_loss", "validation_bleu", "test_loss", "test_bleu"} <= metrics.keys()
     assert "translation of" in printed and "reference:" in printed and "mean of the newest 2" in printed

@@ -1,0 +1,129 @@
+"""Laws of what a run logs: names, steps, warm-up, and what trackers get of it."""
+
+import importlib.util
+import json
+import sqlite3
+import types
+
+import pytest
+import torch
+from anyformer.pipelines.training.progress import MetricsFile, describe
+from anyformer.pipelines.training.warmup import begin_above_zero
+from transformers import get_scheduler
+
+SCHEDULES = {
+    "linear": {},
+    "cosine": {},
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "inverse_sqrt": {},
+    "constant_with_warmup": {},
+    "warmup_stable_decay": {"num_decay_steps": 4, "warmup_type": "cosine"},
+    "cosine_warmup_with_min_lr": {"min_lr_rate": 0.1, "warmup_lr_rate": 0.2},
+}
+
+
+def rates(name, warmup, mended, steps=20):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = get_scheduler(name, optimizer, warmup, steps, scheduler_specific_kwargs=SCHEDULES[name])
+    if mended:
+        begin_above_zero(scheduler, warmup)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        assert scheduler.get_last_lr() == [found[-1]]
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_step_of_a_warm_up_is_wasted_and_what_follows_keeps_its_rates(name):
+    theirs, ours = rates(name, 5, False), rates(name, 5, True)
+    assert 0 < ours[0] < ours[1] < ours[4] < 1 or theirs[0] > 0
+    assert ours[5:] == theirs[5:]
+    if name in ("linear", "cosine"):
+        assert ours[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
+    assert rates(name, 0, True) == rates(name, 0, False)
+
+
+def lines_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_validations_the_last_step_and_the_end_are_logged_by_one_name(tiny_recipe, command, tmp_path, capsys):
+    training = {"max_steps": 12, "logging_steps": 7, "save_steps": 12}
+    assert command("train", tiny_recipe(training=training, evaluation={"every_steps": 6})) == 0
+    lines = lines_of(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" in line] == [1, 7, 12]
+    assert min(line["learning_rate"] for line in lines if "loss" in line) > 0
+    measured = [line for line in lines if "validation_loss" in line]
+    assert [line["step"] for line in measured] == [6, 12, 12]  # the last one on all rows
+    assert all(line["validation_perplexity"] > 1 for line in measured)
+    assert not any(name.startswith("eval_") for line in lines for name in line)
+    final = json.loads((tmp_path / "run" / "run.json").read_text())["metrics"]
+    assert {name: value for line in lines for name, value in line.items() if name in final} == final
+    printed = capsys.readouterr().out.splitlines()
+    assert sum("validation loss" in line and "perplexity" in line for line in printed) == 2
+    steps = {line.split()[1]: line for line in printed if line.startswith("step ") and "epoch" in line}
+    assert "ETA" not in steps["1/12"] and "ETA" in steps["7/12"] and "epoch 0." in steps["1/12"]
+
+
+def test_a_progress_line_leaves_out_what_does_not_fit():
+    logs = {"loss": 6.4, "learning_rate": 1e-3, "epoch": 0.5, "tokens_per_second": 3900.0, "mfu": 0.3, "memory_gb": 1.4}
+    whole = describe(logs, 100)
+    assert whole == "epoch 0.50  loss 6.4000  lr 1.00e-03  3,900 tok/s  ETA 1:40  MFU 30%  1.4 GB"
+    assert describe(logs, 100, 60) == whole[: whole.index("  MFU")] and len(describe(logs, 100, 5)) > 5
+
+
+def test_lines_that_0_1_wrote_are_renamed_where_a_run_goes_on(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 2, "eval_loss": 3.0, "epoch": 0.5}\n{"step": 4, "loss": 1.0}\n')
+    state = types.SimpleNamespace(is_world_process_zero=True, global_step=3)
+    MetricsFile(tmp_path).on_train_begin(None, state, None)
+    assert lines_of(tmp_path) == [{"step": 2, "validation_loss": 3.0, "epoch": 0.5}]
+
+
+def tensorboard_runs(folder) -> dict[str, dict]:
+    """{run: {name: [(step, value), ...]}} of the event files below a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for place in {path.parent for path in folder.rglob("events.out.tfevents.*")}:
+        events = EventAccumulator(str(place)).Reload()
+        scalars = {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+        found[str(place.relative_to(folder))] = scalars
+    return found
+
+
+def trackio_runs(folder) -> dict[str, dict]:
+    found = {}
+    for path in folder.glob("*.db"):
+        rows = sqlite3.connect(path).execute("select run_name, metrics from metrics order by id").fetchall()
+        for run, metrics in rows:
+            values = json.loads(metrics)
+            for name, value in values.items():
+                found.setdefault(run, {}).setdefault(name, []).append((values["train/global_step"], value))
+    return found
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "trackio", "wandb"])
+def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recipe, command, tmp_path, monkeypatch):
+    if importlib.util.find_spec(tracker) is None:  # not imported here: trackio reads TRACKIO_DIR when it is
+        pytest.skip(f"extra `{tracker}` is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    recipe = tiny_recipe(training={"max_steps": 4}, evaluation={"every_steps": 2})
+    assert command("train", recipe, f"training.report_to={tracker}") == 0
+    if tracker == "wandb":
+        assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 1
+        return
+    runs = tensorboard_runs(tmp_path) if tracker == "tensorboard" else trackio_runs(tmp_path / "trackio")
+    assert list(runs) == [{"tensorboard": "run/tensorboard", "trackio": "run"}[tracker]]
+    (series,) = runs.values()
+    final = json.loads((tmp_path / "run" / "run.json").read_text())["metrics"]
+    for name in ("loss", "perplexity", "unigram_perplexity"):
+        assert series[f"validation/{name}"][-1] == (4, pytest.approx(final[f"validation_{name}"], rel=1e-6))
+    assert [step for step, _ in series["validation/perplexity"]] == [2, 4, 4]
+    assert [step for step, _ in series["train/loss"]] == [1, 2, 3, 4]
+    assert not any(name.startswith(("eval", "train/validation")) for name in series)
