@@ -39,7 +39,7 @@ def sequence_classification_loss(logits, labels, problem_type, num_items_in_batc
     """The loss of `problem_type` for logits (B, C).
 
     single_label_classification: labels (B,) class numbers, cross-entropy. multi_label_classification: labels (B, C) of
-    0 and 1, binary cross-entropy. regression: labels (B,) or (B, C), squared error.
+    0 and 1, binary cross-entropy. regression: labels (B,) or (B, C), squared error; -100 is not counted.
 
     Raises:
         ValueError: an unknown problem type.
@@ -49,8 +49,11 @@ def sequence_classification_loss(logits, labels, problem_type, num_items_in_batc
     if problem_type == "single_label_classification":
         return token_classification_loss(logits, labels, num_items_in_batch)
     labels = labels.to(device=logits.device, dtype=torch.float).view_as(logits)
-    loss = functional.mse_loss if problem_type == "regression" else functional.binary_cross_entropy_with_logits
-    total = loss(logits.float(), labels, reduction="sum")
+    if problem_type == "regression":
+        counted = labels != IGNORE_INDEX  # rows without a label fill up the last batch
+        total = (logits.float() - labels).square().masked_fill(~counted, 0.0).sum()
+        return _averaged(total, counted.sum(), num_items_in_batch)
+    total = functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="sum")
     return _averaged(total, labels.numel(), num_items_in_batch)
 
 

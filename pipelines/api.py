@@ -115,7 +115,7 @@ def prepare_data(
 
 def evaluate(
     model: str | Path,
-    recipe: str | Path,
+    recipe: str | Path | None = None,
     *,
     split: str | None = None,
     max_examples: int | None = None,
@@ -126,6 +126,7 @@ def evaluate(
 
     Args:
         model: folder of a run or a model, or a Hub repository.
+        recipe: whose data and metrics are taken; None: the run's own.
         split: "test" or "validation"; None: test where the recipe has one.
         max_examples: at most so many rows, spread over the split.
         trust_remote_code: whether code that comes with the model may run.
@@ -136,7 +137,7 @@ def evaluate(
     from .evaluation.evaluate import evaluate_model
     from .evaluation.request import choose_split, evaluation_recipe
 
-    composed = evaluation_recipe(str(model), str(recipe), [], **sections)
+    composed = evaluation_recipe(str(model), None if recipe is None else str(recipe), [], **sections)
     chosen = choose_split(composed, split)
     composed.trust_remote_code = trust_remote_code
     return evaluate_model(composed, chosen, max_examples=max_examples)

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from .aliases import ours_for
+
 
 class UserError(Exception):
     """A mistake in a recipe, a file or a command. Its message is one sentence: field, value, what would be right.
@@ -23,10 +25,17 @@ def loading_reason(error: BaseException) -> str:
     return first_line(error).rstrip(".")
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """What of the known names is meant: what other libraries call so, else the most similar one."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return next((ours for ours in ours_for(name) if ours in known), near[0] if near else None)
+
+
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return `; did you mean PREFIXx?` for the nearest known name, or a list of the known ones when none is near."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {prefix}{near[0]}?"
+    near = nearest(name, known)
+    if near is not None:
+        return f"; did you mean {prefix}{near}?"
     return f"; known: {', '.join(known)}" if len(known) <= 24 else ""

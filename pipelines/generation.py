@@ -1,9 +1,10 @@
 """Text generation with any saved model: ours or transformers' own, from a folder or the Hub."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from .errors import UserError, loading_reason
+from .errors import UserError, did_you_mean, loading_reason
 
 DEFAULT_TEMPERATURE = 0.8
 # owner/name or name, as the Hub allows them.
@@ -29,6 +30,11 @@ def locate_model(name_or_path: str) -> str:
         raise UserError(f"MODEL={name_or_path} is a file; give the folder of a model")
     if not HUB_NAME.fullmatch(name_or_path):
         raise UserError(f"MODEL={name_or_path}: no such folder, and not a name the Hub could have (owner/name)")
+    if folder.parent.is_dir() and folder.parent != Path("."):  # runs/mine, where there is a folder runs
+        runs = [path.name for path in folder.parent.iterdir() if (path / "run.json").is_file()]
+        if runs:
+            near = did_you_mean(folder.name, runs, f"{folder.parent}/")
+            raise UserError(f"MODEL={name_or_path}: no such folder{near}")
     return name_or_path
 
 
@@ -58,6 +64,7 @@ def generate_text(
     num_beams: int = 1,
     seed: int = 42,
     trust_remote_code: bool = False,
+    on_text: Callable[[str], None] | None = None,
 ) -> str:
     """Return `prompt` and its continuation by at most `max_new_tokens` tokens; an encoder-decoder's answer alone.
 
@@ -68,6 +75,8 @@ def generate_text(
         do_sample: draw tokens (temperature 0.8 unless given); False: greedy, or beam search with `num_beams` > 1.
             None: a decoder draws, an encoder-decoder searches as its generation config says.
         seed: of the draws; the same seed gives the same text on the same machine.
+        on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
+            pieces are the beginning of what is returned.
 
     Raises:
         UserError: no model there, one that does not generate text, settings out of range, or a prompt too long for it.
@@ -101,6 +110,11 @@ def generate_text(
     if tokenizer.pad_token_id is not None or tokenizer.eos_token_id is not None:
         padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         options["pad_token_id"] = padding
+    beams = options.get("num_beams", model.generation_config.num_beams) or 1
+    # Pieces of text only where the prompt's tokens are its text: some tokenizers change case or spaces.
+    told = answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt
+    if on_text is not None and beams == 1 and told:
+        options["streamer"] = _streamer(tokenizer, on_text)
     torch.manual_seed(seed)
     with torch.inference_mode():
         output = model.generate(**inputs, **options)[0].tolist()
@@ -109,6 +123,39 @@ def generate_text(
     if answers or text.startswith(prompt):
         return text
     return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
+
+
+# Heads that write no text, and transformers' pipeline that puts them to work.
+OTHER_HEADS = {
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": None,
+    "ForImageClassification": "image-classification",
+    "ForMaskedImageModeling": None,
+}
+
+
+def _check_writes_text(source: str, config) -> None:
+    """Raise UserError for a model whose head answers otherwise: an encoder, a classifier, a model of images."""
+    if (Path(source) / "preprocessor_config.json").is_file() and not (Path(source) / "tokenizer_config.json").is_file():
+        raise UserError(f"MODEL={source} has an image processor and no tokenizer: it writes no text")
+    name = next(iter(config.architectures or []), "")
+    head = next((head for head in OTHER_HEADS if name.endswith(head)), None)
+    if head is None and not name.endswith(("EncoderModel", "BertModel", "ViTModel")):
+        return
+    task = OTHER_HEADS.get(head)
+    use = (
+        f"it answers through transformers.pipeline({task!r}, {source!r})"
+        if task
+        else f"fine-tune it with anyformer train RECIPE model.name_or_path={source}"
+    )
+    raise UserError(f"MODEL={source} is {_article(name)} {name}, which writes no text; {use}")
+
+
+def _article(name: str) -> str:
+    return "an" if name[:1] in "AEIOU" else "a"
 
 
 def _load(source: str, trust_remote_code: bool):
@@ -122,15 +169,33 @@ def _load(source: str, trust_remote_code: bool):
     logging.disable_progress_bar()
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        _check_writes_text(source, config)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model = auto_class.from_pretrained(source, dtype="auto", trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
+        if isinstance(error, OSError) and not Path(source).is_dir():
+            raise UserError(
+                f"MODEL={source}: no such folder here, and the Hub gives no such model ({loading_reason(error)}); "
+                f"name the folder of a finished run, such as runs/quickstart"
+            ) from error
         raise UserError(
             f"MODEL={source} cannot be loaded as a model that writes text: {loading_reason(error)}"
         ) from error
     return model.to(device).eval(), tokenizer
+
+
+def _streamer(tokenizer, on_text: Callable[[str], None]):
+    """What `generate` gives its tokens to: it passes on whole words."""
+    from transformers import TextStreamer
+
+    class Pieces(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False):
+            if text:
+                on_text(text)
+
+    return Pieces(tokenizer, skip_special_tokens=True)
 
 
 def _free_positions(config, length: int) -> float:

@@ -107,10 +107,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise UserError(f"{(options or rest)[0]!r}: no such argument; see anyformer {verb} --help")
     if hasattr(args, "overrides"):
         args.overrides += rest  # overrides after an option, which argparse leaves over
-        if "=" in args.recipe:
-            words = "MODEL TASK" if verb == "evaluate" else "RECIPE"
+        if verb == "evaluate" and "=" in (args.recipe or ""):
+            args.recipe, args.overrides = None, [args.recipe, *args.overrides]  # of the run's own recipe
+        elif "=" in (args.recipe or ""):
             raise UserError(
-                f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} {words} {args.recipe}"
+                f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} RECIPE {args.recipe}"
             )
     return args
 
@@ -160,8 +161,12 @@ def _add_list(verbs) -> Parser:
     return parser
 
 
-def _add_recipe_arguments(parser: Parser, metavar: str = "RECIPE") -> None:
-    parser.add_argument("recipe", metavar=metavar, help="a YAML file, or the name of a shipped recipe")
+def _add_recipe_arguments(parser: Parser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or the name of a shipped recipe")
+    _add_overrides(parser)
+
+
+def _add_overrides(parser: Parser) -> None:
     parser.add_argument(
         "overrides", metavar="section.key=value", nargs="*", default=[], help="settings that win over the recipe's"
     )
@@ -171,7 +176,19 @@ def _add_trust(parser: Parser) -> None:
     parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
 
 
+class SectionHelp(argparse.Action):
+    """`--help`: the parser's help; `--help training`: the settings of a section; `--help all`: every setting."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        from .settings_help import settings_help
+
+        print(settings_help(values) or parser.format_help(), end="")
+        parser.exit()
+
+
 def _add_train(verbs) -> Parser:
+    from .settings_help import sections_help
+
     parser = verbs.add_parser(
         "train",
         help="train the model a recipe describes",
@@ -181,7 +198,12 @@ def _add_train(verbs) -> Parser:
         "  anyformer train quickstart training.learning_rate=1e-3 training.output_dir=runs/faster\n"
         "  anyformer train my_recipe.yaml --dry-run\n"
         "  torchrun --nproc_per_node 8 scripts/train.py gpt2_small\n"
-        f"\nsettings:\n{_settings_help()}",
+        "  anyformer train --help training\n"
+        f"\nsettings, explained by --help SECTION (or all):\n{sections_help()}",
+        add_help=False,
+    )
+    parser.add_argument(
+        *("-h", "--help"), action=SectionHelp, nargs="?", metavar="SECTION", help="this, or the settings of a section"
     )
     _add_recipe_arguments(parser)
     parser.add_argument(
@@ -193,16 +215,6 @@ def _add_train(verbs) -> Parser:
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(run=_run_train)
     return parser
-
-
-def _settings_help() -> str:
-    from ..recipes.compose import describe_fields
-
-    lines = []
-    for row in describe_fields():
-        default = "" if row.default in (None, "", [], {}) else f", default {row.default}"
-        lines.append(f"  {row.name}: {row.help} ({row.type}{default})")
-    return "\n".join(lines)
 
 
 def _add_preview(verbs) -> Parser:
@@ -227,14 +239,17 @@ def _add_evaluate(verbs) -> Parser:
         "transformers' own) on the test data of a recipe: the metrics of its task, or the perplexities of its text.\n"
         "The numbers are printed, and kept as JSON in the model's folder.",
         epilog="examples:\n"
-        "  anyformer evaluate runs/quickstart quickstart\n"
+        "  anyformer evaluate runs/quickstart\n"
         "  anyformer evaluate runs/quickstart quickstart --split validation --max-examples 100\n"
         "  anyformer evaluate runs/multi30k_en_de multi30k_en_de task.num_beams=1\n"
         "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
         "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
-    _add_recipe_arguments(parser, "TASK")
+    parser.add_argument(
+        "recipe", metavar="TASK", nargs="?", help="recipe whose data and metrics are taken (default: the run's own)"
+    )
+    _add_overrides(parser)
     parser.add_argument(
         "--split", choices=("test", "validation"), help="data to measure on (default: test, else validation)"
     )
@@ -352,11 +367,24 @@ def _run_list(args) -> int:
     return 0
 
 
-def _run_train(args) -> int:
+def _load_recipe(args):
+    """The recipe of a command; what its overrides replace is said on the error stream, so that pipes stay clean."""
     from ..recipes.compose import load_recipe
 
-    recipe = load_recipe(args.recipe, args.overrides)
+    notes: list[str] = []
+    recipe = load_recipe(args.recipe, args.overrides, notes)
     recipe.trust_remote_code = args.trust_remote_code
+    _say(notes)
+    return recipe
+
+
+def _say(notes: list[str]) -> None:
+    for note in notes:
+        print(f"anyformer: {note}", file=sys.stderr)
+
+
+def _run_train(args) -> int:
+    recipe = _load_recipe(args)
     if args.print_recipe:
         print(recipe.to_yaml(), end="")
         return 0
@@ -367,10 +395,7 @@ def _run_train(args) -> int:
 
 
 def _run_preview(args) -> int:
-    from ..recipes.compose import load_recipe
-
-    recipe = load_recipe(args.recipe, args.overrides)
-    recipe.trust_remote_code = args.trust_remote_code
+    recipe = _load_recipe(args)
     _say_loading()
     from .preview import preview
 
@@ -388,7 +413,9 @@ def _run_evaluate(args) -> int:
     )
 
     check_one_process()
-    recipe = evaluation_recipe(args.model, args.recipe, args.overrides)
+    notes: list[str] = []
+    recipe = evaluation_recipe(args.model, args.recipe, args.overrides, notes)
+    _say(notes)
     recipe.trust_remote_code = args.trust_remote_code
     split = choose_split(recipe, args.split)
     kind = "by-position" if args.by_position else None
@@ -426,6 +453,7 @@ def _run_generate(args) -> int:
     check_sampling(do_sample is not False, **sampling)
     model = locate_model(args.model)
     _say_loading()
+    shown: list[str] = []
     text = generate_text(
         model,
         args.prompt,
@@ -434,9 +462,10 @@ def _run_generate(args) -> int:
         num_beams=args.num_beams,
         seed=args.seed,
         trust_remote_code=args.trust_remote_code,
+        on_text=lambda piece: shown.append(piece) or print(piece, end="", flush=True),
         **sampling,
     )
-    print(text)
+    print(text.removeprefix("".join(shown)))
     return 0
 
 

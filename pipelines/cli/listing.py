@@ -3,7 +3,9 @@
 import ast
 import importlib.util
 import re
+import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -17,6 +19,8 @@ from ..recipes import introspection
 from ..recipes.compose import describe_objective, load_preset, names_of
 from ..recipes.files import shipped, shipped_yaml
 from ..recipes.schema import ModelSection
+from ..words import aligned, counted
+from .settings_help import explained
 
 # A pipe has no width; wide enough that no row of ours is broken, so that grep finds whole lines.
 PIPE_WIDTH = 220
@@ -89,7 +93,10 @@ def task_rows() -> list[tuple[str, str]]:
 
 def metric_rows() -> list[tuple[str, str, str]]:
     """Return (name, what it is of, one line) of each metric."""
-    return [(name, row.compares, row.description) for name, row in METRICS.items()]
+    return [
+        (name, row.compares, row.description + (f" ({row.missing()})" if row.missing() else ""))
+        for name, row in METRICS.items()
+    ]
 
 
 def source_rows() -> list[tuple[str, str]]:
@@ -116,15 +123,29 @@ def print_settings(name: str) -> None:
     console.print(
         f"families: {', '.join(cls.families)}; metrics: {', '.join(cls.metric_names()) or 'none'}", markup=False
     )
-    table = Table("setting", "default", "", "what it says", box=None, pad_edge=False)
-    table.columns[0].style = "cyan"
-    for row in describe_objective(name):
-        table.add_row(row.name, "null" if row.default is None else str(row.default), row.type, row.help)
-    console.print(table)
+    print(explained(describe_objective(name)))
+
+
+def print_summary() -> None:
+    """Print the names that a recipe may say, on one screen; their meanings are a command away."""
+    facts = []
+    for kind, (make, _) in TABLES.items():
+        names = [row[0] for row in make()]
+        if kind == "presets":  # too many for a screen
+            families = Counter(row[1] for row in preset_rows())
+            names = [f"{counted(len(names), 'architecture')}: {', '.join(f'{n} {f}' for f, n in families.items())}"]
+        facts.append((kind, ", ".join(names)))
+    print(aligned(facts, max(40, shutil.get_terminal_size().columns - 1)))
+    print("\nwhat they are: anyformer list KIND, such as anyformer list presets")
+    print("settings of one: anyformer list NAME, such as anyformer list masked")
+    print("what goes together in a model: anyformer list --legal")
 
 
 def print_tables(kind: str | None = None) -> None:
-    """Print one table, or all where `kind` is None."""
+    """Print one table, or where `kind` is None all in a pipe, and their names on a terminal."""
+    if kind is None and sys.stdout.isatty():
+        print_summary()
+        return
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     for number, name in enumerate(TABLES if kind is None else [kind]):
         make, columns = TABLES[name]

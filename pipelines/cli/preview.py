@@ -4,6 +4,7 @@ from rich.console import Console
 
 from ..objectives.prepare import describe_data, prepare_data
 from ..recipes.schema import Recipe
+from ..words import aligned
 
 
 def spread(total: int, wanted: int) -> list[int]:
@@ -28,7 +29,7 @@ def preview(recipe: Recipe, rows: int = 5, console: Console | None = None) -> in
     """Print `rows` rows of the training data of a recipe; nothing is trained. Returns the exit code 0."""
     console = console or Console(highlight=False, soft_wrap=True)
     data = prepare_data(recipe, progress=console.is_terminal)
-    console.print(describe_data(data), markup=False)
+    console.print(aligned(describe_data(data), console.width if console.is_terminal else None), markup=False)
     console.print(data.objective.legend())
     train = data.rows["train"]
     numbered = zip(range(rows), train) if train.is_stream else ((i, train[i]) for i in rows_to_show(train, rows))

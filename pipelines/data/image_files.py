@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..recipes.schema import DataSection
+from ..words import counted
 from .documents import Limits
 from .examples import Example, ExampleFiles, Examples, ExampleSource, HubExamples, open_examples
 from .file_formats import FileFormat
@@ -42,7 +43,9 @@ class ImageFiles(ExampleSource):
         if other is not None:
             raise UserError(f"{field} names images and other files ({other}); a pattern such as *.png leaves them out")
         folders = sorted({path.parent.name for path in self.paths})
-        self.name = f"{len(self.paths):,} images in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"
+        self.name = (
+            f"{counted(len(self.paths), 'image')} in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"
+        )
 
     def items(self) -> Iterator[Example]:
         for path in self.paths:

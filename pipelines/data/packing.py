@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..errors import UserError
 from ..storage.cache import sha
+from ..words import counted
 from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from .documents import Corpus
 from .encoding import Encoder
@@ -329,9 +330,9 @@ def packing_report(dataset: PackedDataset) -> str:
     """Two lines for people: content of the rows, and the share of padding that packing avoids."""
     store, length = dataset.store, dataset.sequence_length
     return (
-        f"{len(dataset):,} rows of {length} tokens from {store.num_documents:,} documents of {store.name} "
-        f"({store.num_tokens:,} tokens, {store.num_bytes / max(store.num_tokens, 1):.2f} bytes per token), "
-        f"{dataset.fill_rate:.1%} filled\n"
+        f"{counted(len(dataset), 'row')} of {length} tokens from {counted(store.num_documents, 'document')} of "
+        f"{store.name} ({counted(store.num_tokens, 'token')}, "
+        f"{store.num_bytes / max(store.num_tokens, 1):.2f} bytes per token), {dataset.fill_rate:.1%} filled\n"
         f"one row per document would waste {dataset.padding_waste:.1%} of the positions on padding; "
         f"packing wastes {1 - dataset.fill_rate:.1%}"
     )

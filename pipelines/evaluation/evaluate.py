@@ -5,6 +5,7 @@ its end, because the same code computes them.
 """
 
 import json
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
+from ..training.interpret import with_interval
 from ..training.models import check_length
 from ..training.progress import human_time
 from ..training.run_folder import package_versions
@@ -81,7 +83,8 @@ def evaluate_model(
     check_length(objective, config)
     partial = max_examples is not None
     names = [name for name in recipe.evaluation.metrics if not (partial and METRICS[name].whole_text)]
-    data = prepare_data(recipe, splits=objective.splits_to_measure(split, names), model_config=config)
+    splits = objective.splits_to_measure(split, names)
+    data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
     objective, rows = data.objective, data.rows[split]
     model = load(getattr(transformers, objective.auto_class), recipe)
     chosen = evenly_spread(len(rows), max_examples) if partial else list(range(len(rows)))
@@ -170,7 +173,7 @@ def print_evaluation(result: Evaluation) -> None:
     table = Table("metric", "value", title=None, show_edge=False)
     table.columns[1].justify = "right"
     for name, value in result.metrics.items():
-        table.add_row(name.replace("_", " "), f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}")
+        table.add_row(name.replace("_", " "), with_interval(name, value, {"examples": result.examples}))
     console.print(table)
     for name, signature in result.signatures.items():
         console.print(f"{name}: {signature}", markup=False)

@@ -22,6 +22,7 @@ from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..training.progress import human_time
+from ..words import counted, watched
 from .evaluate import load
 
 BUCKETS = 32
@@ -77,7 +78,7 @@ def evaluate_by_position(
     write_atomically(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     picture = output.with_suffix(".png")
     plot_perplexity_by_position([*(json.loads(Path(name).read_text()) for name in beside), result], picture)
-    print(f"{label}: {len(whole):,} rows of {rows.sequence_length} tokens, {human_time(result['seconds'])}")
+    print(f"{label}: {counted(len(whole), 'row')} of {rows.sequence_length} tokens, {human_time(result['seconds'])}")
     for before, value in list(zip(result["tokens_before"], result["perplexity"]))[:: BUCKETS // 8]:
         print(f"  around {before:6.0f} tokens before: perplexity {value:,.2f}")
     print(f"written to {output} and {picture}")
@@ -88,7 +89,7 @@ def evaluate_by_position(
 def nll_by_position(model, rows, chosen: list[int], batch_size: int) -> torch.Tensor:
     """Summed negative log-likelihood of the tokens 1 to T - 1 of the chosen rows, (T - 1,) in fp64."""
     total = torch.zeros(rows.sequence_length - 1, dtype=torch.float64)
-    for start in range(0, len(chosen), batch_size):
+    for start in watched(range(0, len(chosen), batch_size), "measuring, batch"):
         ids = torch.stack([rows[i]["input_ids"] for i in chosen[start : start + batch_size]]).to(model.device)
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none")

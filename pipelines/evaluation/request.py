@@ -17,24 +17,41 @@ SPLITS = ("test", "validation")
 RUNNING = ("per_device_eval_batch_size", "fp16", "fp16_full_eval", "bf16_full_eval", "use_cpu")
 
 
-def evaluation_recipe(model: str, task: str, overrides: list[str], **sections) -> Recipe:
+def evaluation_recipe(
+    model: str, task: str | None, overrides: list[str], notes: list[str] | None = None, **sections
+) -> Recipe:
     """The recipe `task` with a saved model in place of its own, and without what only training needs.
 
     Args:
         model: folder of a run or a model, or a Hub repository.
-        task: name or path of a recipe.
-        overrides, sections: as load_recipe's.
+        task: name or path of a recipe; None: that of the run in whose folder the model is.
+        overrides, notes, sections: as load_recipe's.
 
     Raises:
-        UserError: no such model, or as load_recipe.
+        UserError: no such model, no recipe beside it where none is named, or as load_recipe.
     """
-    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(locate_model(model))}", *overrides], **sections)
+    place = locate_model(model)
+    task = own_recipe(model, overrides) if task is None else task
+    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(place)}", *overrides], notes, **sections)
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
     idle = {name: getattr(fresh, name) for name in ("report_to", "torch_compile", "gradient_checkpointing")}
     recipe.training = replace(recipe.training, extra=extra, **idle)
     recipe.evaluation.best_metric = recipe.evaluation.every_steps = None
     return recipe
+
+
+def own_recipe(model: str, overrides: list[str] = ()) -> str:
+    """The recipe that the run of a model was trained with: beside it, or beside the checkpoint that it is.
+
+    Raises UserError where there is none.
+    """
+    folder = Path(model).expanduser()
+    found = next((path for path in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if path.is_file()), None)
+    if found is None:
+        command = " ".join(["anyformer evaluate MODEL TASK", *overrides])
+        raise UserError(f"MODEL={model} has no recipe.yaml beside it; say on what it is measured: {command}")
+    return str(found)
 
 
 def choose_split(recipe: Recipe, wanted: str | None = None) -> str:

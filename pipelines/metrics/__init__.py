@@ -5,6 +5,8 @@ that recipes and `anyformer list` read: evaluate itself is imported when a metri
 """
 
 import importlib
+import importlib.util
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import methodcaller
@@ -25,6 +27,8 @@ class MetricRow:
     metrics of losses. of_losses: computes it from objectives/perplexity.py's TokenLosses or PixelLosses; None where a
     pass over the rows does not give it. every_token: it needs each token predicted once. whole_text: it means nothing
     for a part of the rows. needs_train: it reads the training rows, too. two_classes: it is of two classes alone.
+    needs: package beyond every installation's, and the extra that has it: ("rouge_score", "metrics").
+    interval: (value, number of examples) -> the bounds of its 95 % confidence interval; None where it has none.
     """
 
     compares: str
@@ -35,6 +39,21 @@ class MetricRow:
     whole_text: bool = False
     needs_train: bool = False
     two_classes: bool = False
+    interval: Callable[[float, int], tuple[float, float]] | None = None
+    needs: tuple[str, str] | None = None
+
+    def missing(self) -> str | None:
+        """What to install before it can be computed, in words; None where nothing is missing."""
+        if self.needs is None or importlib.util.find_spec(self.needs[0]) is not None:
+            return None
+        return f"needs the package {self.needs[0]}; install anyformer[{self.needs[1]}]"
+
+
+def wilson(share: float, number: int, z: float = 1.96) -> tuple[float, float]:
+    """The score interval (Wilson 1927) of a share of `number` examples; z = 1.96 covers 95 %."""
+    spread = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
+    centre, scale = share + z * z / (2 * number), 1 + z * z / number
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def _built_in(name: str, compares: str, cls: str, description: str, variant: str | None = None, **flags) -> None:
@@ -130,7 +149,7 @@ METRICS.add(
         "pixels", "accuracy of a logistic regression on the averaged features of a middle layer", needs_train=True
     ),
 )
-_built_in("accuracy", "classes", "Accuracy", "share of examples given the right class")
+_built_in("accuracy", "classes", "Accuracy", "share of examples given the right class", interval=wilson)
 for _name, (_cls, _words) in _OF_CLASSES.items():
     for _variant, _of in AVERAGES.items():
         _built_in(
@@ -144,7 +163,11 @@ _built_in("spearman", "numbers", "Spearman", "correlation of the ranks of predic
 _built_in("bleu", "texts", "Bleu", "BLEU of sacrebleu, 0 to 100: word n-grams shared with the reference")
 _built_in("bleu_lowercase", "texts", "Bleu", "BLEU of sacrebleu on lower-cased texts, 0 to 100", "lowercase")
 _built_in("chrf", "texts", "Chrf", "chrF of sacrebleu, 0 to 100: character n-grams shared with the reference")
-_built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a reference")
+for _variant, _of in (("1", "words"), ("2", "pairs of words"), ("L", "the longest common sequence of words")):
+    _description = f"ROUGE-{_variant} F1 of summaries, 0 to 1: {_of} shared with the reference"
+    _needs = ("rouge_score", "metrics")
+    _built_in(f"rouge{_variant}", "texts", "Rouge", _description, f"rouge{_variant}", needs=_needs)
+_built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a reference", interval=wilson)
 
 
 def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", num_classes: int | None = None) -> None:
@@ -167,6 +190,8 @@ def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", n
                 f"{field}={name!r} compares {METRICS[name].compares}, but this task predicts {compares}; "
                 f"known: {', '.join(fitting)}"
             )
+        if METRICS[name].missing() is not None:
+            raise UserError(f"{field}={name!r} {METRICS[name].missing()}")
         if METRICS[name].two_classes and num_classes is not None and num_classes > 2:
             raise UserError(f"{field}={name!r} is of two classes, here are {num_classes}; use {name}_macro")
 

@@ -54,6 +54,19 @@ class Chrf(SacrebleuMetric):
         return CHRF()
 
 
+class Rouge(TextMetric):
+    """ROUGE F1 (Lin 2004) without stemming, by rouge-score; of several references the best one counts."""
+
+    def score(self, predictions, references):
+        from rouge_score.rouge_scorer import RougeScorer
+
+        scorer, found = RougeScorer([self.variant]), []
+        for prediction, given in zip(predictions, references):
+            texts = [given] if isinstance(given, str) else given
+            found.append(max(scorer.score(text, prediction)[self.variant].fmeasure for text in texts))
+        return sum(found) / len(found)
+
+
 class ExactMatch(TextMetric):
     def score(self, predictions, references):
         hits = sum(p == r if isinstance(r, str) else p in r for p, r in zip(predictions, references))

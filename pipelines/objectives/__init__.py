@@ -9,6 +9,7 @@ from .masked import Masked
 from .masked_image import MaskedImage
 from .pixels import Pixels
 from .sequence_classification import SequenceClassification
+from .sequence_regression import SequenceRegression
 from .span_corruption import SpanCorruption
 from .translation import Translation
 
@@ -19,6 +20,7 @@ __all__ = [
     "MaskedImage",
     "Pixels",
     "SequenceClassification",
+    "SequenceRegression",
     "SpanCorruption",
     "Translation",
 ]

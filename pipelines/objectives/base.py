@@ -17,6 +17,7 @@ from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, Recipe, doc
+from ..words import counted
 
 SAMPLES = 3  # generated texts that are shown at the end
 
@@ -197,7 +198,7 @@ class Objective(ABC):
 
     def describe(self, rows: Rows) -> str:
         """The rows of one split in a line or two, for people."""
-        return f"{len(rows):,} {self.row_noun}s of {rows.name}"
+        return f"{counted(len(rows), self.row_noun)} of {rows.name}"
 
     # ---- the model
 

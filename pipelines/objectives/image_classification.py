@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..data.rows import Rows
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from ..words import counted
 from .base import pipeline_command
 from .classes import ClassTask
 from .images import ImageObjective, NormalizedSettings
@@ -102,7 +103,7 @@ class ImageClassification(ClassTask, ImageObjective):
         facts, (channels, height, width) = rows.facts, self.shape
         classes = ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
         return (
-            f"{facts['examples']:,} images of {rows.name}, {height} x {width} pixels, "
+            f"{counted(facts['examples'], 'image')} of {rows.name}, {height} x {width} pixels, "
             f"{'grey' if channels == 1 else 'colour'}; {classes}"
         )
 

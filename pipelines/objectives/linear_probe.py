@@ -6,6 +6,8 @@ As in Chen et al. 2020, section 2.3: the hidden states before one block, average
 import numpy as np
 import torch
 
+from ..words import watched
+
 MOST = 10_000  # training images the regression is fitted to
 
 
@@ -13,7 +15,7 @@ MOST = 10_000  # training images the regression is fitted to
 def features(model, rows, indices, layer: int, batch_size: int) -> np.ndarray:
     """Float32 (n, D): hidden states before block `layer` (0: the embeddings), averaged over the tokens of each row."""
     found = []
-    for start in range(0, len(indices), batch_size):
+    for start in watched(range(0, len(indices), batch_size), "probing, batch"):
         ids = torch.stack([rows[i]["input_ids"] for i in indices[start : start + batch_size]]).to(model.device)
         states = model.base_model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[layer]
         found.append(states.float().mean(dim=1).cpu().numpy())

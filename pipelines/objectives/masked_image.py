@@ -7,6 +7,7 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from ..words import counted
 from .images import ImageObjective, NormalizedSettings
 
 
@@ -73,7 +74,8 @@ class MaskedImage(ImageObjective):
         _, height, width = self.shape
         hidden = hidden_patches(self.settings.mask_ratio, self.patches)
         return (
-            f"{len(rows):,} images of {rows.name}, {height} x {width} pixels; {hidden} of {self.patches} patches hidden"
+            f"{counted(len(rows), 'image')} of {rows.name}, {height} x {width} pixels; "
+            f"{hidden} of {self.patches} patches hidden"
         )
 
     def legend(self):

@@ -9,6 +9,7 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
+from ..words import counted
 from .base import FinishedModel
 from .images import ImageObjective
 
@@ -109,7 +110,7 @@ class Pixels(ImageObjective):
     def describe(self, rows: "PixelRows") -> str:
         _, height, width = self.shape
         kind = "grey levels" if self.channels == 1 else "colours"
-        return f"{len(rows):,} images of {rows.name}, {height} x {width} pixels of {len(self.clusters)} {kind}"
+        return f"{counted(len(rows), 'image')} of {rows.name}, {height} x {width} pixels of {len(self.clusters)} {kind}"
 
     # ---- the model
 

@@ -71,9 +71,6 @@ def prepare_data(
     return data
 
 
-def describe_data(data: PreparedData) -> str:
-    """A few lines for people: what each split holds."""
-    lines = []
-    for split, rows in data.rows.items():
-        lines += [f"{split}: {data.objective.describe(rows)}", *(f"{split}: {note}" for note in rows.notes)]
-    return "\n".join(lines)
+def describe_data(data: PreparedData) -> list[tuple[str, str]]:
+    """What each split holds, for people: (split, one or several lines)."""
+    return [(split, "\n".join([data.objective.describe(rows), *rows.notes])) for split, rows in data.rows.items()]

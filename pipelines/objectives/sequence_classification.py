@@ -1,120 +1,45 @@
 """One class for a text or a pair of texts."""
 
-import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ..errors import UserError
 from ..plugins import register_objective
-from ..recipes.schema import ObjectiveSettings, doc
-from .base import pipeline_command
+from ..recipes.schema import doc
 from .classes import ClassTask
-from .examples import TextTask
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-
-# A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
-FRAMING_OF_FAMILY = {"decoder": "none", "moe": "none", "seq2seq": "eos"}
+from .labelled_texts import LabelledTexts, LabelledTextSettings
 
 
 @dataclass
-class SequenceClassificationSettings(ObjectiveSettings):
-    text_field: str = doc("column that holds the text", "text")
-    text_pair_field: str | None = doc("column of a second text, judged together with the first")
+class SequenceClassificationSettings(LabelledTextSettings):
     label_field: str = doc("column that holds the class, a number or a name", "label")
     label_names: list[str] | None = doc(
         "names of the classes, in the order of their numbers; null: taken from the data"
     )
-    max_length: int = doc(
-        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
-    )
 
 
 @register_objective
-class SequenceClassification(ClassTask, TextTask):
+class SequenceClassification(ClassTask, LabelledTexts):
     """One class for a text or a pair of texts."""
 
     name = "sequence_classification"
-    auto_class = "AutoModelForSequenceClassification"
-    families = ("decoder", "moe", "encoder", "seq2seq")
-    hub_task = "text-classification"
     Settings = SequenceClassificationSettings
 
-    def framing(self) -> str:
-        wanted = self.recipe.tokenizer.framing
-        return wanted or FRAMING_OF_FAMILY.get(self.recipe.model.family, self.special_tokens)
-
-    def columns(self) -> dict[str, str]:
-        return {**self.text_columns(), "label_field": self.settings.label_field}
-
-    def text_columns(self) -> dict[str, str]:
-        section = self.settings
-        pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
-        return {"text_field": section.text_field, **pair}
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
-        """The examples as input_ids, labels (the class's number) and, for a pair of texts, token_type_ids."""
+    def label_type(self):
         import pyarrow
 
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
+        return pyarrow.int32()
 
-        pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
-        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-        schema = pyarrow.schema(
-            [("input_ids", ids), *([("token_type_ids", byte)] if pair else []), ("labels", pyarrow.int32())]
-        )
-        key = sha(
-            [
-                examples_fingerprint(source),
-                self.processor_fingerprint(),
-                [self.settings.max_length, self.label_names, schema.names],
-            ]
-        )
-        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+    def label_identity(self) -> list[str]:
+        return self.label_names
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-        from ..data.examples import text_of
+    def label_of(self, value: Any, place: str) -> int:
+        return self.class_of(value, place)
 
-        columns = self.text_columns()
-        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
-        for batch in in_batches(examples):
-            texts = [[text_of(row, column, field, place) for place, row in batch] for field, column in columns.items()]
-            encoded = tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
-            for (place, _), ids in zip(batch, encoded["input_ids"]):
-                if not ids:
-                    raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
-            labels = [self.class_of(row[self.settings.label_field], place) for place, row in batch]
-            yield {**encoded, "labels": labels}
+    def label_facts(self, labels: list[int]) -> dict[str, Any]:
+        return {"classes": self.class_histogram(labels)}
 
-    def _facts(self, batch: dict[str, list]) -> dict:
-        lengths = [len(ids) for ids in batch["input_ids"]]
-        return {
-            "examples": len(lengths),
-            "tokens": sum(lengths),
-            "at_max_length": sum(length >= self.settings.max_length for length in lengths),
-            "classes": self.class_histogram(batch["labels"]),
-        }
-
-    def describe(self, rows: "EncodedExamples") -> str:
-        facts = rows.facts
-        classes = ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
-        return (
-            f"{facts['examples']:,} examples of {rows.name}, {facts['tokens'] / facts['examples']:.0f} tokens each, "
-            f"{facts['at_max_length'] / facts['examples']:.1%} fill max_length={self.settings.max_length}; {classes}"
-        )
-
-    def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("text-classification", folder, "your text")
+    def label_words(self, facts: dict[str, Any]) -> str:
+        return ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
 
     def legend(self):
         from .showing import PREDICTED, marked
@@ -122,8 +47,4 @@ class SequenceClassification(ClassTask, TextTask):
         return marked("the text as the model reads it, ", ("special tokens", PREDICTED), " included, and its class")
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import sequence_text
-
-        label = self.label_names[int(row["labels"])]
-        console.rule(f"row {number}: {len(row['input_ids'])} tokens, class {label}", align="left")
-        console.print(sequence_text(row["input_ids"].tolist(), self.tokenizer))
+        self.show_label(console, number, row, f"class {self.label_names[int(row['labels'])]}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
+from ..words import counted, watched
 from .base import SAMPLES, FinishedModel
 from .examples import TextTask
 
@@ -155,7 +156,7 @@ class Translation(TextTask):
         facts = rows.facts
         number, target = facts["examples"], facts["target_tokens"]
         return (
-            f"{number:,} examples of {rows.name}, {(facts['tokens'] - target) / number:.1f} source and "
+            f"{counted(number, 'example')} of {rows.name}, {(facts['tokens'] - target) / number:.1f} source and "
             f"{target / number:.1f} target tokens each, {facts['at_max_length'] / number:.1%} fill their maximum length"
         )
 
@@ -220,7 +221,7 @@ class Translation(TextTask):
 
         found = {}
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
-        for batch in in_batches(longest_first, batch_size):
+        for batch in watched(list(in_batches(longest_first, batch_size)), "translating, batch"):
             found |= zip(batch, self._answers(model, [rows[i]["input_ids"] for i in batch]))
         return [found[i] for i in numbers]
 

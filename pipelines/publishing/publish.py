@@ -15,6 +15,7 @@ from ..recipes import secrets
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.local_facts import LOADING, names_only
 from ..storage.model_folder import ModelFolder, open_model_folder, read_json
+from ..words import counted
 from .model_card import MARKER, is_own_card, render_model_card, write_model_card
 from .objective_facts import objective_facts
 from .run_facts import RunFacts
@@ -215,7 +216,7 @@ def _print_upload(contents: dict[str, Path | bytes], url: str) -> None:
     sizes = {name: len(c) if isinstance(c, bytes) else c.stat().st_size for name, c in contents.items()}
     for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
         print(f"  {size / 1e6:10.3f} MB  {name}")
-    print(f"uploading {len(sizes)} files, {sum(sizes.values()) / 1e6:.1f} MB, to {url}")
+    print(f"uploading {counted(len(sizes), 'file')}, {sum(sizes.values()) / 1e6:.1f} MB, to {url}")
 
 
 def _one_line(text: str) -> str:

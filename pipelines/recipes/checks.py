@@ -7,7 +7,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, nearest
 from ..plugins import SOURCES, objective_of
 from . import introspection
 from .schema import DataSection, MixtureSource, Recipe, SourceSection, TrainingSection
@@ -16,6 +16,7 @@ from .types import show
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_OPTIMIZERS = ("adamw", "muon")
 OWN_SCHEDULES = ("wsd",)
+SOURCE_KINDS = ("source", "files", "dataset", "mixture")
 
 # What to do instead of setting these TrainingArguments fields through `training`.
 OWNED_ARGUMENTS = {
@@ -136,7 +137,7 @@ def check_schedule(training: TrainingSection, total: int) -> None:
 
 
 def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]) -> None:
-    given = [name for name in ("source", "files", "dataset") if getattr(source, name) is not None]
+    given = [name for name in SOURCE_KINDS[:3] if getattr(source, name) is not None]
     given += ["mixture"] if mixture else []
     among = "source, files, dataset" + (" and mixture" if path == "data" else "")
     if not given:
@@ -247,7 +248,38 @@ def check_model(recipe: Recipe) -> None:
             raise UserError(f"model.{name}={value!r} is not known{near}")
     try:
         check_legal(config)
+        _check_backend(recipe.model.attn_implementation, config)
     except ValueError as error:
         names = "|".join(vars(config))
         sentence = re.sub(rf"(?<![\w.])({names})(?==|\.\w+=)", r"model.\1", str(error))
-        raise UserError(sentence if sentence.startswith("model.") else f"model.{sentence}") from None
+        raise UserError(with_nearest(sentence if sentence.startswith("model.") else f"model.{sentence}")) from None
+
+
+def _check_backend(backend: str | None, config: SimpleNamespace) -> None:
+    """Raise UserError for an attention backend that would leave out a part of the model's attention."""
+    from anyformer.modeling.legality import attention_kinds
+    from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
+
+    if backend is None or backend == "eager":
+        return
+    others = "eager"
+    if backend.startswith("flash"):
+        others = "sdpa, flex_attention and eager"
+        if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
+            fault = f"position_encoding={config.position_encoding!r}, which adds to the scores"
+            raise UserError(f"model.attn_implementation={backend} cannot compute model.{fault}; {others} can")
+        for kind in attention_kinds(config):
+            if not ATTENTION_KINDS[kind].flash:
+                raise UserError(f"model.attn_implementation={backend} cannot compute {kind}; {others} can")
+    if backend == "sdpa" and getattr(config, "attn_logit_softcapping", None) is not None:
+        raise UserError(
+            f"model.attn_implementation=sdpa cannot compute model.attn_logit_softcapping="
+            f"{config.attn_logit_softcapping}; {others} can"
+        )
+
+
+def with_nearest(sentence: str) -> str:
+    """A refusal of an unknown name, with the name that is meant in place of all known ones where there is one."""
+    match = re.fullmatch(r"(\S+='(.+)' is not known); known: (.+)", sentence)
+    near = None if match is None else nearest(match[2], match[3].split(", "))
+    return sentence if near is None else f"{match[1]}; did you mean {near}?"

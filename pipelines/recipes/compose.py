@@ -16,7 +16,7 @@ from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from . import introspection
 from .checkpoint_overrides import checkpoint_field
-from .checks import OWNED_ARGUMENTS, check_model, check_recipe
+from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
 from .files import read_yaml_file
 from .schema import ARGUMENT_BOUNDS, DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
 from .secrets import check_no_secret
@@ -34,6 +34,7 @@ FREE_ON_RESUME = [
     "name",
     "description",
     "model.preset",
+    "model.attn_implementation",
     "publish.*",
     "evaluation.*",
     "data.cache_dir",
@@ -121,11 +122,17 @@ def _index(entries: list, part: str, path: list[str], depth: int) -> int:
 # ------------------------------------------------------------------------------------------------ composing
 
 
-def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = (), **sections: dict[str, Any] | None) -> Recipe:
+def load_recipe(
+    name_or_path: str | Path,
+    overrides: Sequence[str] = (),
+    notes: list[str] | None = None,
+    **sections: dict[str, Any] | None,
+) -> Recipe:
     """Return the composed, checked recipe of a file or of a shipped name.
 
     Args:
         overrides: texts of the form `section.key=value`, as on the command line.
+        notes: gets a sentence for whatever an override replaces beside its own setting.
         sections: settings that win over the recipe's, such as training={"max_steps": 50}; None leaves a section out.
 
     Raises:
@@ -133,7 +140,32 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = (), **secti
     """
     data, stem = read_yaml_file(str(name_or_path), "recipes", "recipe")
     given = [_parse_override(text) for text in overrides] + list(_overrides_of(sections))
-    return _compose(data if data.get("name") else {**data, "name": stem}, given)
+    data = _without_replaced_data(data if data.get("name") else {**data, "name": stem}, given, notes)
+    return _compose(data, given)
+
+
+# What says of which data a recipe is, beside the source itself.
+OF_ONE_SOURCE = (
+    *("config_name", "revision", "split", "streaming", "text_field", "document"),
+    *("validation_files", "validation_split", "test_files", "test_split"),
+)
+
+
+def _without_replaced_data(data: dict, overrides: list, notes: list[str] | None) -> dict:
+    """The recipe file without its source of data, where the overrides name one of another kind."""
+    section = data.get("data")
+    given = {path[1]: value for path, value in overrides if path[0] == "data" and len(path) == 2}
+    new = next((kind for kind in SOURCE_KINDS if given.get(kind)), None)
+    if new is None or not isinstance(section, dict):
+        return data
+    old = [kind for kind in SOURCE_KINDS if kind != new and section.get(kind) and kind not in given]
+    if not old or section.get(new):
+        return data
+    if notes is not None:
+        whose = f"data.{old[0]}" + (f"={show(section[old[0]])}" if old[0] != "mixture" else "")
+        notes.append(f"data.{new}={show(given[new])} replaces the recipe's {whose}")
+    kept = {key: value for key, value in section.items() if key not in (*old, *OF_ONE_SOURCE)}
+    return {**data, "data": kept}
 
 
 def _overrides_of(sections: dict[str, Any]) -> Iterator[tuple[list[str], Any]]:
@@ -192,6 +224,9 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
 
 def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, ObjectiveSettings | None]:
     """(objective, task), exactly one of which is not None: the settings that the chosen name has."""
+    for section, value in given.items():
+        if isinstance(value, str):
+            raise UserError(f"{section}={show(value)} is not a section of settings; write {section}.name={value}")
     if given["objective"] is not None and given["task"] is not None:
         raise UserError("objective and task are both set; keep one and set the other to null")
     section = "objective" if given["task"] is None else "task"
@@ -206,13 +241,28 @@ def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, 
     return (settings, None) if section == "objective" else (None, settings)
 
 
+# Tasks that people look for: what to do instead.
+NOT_BUILT_IN = {
+    name: f"the models have its head, transformers.{cls}, but the task itself would be a plug-in (docs/plugins.md)"
+    for name, cls in {
+        "token_classification": "AutoModelForTokenClassification",
+        "ner": "AutoModelForTokenClassification",
+        "question_answering": "AutoModelForQuestionAnswering",
+        "qa": "AutoModelForQuestionAnswering",
+        "multiple_choice": "AutoModelForMultipleChoice",
+    }.items()
+}
+
+
 def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
     """The error for a name that is none of the section's."""
     if found is not None:
         return UserError(
             f"{section}.name={name} belongs into the section {found.section}; write {found.section}.name={name}"
         )
-    near = did_you_mean(str(name), names_of(section))
+    known = names_of(section)
+    missing = NOT_BUILT_IN.get(str(name))
+    near = f"; {missing}; known: {', '.join(known)}" if missing else did_you_mean(str(name), known)
     return UserError(f"{section}.name={show(name)} is not one of its choices{near}")
 
 

@@ -33,6 +33,9 @@ class ModelSection:
     preset: str | None = doc("architecture: name of a file in configs/models, or a path to one")
     family: Literal["decoder", "moe", "encoder", "seq2seq", "vit"] | None = doc("model family, where no preset says it")
     name_or_path: str | None = doc("start from this checkpoint, ours or native, instead of fresh weights")
+    attn_implementation: Literal["eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"] | None = (
+        doc("what computes attention; null: sdpa where it can, else eager")
+    )
     fields: dict[str, Any] = doc("every other key of the section: fields of the family's config", {})
 
 
@@ -156,8 +159,8 @@ class EvaluationSection:
         "what is reported beside the loss; null: the objective's or task's own, such as perplexity, accuracy or bleu"
     )
     best_metric: str | None = doc(
-        "loss, or one of `metrics` that compares classes: the final model is the one that was best by it in the "
-        "validations during training; null: the last one"
+        "loss, or one of `metrics` that compares classes or numbers: the final model is the one that was best by it in "
+        "the validations during training; null: the last one"
     )
     average_checkpoints: int | None = doc(
         "the final model is the mean of the newest so many checkpoints; null: the last",

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
+from ..aliases import ours_for
 from ..errors import UserError, did_you_mean
+from .find_setting import find_setting
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping", list: "a list"}
 
@@ -103,10 +105,12 @@ def _convert_union(value: Any, arms: tuple, annotation: Any, path: str) -> Any:
 
 
 def unknown_key(path: str, key: Any, known: Iterable[str]) -> UserError:
-    """The error for a key no section has: its dotted name and the nearest valid one."""
-    prefix = f"{path}." if path else ""
+    """The error for a key no section has: its dotted name, and the setting that is meant, here or elsewhere."""
+    known, prefix = list(known), f"{path}." if path else ""
     noun = "setting" if path else "section"
-    return UserError(f"{prefix}{key}: no such {noun}{did_you_mean(str(key), known, prefix)}")
+    meant = None if any(name in known for name in ours_for(str(key))) else find_setting(str(key))
+    near = f"; did you mean {meant}?" if meant else did_you_mean(str(key), known, prefix)
+    return UserError(f"{prefix}{key}: no such {noun}{near}")
 
 
 def as_mapping(value: Any, path: str) -> dict:

@@ -135,9 +135,14 @@ def _cache_key(plan: Plan, section: TokenizerSection, corpus: Documents) -> str:
 
 
 def _train(plan: Plan, section: TokenizerSection, corpus: Documents, progress: bool) -> "PreTrainedTokenizerFast":
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from transformers import PreTrainedTokenizerFast
 
-    backend = TRAINERS[section.type](lambda: training_texts(corpus, section.max_training_bytes), plan, progress)
+    # tokenizers' own bars break lines on a terminal that is not theirs alone.
+    columns = SpinnerColumn(), TextColumn("training the tokenizer"), TimeElapsedColumn()
+    with Progress(*columns, disable=not progress, transient=True) as bar:
+        bar.add_task("")
+        backend = TRAINERS[section.type](lambda: training_texts(corpus, section.max_training_bytes), plan)
     begin, end = begin_and_end(section.framing)
     names = {"bos_token": begin, "eos_token": end, "pad_token": PAD}
     names["unk_token"] = UNKNOWN if UNKNOWN in plan.special else None

@@ -33,7 +33,7 @@ class Plan:
     min_frequency: int = 2
 
 
-def train_byte_bpe(texts: Texts, plan: Plan, progress: bool):
+def train_byte_bpe(texts: Texts, plan: Plan):
     """Byte-level BPE as in GPT-2: every text comes back exactly, and no text is unknown."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -47,13 +47,13 @@ def train_byte_bpe(texts: Texts, plan: Plan, progress: bool):
         min_frequency=plan.min_frequency,
         special_tokens=plan.special,
         initial_alphabet=alphabet,
-        show_progress=progress,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts(), trainer)
     return _checked(tokenizer, plan)
 
 
-def train_wordpiece(texts: Texts, plan: Plan, progress: bool):
+def train_wordpiece(texts: Texts, plan: Plan):
     """WordPiece as in BERT: words and signs apart, `##` marks a continuation. Spaces and line breaks are not kept."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -65,13 +65,13 @@ def train_wordpiece(texts: Texts, plan: Plan, progress: bool):
         tokenizer.decoder = decoders.WordPiece(prefix="##")
         return tokenizer
 
-    def trained(first: list[str], vocab_size: int, show_progress: bool) -> list[str]:
+    def trained(first: list[str], vocab_size: int) -> list[str]:
         tokenizer = untrained()
         trainer = trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=plan.min_frequency,
             special_tokens=first,
-            show_progress=show_progress,
+            show_progress=False,
         )
         tokenizer.train_from_iterator(texts(), trainer)
         vocabulary = tokenizer.get_vocab()
@@ -79,15 +79,15 @@ def train_wordpiece(texts: Texts, plan: Plan, progress: bool):
 
     # The trainer numbers the continuing characters in the order of its hash map, and merges equally frequent pairs in
     # the order of those numbers. So the alphabet is collected first (no merges), and handed in sorted.
-    alphabet = trained(plan.special, 0, False)[len(plan.special) :]
+    alphabet = trained(plan.special, 0)[len(plan.special) :]
     _require(plan, len(plan.special) + len(alphabet), "the characters of the training text and the special tokens")
-    entries = trained(plan.special + sorted(alphabet), plan.vocab_size, progress)
+    entries = trained(plan.special + sorted(alphabet), plan.vocab_size)
     tokenizer = untrained({entry: number for number, entry in enumerate(entries)})
     tokenizer.add_special_tokens(plan.special)
     return _checked(tokenizer, plan)
 
 
-def train_unigram(texts: Texts, plan: Plan, progress: bool):
+def train_unigram(texts: Texts, plan: Plan):
     """Unigram language model as in SentencePiece, with `▁` for a space. Text of known characters comes back exactly,
     unless it is lower-cased or holds `▁` itself."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -109,7 +109,7 @@ def train_unigram(texts: Texts, plan: Plan, progress: bool):
         vocab_size=plan.vocab_size,
         special_tokens=plan.special,
         unk_token=UNKNOWN,
-        show_progress=progress,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts(), trainer)
     return _checked(_with_settled_scores(tokenizer, plan.special), plan)
@@ -136,7 +136,7 @@ def _with_settled_scores(tokenizer, special: list[str]):
     return Tokenizer.from_str(json.dumps(state))
 
 
-def train_char(texts: Texts, plan: Plan, progress: bool):
+def train_char(texts: Texts, plan: Plan):
     """One token per character, numbered by code point; the special tokens follow."""
     from tokenizers import Tokenizer, decoders, models
 

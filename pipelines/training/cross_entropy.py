@@ -1,4 +1,4 @@
-"""Cross-entropy of any model's logits, exact per label over accumulated batches and processes."""
+"""The loss of any model's logits, exact per label over accumulated batches and processes."""
 
 import torch
 
@@ -8,10 +8,16 @@ from ..data.batch_keys import IGNORE_INDEX
 def loss_of_logits(outputs, labels, num_items_in_batch=None, *, shift: bool, label_smoothing: float = 0.0):
     """Cross-entropy of `outputs.logits` (..., C), summed and divided by num_items_in_batch (None: number of labels).
 
+    Logits (B, 1) with labels (B,) of floats are numbers, as in transformers: squared error, -100 not counted.
+
     labels: class numbers (...), -100 not counted; or probabilities of the classes (..., C), of which num_items_in_batch
     counts every entry, as Trainer does. shift: labels are aligned with the inputs, each predicted one place before.
     """
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if labels.is_floating_point() and logits.shape == (*labels.shape, 1):
+        counted = labels.ne(IGNORE_INDEX)
+        total = (logits.float().squeeze(-1) - labels).square().masked_fill(~counted, 0.0).sum()
+        return total / (counted.sum() if num_items_in_batch is None else num_items_in_batch)
     if labels.is_floating_point():
         total = torch.nn.functional.cross_entropy(
             logits.flatten(0, -2).float(), labels.flatten(0, -2), reduction="sum", label_smoothing=label_smoothing

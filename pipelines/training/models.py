@@ -1,5 +1,7 @@
 """From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
 
+import re
+
 import torch
 import transformers
 from transformers import AutoConfig
@@ -52,8 +54,9 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
         config = model_config(recipe, data.tokenizer, task_fields)
         try:
             with whole_weights(arguments):
-                model = auto_class.from_config(config)
-        except ValueError as error:  # the family has no such head
+                model = auto_class.from_config(config, **backend_of(recipe))
+        except (ValueError, ImportError) as error:  # the family has no such head, or the machine no such backend
+            check_backend(recipe, error)
             raise UserError(
                 f"model.family={recipe.model.family} has no head for {objective.setting}: {first_line(error)}"
             ) from error
@@ -63,6 +66,19 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
         )
     objective.prepare_model(model)
     return model
+
+
+def backend_of(recipe: Recipe) -> dict[str, str]:
+    """The argument with which a model is built on the recipe's attention backend; none where it names none."""
+    backend = recipe.model.attn_implementation
+    return {} if backend is None else {"attn_implementation": backend}
+
+
+def check_backend(recipe: Recipe, error: Exception) -> None:
+    """Raise UserError where building a model failed for want of the recipe's attention backend."""
+    backend = recipe.model.attn_implementation
+    if backend is not None and re.search("attn_implementation|attention implementation|flash|flex", str(error), re.I):
+        raise UserError(f"model.attn_implementation={backend} cannot be used here: {first_line(error)}") from error
 
 
 def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, speak: bool):
@@ -85,8 +101,10 @@ def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, sp
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 **trust,
+                **backend_of(recipe),
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
+        check_backend(recipe, error)
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
     fresh = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     if fresh and speak:

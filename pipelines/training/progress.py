@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from transformers import TrainerCallback
+from transformers.trainer_utils import has_length
 
 from ..storage.atomic import write_atomically
 
@@ -78,7 +79,7 @@ class ProgressLine(TrainerCallback):
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console(highlight=False, soft_wrap=True)
-        self.bar = self.task = None
+        self.bar = self.task = self.measuring = self.measured = None
         self.training = False
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -87,20 +88,38 @@ class ProgressLine(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if self.console.is_terminal:
-            columns = (
-                BarColumn(BAR_WIDTH),
-                TextColumn("{task.completed}/{task.total}"),
-                TextColumn("{task.description}"),
-            )
-            self.bar = Progress(*columns, console=self.console)
+            self.bar = self._progress()
             self.bar.start()
             self.task = self.bar.add_task("", total=state.max_steps, completed=state.global_step)
+
+    def _progress(self, **kwargs) -> Progress:
+        columns = (BarColumn(BAR_WIDTH), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"))
+        return Progress(*columns, console=self.console, **kwargs)
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step >= state.max_steps:
             control.should_log = True  # the last steps belong to the log, whatever logging_steps says
         if self.bar is not None:
             self.bar.update(self.task, completed=state.global_step)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        if not self.console.is_terminal or not state.is_world_process_zero:
+            return
+        if self.measuring is None:
+            self.measuring = self.bar or self._progress(transient=True)
+            self.measuring.start()
+            total = len(eval_dataloader) if has_length(eval_dataloader) else None
+            self.measured = self.measuring.add_task("batches measured", total=total)
+        self.measuring.advance(self.measured)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self.measuring is None:
+            return
+        if self.measuring is self.bar:
+            self.bar.remove_task(self.measured)
+        else:
+            self.measuring.stop()
+        self.measuring = None
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or not logs:

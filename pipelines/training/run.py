@@ -28,6 +28,7 @@ from .arguments import training_arguments
 from .checkpoint_staging import disk_full_sentence
 from .deepspeed_engine import start_deepspeed, whole_weights
 from .dry_run import try_step
+from .interpret import validations_of
 from .models import build_model, check_length
 from .run_folder import RunFolder
 from .stop_signal import StopAtOnce
@@ -214,6 +215,7 @@ def run(
             )
         return 128 + trainer.stop_signal.received
     trainer.guard.check()
+    validations = validations_of(trainer.state.log_history, recipe.evaluation.metrics)
     average(trainer, recipe, quiet)
     metrics = evaluate_splits(trainer, recipe, data)
     save_final(trainer, folder)
@@ -231,6 +233,7 @@ def run(
             "engine": type(trainer.model_wrapped).__name__,  # what really ran: DDP, DeepSpeedEngine, ...
             "wall_seconds": round(time.time() - started, 1),
             "samples": samples,
+            "validations": validations,
             "signatures": data.objective.signatures,
         }
         folder.write("finished", **facts)
@@ -320,6 +323,7 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
         "engine",
         "wall_seconds",
         "samples",
+        "validations",
         "signatures",
     )
     folder.write("finished", **{name: facts[name] for name in known if name in facts}, published=repo_id)

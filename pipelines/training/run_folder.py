@@ -18,6 +18,7 @@ from ..recipes.schema import Recipe
 from ..storage.atomic import write_atomically
 from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside
 from ..storage.folder_lock import FolderInUse, folder_lock
+from ..words import counted
 
 PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
 
@@ -108,8 +109,9 @@ class RunFolder:
             self.check_same_run(checkpoint, stored)
             if stored["world_size"] != world_size:
                 raise UserError(
-                    f"{checkpoint} was written by {stored['world_size']} process(es) and {world_size} would go on, "
-                    f"with another global batch; start {stored['world_size']}, or choose another output_dir"
+                    f"{checkpoint} was written by {counted(stored['world_size'], 'process', 'processes')} and "
+                    f"{world_size} would go on, with another global batch; start {stored['world_size']}, or choose "
+                    f"another output_dir"
                 )
         return find_last_complete(self.path, report=say)
 

@@ -10,6 +10,8 @@ from ..accounting.parameter_count import short_number
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
 from ..recipes.schema import Recipe
+from ..words import aligned, counted
+from .interpret import interpret, with_interval
 from .progress import human_time
 from .throughput_log import peak_memory
 
@@ -23,8 +25,9 @@ def describe_model(model) -> str:
     active = active_parameters(model)
     at_work = f" ({short_number(active)} at work on a token)" if active < parameters else ""
     return (
-        f"{type(model).__name__}, {short_number(parameters)} parameters{at_work}, {config.num_hidden_layers} layers, "
-        f"width {config.hidden_size}, {config.num_attention_heads} heads, {what_it_reads(config)}"
+        f"{type(model).__name__}, {short_number(parameters)} parameters{at_work}, "
+        f"{counted(config.num_hidden_layers, 'layer')}, width {config.hidden_size}, "
+        f"{counted(config.num_attention_heads, 'head')}, {what_it_reads(config)}"
     )
 
 
@@ -36,38 +39,41 @@ def what_it_reads(config) -> str:
     return f"images of {image} pixels in patches of {patch}"
 
 
+def print_facts(facts: list[tuple[str, str]]) -> None:
+    """Aligned facts, broken at words on a terminal; in a pipe each is one line, so that grep finds it whole."""
+    console.print(aligned(facts, console.width if console.is_terminal else None), markup=False)
+
+
 def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
     """Model, data, plan and devices of the run that begins."""
     arguments, section = trainer.args, recipe.training
     per_step = section.per_device_train_batch_size * section.gradient_accumulation_steps * arguments.world_size
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
-    console.print(f"model: {describe_model(trainer.model)}", markup=False)
-    console.print(describe_data(data), markup=False)
-    console.print(
-        f"step: {per_step} {data.objective.step_words()}, {section.optim}, {section.lr_scheduler_type}, {precision}",
-        markup=False,
-    )
     engine = trainer.accelerator.distributed_type.value
     how = "" if engine == "NO" else f" ({engine})"
-    console.print(f"devices: {arguments.world_size} x {arguments.device.type}{how}", markup=False)
+    plan = f"{per_step} {data.objective.step_words()}, {section.optim}, {section.lr_scheduler_type}, {precision}"
+    facts = [
+        ("model", describe_model(trainer.model)),
+        *describe_data(data),
+        ("step", plan),
+        ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
+    ]
     if checkpoint is not None:
-        console.print(f"going on from {checkpoint}", markup=False)
+        facts.append(("start", f"going on from {checkpoint}"))
+    print_facts(facts)
 
 
 def print_dry_run(data: PreparedData, trainer, facts: dict) -> None:
     """What would be trained, proved by one step on a full batch and one batch of each other split (dry_run.py)."""
-    console.print(f"model: {describe_model(trainer.model)}", markup=False)
-    console.print(describe_data(data), markup=False)
-    noun = data.objective.row_noun if facts["rows"] == 1 else f"{data.objective.row_noun}s"
-    console.print(
-        f"one step of {facts['rows']} {noun}: loss {facts['loss']:.4f}, gradients "
-        f"{'finite' if facts['finite'] else 'NOT finite'}, peak memory {peak_memory(trainer.args.device) / 1e9:.1f} GB",
-        markup=False,
-    )
-    for split, loss in facts["other losses"].items():
-        console.print(f"one batch of {split}: loss {loss:.4f}", markup=False)
     flops = short_number(int(float(trainer.throughput.flops) // float(trainer.throughput.tokens)))
-    console.print(f"training costs {flops} FLOPs per token; dry run: nothing was trained or written", markup=False)
+    step = (
+        f"one step of {counted(facts['rows'], data.objective.row_noun)}: loss {facts['loss']:.4f}, gradients "
+        f"{'finite' if facts['finite'] else 'NOT finite'}, peak memory {peak_memory(trainer.args.device) / 1e9:.1f} GB"
+    )
+    batches = [f"one batch of {split}: loss {loss:.4f}" for split, loss in facts["other losses"].items()]
+    tried = "\n".join([step, *batches, f"training costs {flops} FLOPs per token"])
+    print_facts([("model", describe_model(trainer.model)), *describe_data(data), ("tried", tried)])
+    console.print("dry run: nothing was trained or written", markup=False)
 
 
 def print_result(folder: Path, run: dict, objective: Objective, again: bool = False) -> None:
@@ -76,8 +82,11 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
         console.print(f"{folder} is finished already; its result:", markup=False)
     table = Table("metric", "value", title=None, show_edge=False)
     for name, value in run.get("metrics", {}).items():
-        table.add_row(name.replace("_", " "), f"{value:.4f}" if value < 100 else f"{value:,.1f}")
+        split, _, metric = name.partition("_")
+        table.add_row(name.replace("_", " "), with_interval(metric, value, run.get("data", {}).get(split, {})))
     console.print(table)
+    for sentence in interpret(run):
+        print_facts([("note", sentence)])
     for sample in run.get("samples", []):
         console.rule(objective.sample_title(sample["prompt"]), align="left")
         console.print(sample["text"], markup=False)
@@ -85,8 +94,9 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
             console.print(f"reference: {sample['reference']}", markup=False, style="dim")
     console.rule()
     reader = "image processor" if (folder / "preprocessor_config.json").is_file() else "tokenizer"
+    took = f"{counted(run['steps'], 'step')} in {human_time(run['wall_seconds'])}"
     console.print(
-        f"{run['steps']} steps in {human_time(run['wall_seconds'])} on {run['world_size']} process(es); "
+        f"{took} on {counted(run['world_size'], 'process', 'processes')}; "
         f"model, {reader}, card and metrics are in {folder}",
         markup=False,
     )

@@ -172,13 +172,10 @@ class AnyformerTrainer(Trainer):
         with refusals():
             return super().create_optimizer(model)
 
-    def create_scheduler(self, *args, **kwargs):
-        with refusals():
-            return super().create_scheduler(*args, **kwargs)
-
     def create_scheduler(self, num_training_steps, optimizer=None):
         fresh = self.lr_scheduler is None
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        with refusals():
+            scheduler = super().create_scheduler(num_training_steps, optimizer)
         if fresh:
             begin_above_zero(scheduler, self.args.get_warmup_steps(num_training_steps))
         return scheduler

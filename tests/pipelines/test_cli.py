@@ -101,6 +101,7 @@ def test_user_errors_are_one_sentence_with_exit_code_2(capsys):
         (["list", "recipe"], "recipes"),
         (["evaluate", "runs"], "TASK"),
         (["evaluate", "runs", "task.num_beams=1"], "anyformer evaluate MODEL TASK task.num_beams=1"),
+        (["evaluate", os.path.dirname(__file__), "task.num_beams=1"], "no model in this folder"),
         (["evaluate", "runs", "quickstart", "--split", "train"], "invalid choice: 'train'"),
         (["evaluate", "runs", "quickstart", "--max-examples", "0"], "0 must be at least 1"),
         (["list", "recipes", "more"], "'more': no such argument"),
@@ -209,6 +210,36 @@ def test_list_names_everything_on_whole_lines(capsys):
     for kind in TABLES:
         assert main(["list", kind]) == 0
         assert capsys.readouterr().out.startswith(kind)
+
+
+def test_on_a_terminal_list_fits_one_screen_and_names_every_kind(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) < 80
+    assert all(any(line.lstrip().startswith(f"{kind}: ") for line in lines) for kind in cli.LISTED)
+    assert "quickstart" in " ".join(lines) and "anyformer list KIND" in " ".join(lines)
+
+
+def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monkeypatch):
+    from anyformer.pipelines.recipes.compose import describe_fields
+
+    def shown(*words):
+        with pytest.raises(SystemExit) as exit:
+            main(["train", "--help", *words])
+        assert exit.value.code == 0
+        return capsys.readouterr().out
+
+    rows = [row for row in describe_fields() if "*" not in row.name]
+    overview, training, everything = shown(), shown("training"), shown("all")
+    assert all(row.name.partition(".")[2] in overview for row in rows)
+    assert "training.learning_rate: peak learning rate (a number, above 0, default 0.001)" in training.splitlines()
+    assert "evaluation." not in training and all(f"{row.name}: {row.help}" in everything for row in rows)
+    assert shown("quickstart") == overview  # no section
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, shown("training").splitlines())) < 80
 
 
 def test_list_names_what_a_recipe_may_say():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe
+from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe
 from anyformer.pipelines.metrics import load_metric
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
@@ -143,6 +143,22 @@ def test_a_finished_run_is_evaluated_to_the_numbers_of_its_end(kind, split, stag
     assert result["examples"] == 16 or kind in ("text", "masked")
 
 
+def test_a_run_is_measured_on_its_own_recipe_where_none_is_named(stage, evaluate, monkeypatch, tmp_path, refused):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    run, output = stage / "runs" / "classes", tmp_path / "own.json"
+    assert main(["evaluate", str(run), "--output", str(output), "training.per_device_eval_batch_size=4"]) == 0
+    own = json.loads(output.read_text())
+    assert own["metrics"] == pytest.approx(evaluate("classes", "classes")["metrics"], rel=ORDER_OF_SUMS)
+    assert own["task"] == "classes"
+    checkpoint = next(run.glob("checkpoint-*"))
+    assert own_recipe(str(checkpoint)) == str(run / "recipe.yaml")
+    native = tmp_path / "native"
+    native.mkdir()
+    (native / "config.json").write_text("{}")
+    sentence = refused(native, "task.max_length=8")
+    assert "has no recipe.yaml beside it" in sentence and sentence.endswith("evaluate MODEL TASK task.max_length=8")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_evaluating_again_or_in_other_batches_gives_the_same(kind, evaluate):
     first, again = evaluate(kind, kind), evaluate(kind, kind)
@@ -232,7 +248,7 @@ def test_a_native_twin_has_the_perplexity_of_our_model(stage, evaluate, tmp_path
         (["runs/classes", "classes.yaml", "--output", "no/such/folder.json"], "the folder no/such does not exist"),
         (["runs/classes", "classes.yaml", "--output", "runs"], "--output runs is a folder"),
         (["runs/classes", "classes.yaml", "--max-examples", "0"], "0 must be at least 1"),
-        (["runs/classes", "task.max_length=3"], "write anyformer evaluate MODEL TASK task.max_length=3"),
+        (["runs/classes", "task.max_length=128"], "max_position_embeddings=64"),  # of its own recipe
         (["runs/classes", "classes.yaml", "task.max_length=128"], "max_position_embeddings=64"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

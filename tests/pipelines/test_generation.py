@@ -1,5 +1,7 @@
 """Laws of `anyformer generate`: the same seed gives the same text, and what cannot be generated is one sentence."""
 
+import json
+
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
@@ -99,3 +101,40 @@ def test_what_is_no_model_is_one_sentence(tmp_path, capsys):
     assert main(["generate", str(unfinished), "text"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("anyformer: MODEL=") and err.count("\n") == 1
+
+
+def test_text_is_told_piece_by_piece_as_it_is_written(saved):
+    folder, pieces = saved(), []
+    text = generate_text(folder, "import ", max_new_tokens=24, seed=3, on_text=pieces.append)
+    assert "".join(pieces) == text == generate_text(folder, "import ", max_new_tokens=24, seed=3)
+    assert len(pieces) > 1
+    beams = []
+    assert generate_text(folder, "import ", max_new_tokens=4, do_sample=False, num_beams=2, on_text=beams.append)
+    assert beams == []  # a search has no text before its end
+
+
+@pytest.mark.parametrize(
+    "architecture, words",
+    [
+        ("AnyformerEncoderForMaskedLM", "writes no text; it answers through transformers.pipeline('fill-mask', "),
+        ("BertForSequenceClassification", "is a BertForSequenceClassification, which writes no text"),
+        ("AnyformerViTForImageClassification", "transformers.pipeline('image-classification', "),
+        ("AnyformerEncoderModel", "fine-tune it with anyformer train RECIPE model.name_or_path="),
+    ],
+)
+def test_a_model_that_writes_no_text_is_refused_with_what_it_does(architecture, words, tmp_path, capsys):
+    kinds = {"AnyformerEncoder": "anyformer_encoder", "AnyformerViT": "anyformer_vit"}
+    kind = next((kind for name, kind in kinds.items() if architecture.startswith(name)), "bert")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [architecture]}))
+    assert main(["generate", str(tmp_path), "text"]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+
+
+def test_a_missing_folder_among_runs_is_answered_with_the_runs_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="MODEL=runs/quikstart: no such folder; did you mean runs/quickstart"):
+        locate_model("runs/quikstart")
+    assert locate_model("other/model") == "other/model"  # may be on the Hub

@@ -7,8 +7,11 @@ import types
 
 import pytest
 import torch
+from anyformer.pipelines.metrics import wilson
+from anyformer.pipelines.training.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.progress import MetricsFile, describe
 from anyformer.pipelines.training.warmup import begin_above_zero
+from anyformer.pipelines.words import aligned, counted
 from transformers import get_scheduler
 
 SCHEDULES = {
@@ -127,3 +130,57 @@ def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recip
     assert [step for step, _ in series["validation/perplexity"]] == [2, 4, 4]
     assert [step for step, _ in series["train/loss"]] == [1, 2, 3, 4]
     assert not any(name.startswith(("eval", "train/validation")) for name in series)
+
+
+# ------------------------------------------------------------------------------------------------ what the end says
+
+
+def test_a_model_no_better_than_counting_is_called_so():
+    metrics = {"validation_perplexity": 600.0, "validation_unigram_perplexity": 550.9}
+    (said,) = interpret({"metrics": metrics})
+    assert "counting tokens alone (550.9)" in said and "training.max_steps" in said
+    assert interpret({"metrics": metrics | {"validation_perplexity": 60.3}}) == []
+    run = {"metrics": {"test_accuracy": 0.6}, "data": {"test": {"classes": {"sad": 3, "glad": 7}}}}
+    assert "always answering glad" in interpret(run)[0] and "0.7000" in interpret(run)[0]
+    assert interpret(run | {"metrics": {"test_accuracy": 0.8}}) == []
+
+
+def test_a_better_validation_before_the_last_is_named_with_the_setting_that_keeps_it():
+    history = [
+        *(
+            {"step": step, "validation_loss": loss, "validation_perplexity": 2.0}
+            for step, loss in ((50, 3.4), (150, 3.2))
+        ),
+        {"step": 160, "loss": 2.0},
+        {"step": 200, "validation_loss": 3.5, "validation_perplexity": 2.0},
+    ]
+    run = {
+        "recipe": {"evaluation": {"metrics": ["perplexity"]}},
+        "validations": validations_of(history, ["perplexity"]),
+    }
+    (said,) = interpret(run)
+    assert "step 150 (loss 3.2000" in said and said.endswith("evaluation.best_metric=loss would keep that model")
+    for setting in ({"best_metric": "loss"}, {"average_checkpoints": 2}):
+        assert interpret(run | {"recipe": {"evaluation": setting}}) == []
+    assert interpret(run | {"validations": run["validations"][:2]}) == []  # the last one is the best
+    classes = [{"step": 5, "loss": 1.0, "accuracy": 0.9}, {"step": 9, "loss": 2.0, "accuracy": 0.95}]
+    assert interpret({"recipe": {"evaluation": {"metrics": ["accuracy"]}}, "validations": classes}) == []
+
+
+def test_a_share_of_examples_is_shown_with_wilsons_interval():
+    low, high = wilson(0.8, 100)  # as statsmodels' proportion_confint(80, 100, method="wilson")
+    assert (low, high) == (pytest.approx(0.7112, abs=1e-4), pytest.approx(0.8666, abs=1e-4))
+    assert wilson(1.0, 10)[1] == 1 and wilson(0.0, 10)[0] == 0
+    assert with_interval("accuracy", 0.8, {"examples": 100}) == "0.8000  (95 %: 0.711 to 0.867)"
+    assert with_interval("accuracy", 0.8, {}) == "0.8000" and with_interval("f1", 0.8, {"examples": 9}) == "0.8000"
+
+
+def test_facts_stand_aligned_and_break_at_words():
+    assert (counted(1, "document"), counted(2345, "document")) == ("1 document", "2,345 documents")
+    assert counted(1, "process", "processes") == "1 process" and counted(0, "process", "processes") == "0 processes"
+    facts = [("model", "a long line of words that is broken\nand another"), ("devices", "1 x cpu")]
+    wide, narrow = aligned(facts), aligned(facts, 34)
+    assert wide.splitlines()[0] == "  model: a long line of words that is broken" and "devices: 1 x cpu" in wide
+    assert all(len(line) <= 34 for line in narrow.splitlines())
+    assert [line[:9] for line in narrow.splitlines()] == ["  model: ", " " * 9, " " * 9, "devices: "]
+    assert " ".join(narrow.split()) == " ".join(wide.split())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 CLASSES = [name for name, row in METRICS.items() if row.compares == "classes"]
 AVERAGED = [name for name in METRICS if name.startswith(("f1", "precision", "recall"))]
-COMPARED = [name for name, row in METRICS.items() if row.load is not None]
+COMPARED = [name for name, row in METRICS.items() if row.load is not None and row.missing() is None]
 few = settings(max_examples=15, deadline=None)
 
 
@@ -95,6 +95,30 @@ def test_several_references_may_be_given_and_not_equally_many(rows):
     assert value("bleu", predictions, references) == sacrebleu.corpus_bleu(predictions, streams).score
     assert value("chrf", predictions, references) == sacrebleu.corpus_chrf(predictions, streams).score
     assert value("exact_match", predictions, references) == sum(p in r for p, r in rows) / len(rows)
+
+
+@pytest.mark.skipif(METRICS["rouge1"].missing() is not None, reason="the extra `metrics` is not installed")
+def test_rouge_is_the_mean_of_the_best_references():
+    predictions, references = ["the cat sat", "a dog"], [["the cat", "a bird sat there"], ["a dog"]]
+    assert value("rouge1", predictions, references) == pytest.approx((0.8 + 1) / 2)  # 2 of 3 and 2 of 2 words: 0.8
+    assert value("rouge2", predictions, references) == pytest.approx((2 / 3 + 1) / 2)
+    assert value("rougeL", predictions, references) == pytest.approx((0.8 + 1) / 2)
+
+
+def test_a_metric_whose_package_is_missing_names_the_extra(monkeypatch):
+    from anyformer.pipelines.cli.listing import metric_rows
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"rouge1' needs the package rouge_score; install anyformer\[metrics\]"):
+        check_metrics(["rouge1"], "texts")
+    assert {name: text for name, _, text in metric_rows()}["rouge1"].endswith("install anyformer[metrics])")
+
+
+def test_what_is_listed_can_be_used_by_an_objective():
+    from anyformer.pipelines.plugins import OBJECTIVES
+
+    used = {cls.compares for _, cls in OBJECTIVES.items()}
+    assert {row.compares for _, row in METRICS.items()} <= used
 
 
 def test_bleu_says_how_it_was_computed():

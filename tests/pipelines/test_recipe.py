@@ -6,12 +6,15 @@ import re
 from typing import get_args
 
 import pytest
+from anyformer.modeling.traits import POSITION_SCHEMES
+from anyformer.pipelines.aliases import ALIASES
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.plugins import OBJECTIVES
+from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
 from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.find_setting import FAMILIES
 from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, Recipe, TrainingSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from hypothesis import given, settings
@@ -212,7 +215,22 @@ def test_every_setting_refuses_a_value_of_another_type():
          "16 do"),
         ("model.rope_parameters.rope_type=x", "model.rope_parameters.rope_type='x' is not known; known: default, "
          "linear, dynamic, yarn, longrope, llama3, proportional"),
-        ("data.files=a.txt", "data.source and data.files are both set; keep one and set the other to null"),
+        ("training.lr=1", "training.lr: no such setting; did you mean training.learning_rate?"),
+        ("training.batch_size=8", "training.batch_size: no such setting; did you mean "
+         "training.per_device_train_batch_size?"),
+        ("learning_rate=1e-3", "learning_rate: no such section; did you mean training.learning_rate?"),
+        ("batch_size=8", "batch_size: no such section; did you mean training.per_device_train_batch_size?"),
+        ("metrics=[accuracy]", "metrics: no such section; did you mean evaluation.metrics?"),
+        ("training.hidden_size=8", "training.hidden_size: no such setting; did you mean model.hidden_size?"),
+        ("model.n_layer=2", "model.n_layer: no such setting; did you mean model.num_hidden_layers?"),
+        ("vocab_size=300", "vocab_size: no such section; did you mean tokenizer.vocab_size?"),
+        ("data.path=a.txt", "data.path: no such setting; did you mean data.files?"),
+        ("tokenizer.type=bpe", "tokenizer.type='bpe' is not one of its choices; did you mean byte_bpe?"),
+        ("model.position_encoding=rope", "model.position_encoding='rope' is not known; did you mean rotary?"),
+        ("evaluation.metrics=[ppl]", "evaluation.metrics='ppl' is not for objective.name=causal; did you mean "
+         "perplexity?"),
+        ("objective.name=mlm", "objective.name='mlm' is not one of its choices; did you mean masked?"),
+        ("task=translation", "task='translation' is not a section of settings; write task.name=translation"),
         ("data.source=null", "data names no data; set one of source, files, dataset and mixture"),
         ("tokenizer.vocab_size=null", "tokenizer.vocab_size is not set; tokenizer.type=byte_bpe needs it, such "
          "as 8192"),
@@ -231,6 +249,74 @@ def test_every_setting_refuses_a_value_of_another_type():
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(override, message):
     assert sentence("quickstart", override) == message
+
+
+def test_other_libraries_names_lead_to_a_tasks_own():
+    assert sentence("imdb_classify", "evaluation.metrics=[acc]").endswith("is not known; did you mean accuracy?")
+    missing = sentence("imdb_classify", "task.name=token_classification")
+    assert "AutoModelForTokenClassification" in missing and "plug-in" in missing and "did you mean" not in missing
+
+
+def test_every_alias_leads_to_a_setting_or_a_value_that_there_is():
+    names = {row.name.rpartition(".")[2] for row in SETTINGS}.union(*map(introspection.family_fields, FAMILIES))
+    values = {
+        *(word for row in SETTINGS for word in re.findall(r"'(\w+)'", row.type)),
+        *(*METRICS, *OBJECTIVES, *POSITION_SCHEMES, "adamw", "decoder", "encoder", "seq2seq", "moe", "vit"),
+    }
+    for ours in {name for names in ALIASES.values() for name in names}:
+        assert ours.rpartition(".")[2] in names | values, ours
+
+
+FLASH = "model.attn_implementation=flash_attention_2"
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["model.position_encoding=alibi", FLASH], "flash_attention_2 cannot compute model.position_encoding='alibi'"),
+        (
+            ["model.attention_pattern=[strided_attention]", "model.attention_stride=4", FLASH],
+            "compute strided_attention",
+        ),
+        (["model.attn_logit_softcapping=30", "model.attn_implementation=sdpa"], "sdpa cannot compute model.attn_logit"),
+        (["model.attn_implementation=flash"], "model.attn_implementation='flash' is not one of its choices"),
+    ],
+)
+def test_a_backend_that_would_leave_something_out_is_refused_before_torch_is_imported(overrides, words):
+    assert words in sentence("quickstart", *overrides)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flex_attention", "flash_attention_2"])
+def test_a_backend_that_computes_the_model_is_taken_and_may_change_on_resuming(backend):
+    recipe = load_recipe("quickstart", [f"model.attn_implementation={backend}"])
+    assert recipe.model.attn_implementation == backend
+    assert resume_difference(load_recipe("quickstart").to_dict(), recipe.to_dict()) is None
+
+
+REPLACED = {
+    ("quickstart", "data.files=a.txt"): "data.files='a.txt' replaces the recipe's data.source='stdlib_code'",
+    ("quickstart", "data.dataset=o/d"): "data.dataset='o/d' replaces the recipe's data.source='stdlib_code'",
+    ("imdb_mlm", "data.source=stdlib"): "data.source='stdlib' replaces the recipe's data.files=",
+    ("gpt2_small", "data.files=[a.txt]"): "data.files=['a.txt'] replaces the recipe's data.dataset=",
+}
+
+
+@pytest.mark.parametrize("recipe, override", REPLACED)
+def test_a_source_of_data_on_the_command_line_replaces_the_recipes_and_what_belongs_to_it(recipe, override):
+    notes = []
+    data = load_recipe(recipe, [override], notes).data
+    kind = override.partition("=")[0].removeprefix("data.")
+    assert [name for name in ("source", "files", "dataset", "mixture") if getattr(data, name)] == [kind]
+    assert len(notes) == 1 and notes[0].startswith(REPLACED[recipe, override])
+    assert (data.config_name, data.validation_split, data.validation_files, data.streaming) == (None, None, None, False)
+
+
+def test_the_same_kind_of_source_replaces_nothing_else_and_two_new_ones_exclude_each_other():
+    notes = []
+    assert load_recipe("wikitext2_decoder", ["data.files=a.txt"], notes).data.validation_files and notes == []
+    assert load_recipe("quickstart", [], notes).data.source == "stdlib_code" and notes == []
+    both = sentence("quickstart", "data.files=a.txt", "data.source=stdlib")
+    assert both == "data.source and data.files are both set; keep one and set the other to null"
 
 
 def bounds():

@@ -1,0 +1,140 @@
+"""What tasks share that read one answer, a class or a number, off a text or a pair of texts."""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..recipes.schema import ObjectiveSettings, doc
+from ..words import counted
+from .base import pipeline_command
+from .examples import TextTask
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+
+# A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
+FRAMING_OF_FAMILY = {"decoder": "none", "moe": "none", "seq2seq": "eos"}
+
+
+@dataclass
+class LabelledTextSettings(ObjectiveSettings):
+    text_field: str = doc("column that holds the text", "text")
+    text_pair_field: str | None = doc("column of a second text, judged together with the first")
+    max_length: int = doc(
+        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
+    )
+
+
+class LabelledTexts(TextTask):
+    """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many."""
+
+    auto_class = "AutoModelForSequenceClassification"
+    families = ("decoder", "moe", "encoder", "seq2seq")
+    hub_task = "text-classification"
+
+    @abstractmethod
+    def label_type(self) -> "pyarrow.DataType":
+        """How labels are stored."""
+
+    @abstractmethod
+    def label_identity(self) -> Any:
+        """What labels depend on beside the examples; another one encodes the examples anew."""
+
+    @abstractmethod
+    def label_of(self, value: Any, place: str) -> int | float:
+        """The label in a column's value; raises UserError for what is none."""
+
+    @abstractmethod
+    def label_facts(self, labels: list) -> dict[str, Any]:
+        """What is worth telling of some labels; numbers are added up over all of them."""
+
+    @abstractmethod
+    def label_words(self, facts: dict[str, Any]) -> str:
+        """These facts for people."""
+
+    def framing(self) -> str:
+        wanted = self.recipe.tokenizer.framing
+        return wanted or FRAMING_OF_FAMILY.get(self.recipe.model.family, self.special_tokens)
+
+    def columns(self) -> dict[str, str]:
+        return {**self.text_columns(), "label_field": self.settings.label_field}
+
+    def text_columns(self) -> dict[str, str]:
+        section = self.settings
+        pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
+        return {"text_field": section.text_field, **pair}
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+        """The examples as input_ids, labels (a number) and, for a pair of texts, token_type_ids."""
+        import pyarrow
+
+        from ..data.example_store import encode_examples
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
+        pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
+        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
+        schema = pyarrow.schema(
+            [("input_ids", ids), *([("token_type_ids", byte)] if pair else []), ("labels", self.label_type())]
+        )
+        key = sha(
+            [
+                examples_fingerprint(source),
+                self.processor_fingerprint(),
+                [self.settings.max_length, self.label_identity(), schema.names],
+            ]
+        )
+        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+
+    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+        from ..data.example_store import in_batches
+        from ..data.examples import text_of
+
+        columns = self.text_columns()
+        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        for batch in in_batches(examples):
+            texts = [[text_of(row, column, field, place) for place, row in batch] for field, column in columns.items()]
+            encoded = tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
+            for (place, _), ids in zip(batch, encoded["input_ids"]):
+                if not ids:
+                    raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
+            labels = [self.label_of(row[self.settings.label_field], place) for place, row in batch]
+            yield {**encoded, "labels": labels}
+
+    def _facts(self, batch: dict[str, list]) -> dict:
+        lengths = [len(ids) for ids in batch["input_ids"]]
+        return {
+            "examples": len(lengths),
+            "tokens": sum(lengths),
+            "at_max_length": sum(length >= self.settings.max_length for length in lengths),
+            **self.label_facts(batch["labels"]),
+        }
+
+    def describe(self, rows: "EncodedExamples") -> str:
+        facts = rows.facts
+        return (
+            f"{counted(facts['examples'], 'example')} of {rows.name}, "
+            f"{facts['tokens'] / facts['examples']:.0f} tokens each, "
+            f"{facts['at_max_length'] / facts['examples']:.1%} fill max_length={self.settings.max_length}; "
+            f"{self.label_words(facts)}"
+        )
+
+    def how_to_use(self, folder: Path) -> str:
+        return pipeline_command("text-classification", folder, "your text")
+
+    def show_label(self, console, number: int, row: dict, label: str) -> None:
+        """Print a row as the model reads it, under its number, length and label."""
+        from .showing import sequence_text
+
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {label}", align="left")
+        console.print(sequence_text(row["input_ids"].tolist(), self.tokenizer))

@@ -1,0 +1,49 @@
+"""In which section a setting stands: for those that are written without it, or in another one."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+
+from ..aliases import ALIASES
+from . import introspection
+from .schema import DataSection, EvaluationSection, ModelSection, PublishSection, TokenizerSection, TrainingSection
+
+FAMILIES = ("decoder", "moe", "encoder", "seq2seq", "vit")
+
+
+def find_setting(key: str) -> str | None:
+    """`section.key` of the setting that is called `key`, here or elsewhere; None: no section has one."""
+    for name in (key, *ALIASES.get(key.lower().replace("-", "_"), ())):
+        section, _, bare = name.rpartition(".")
+        for path, names in _sections().items():
+            if bare in names and section in ("", path):
+                return f"{path}.{bare}"
+    return None
+
+
+@cache
+def _sections() -> dict[str, frozenset[str]]:
+    """The settings of each section, the section that is likelier meant first."""
+    return {
+        "training": frozenset(_names(TrainingSection)) | introspection.training_argument_fields().keys(),
+        "objective": frozenset(_learned("objective")),
+        "task": frozenset(_learned("task")),
+        "tokenizer": frozenset(_names(TokenizerSection)) - {"name_or_path"},
+        "model": frozenset(_names(ModelSection)).union(*map(introspection.family_fields, FAMILIES)),
+        "data": frozenset(_names(DataSection)),
+        "evaluation": frozenset(_names(EvaluationSection)),
+        "publish": frozenset(_names(PublishSection)),
+    }
+
+
+def _names(cls: type) -> Iterator[str]:
+    return (row.name for row in fields(cls) if row.name not in ("fields", "extra"))
+
+
+def _learned(section: str) -> Iterator[str]:
+    """The settings of every objective or task but `name`, which every section could have."""
+    from ..plugins import OBJECTIVES
+
+    for _, cls in OBJECTIVES.items():
+        if cls.section == section:
+            yield from (row.name for row in fields(cls.Settings) if row.name != "name")

@@ -1,0 +1,79 @@
+"""What the numbers at the end of a run say, in sentences, and how sure they are."""
+
+from ..plugins import METRICS
+from .progress import short_metric
+
+# A validation that was better than the last one by less than this share is noise of the rows that it was measured on.
+CLEARLY_BETTER = 0.005
+
+
+def with_interval(metric: str, value: float, facts: dict) -> str:
+    """A metric for people; a share of examples with the interval that holds the true one in 95 % of samples.
+
+    facts: of the rows that it was measured on; `examples` says how many they are.
+    """
+    row, text = METRICS.get(metric), short_metric(value)
+    if row is None or row.interval is None or not facts.get("examples"):
+        return text
+    low, high = row.interval(value, facts["examples"])
+    return f"{text}  (95 %: {low:.3f} to {high:.3f})"
+
+
+def interpret(run: dict) -> list[str]:
+    """Sentences about a finished run that its numbers do not say by themselves.
+
+    run: what run.json holds; `validations` are those during training, {"step", "loss", ...} each.
+    """
+    metrics, found = run.get("metrics", {}), []
+    more = "try more training.max_steps, or another training.learning_rate"
+    for split in ("validation", "test"):
+        ours, unigrams = metrics.get(f"{split}_perplexity"), metrics.get(f"{split}_unigram_perplexity")
+        if ours is not None and unigrams is not None and ours >= unigrams:
+            found.append(
+                f"the {split} perplexity is not below that of counting tokens alone ({short_metric(unigrams)}): the "
+                f"model has learned nothing of their order yet; {more}"
+            )
+        accuracy, classes = metrics.get(f"{split}_accuracy"), run.get("data", {}).get(split, {}).get("classes")
+        if accuracy is not None and classes:
+            frequent = max(classes, key=classes.get)
+            share = classes[frequent] / sum(classes.values())
+            if accuracy <= share:
+                found.append(
+                    f"the {split} accuracy is not above {share:.4f}, that of always answering {frequent}; {more}"
+                )
+    return [*found, *better_before(run)]
+
+
+def better_before(run: dict) -> list[str]:
+    """The step whose validation was clearly better than the last one, where nothing keeps it."""
+    section, validations = run.get("recipe", {}).get("evaluation", {}), run.get("validations", [])
+    if len(validations) < 2 or section.get("best_metric") or section.get("average_checkpoints"):
+        return []
+    measured = next((name for name in section.get("metrics") or [] if _may_choose(name, validations)), "loss")
+    sign = 1 if measured == "loss" else -1
+    best, last = min(validations, key=lambda entry: sign * entry[measured]), validations[-1]
+    if sign * (last[measured] - best[measured]) <= CLEARLY_BETTER * abs(last[measured]):
+        return []
+    return [
+        f"the best validation was at step {best['step']} ({measured} {short_metric(best[measured])}, in the last one "
+        f"{short_metric(last[measured])}); evaluation.best_metric={measured} would keep that model"
+    ]
+
+
+def _may_choose(name: str, validations: list[dict]) -> bool:
+    """Whether evaluation.best_metric takes it: a metric that compares classes or numbers."""
+    return (
+        name in METRICS
+        and METRICS[name].compares in ("classes", "numbers")
+        and all(name in entry for entry in validations)
+    )
+
+
+def validations_of(history: list[dict], metrics: list[str]) -> list[dict]:
+    """The validations in Trainer's log of the training: {"step", "loss", and the recipe's metrics} of each."""
+    lines = [line for line in history if "validation_loss" in line]
+    return [
+        {"step": line["step"]}
+        | {name: line[f"validation_{name}"] for name in ("loss", *metrics) if f"validation_{name}" in line}
+        for line in lines
+    ]

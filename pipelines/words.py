@@ -1,0 +1,36 @@
+"""Words for people: numbers with their nouns, and facts as aligned lines."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """1 -> `1 document`, 2345 -> `2,345 documents`; `nouns` is the plural where it is no -s."""
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+def aligned(facts: Iterable[tuple[str, str]], width: int | None = None) -> str:
+    """Facts (label, text) as lines whose texts stand below each other, broken at words; width None: not broken."""
+    facts = list(facts)
+    margin = max(len(label) for label, _ in facts) + 2
+    lines = []
+    for label, text in facts:
+        head = f"{label:>{margin - 2}}: "
+        for line in text.splitlines():
+            broken = [line] if width is None else textwrap.wrap(line, max(20, width - margin), break_on_hyphens=False)
+            for part in broken:
+                lines.append(head + part)
+                head = " " * margin
+    return "\n".join(lines)
+
+
+def watched(items: Sequence, what: str) -> Iterator:
+    """The items one by one, on the terminal of the first process with a bar that goes away at the end."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
+    shown = sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"
+    with Progress(*columns, disable=not shown, transient=True) as bar:
+        yield from bar.track(items, description=what)
