@@ -7,6 +7,7 @@ from pathlib import Path
 from .errors import UserError, did_you_mean, loading_reason
 
 DEFAULT_TEMPERATURE = 0.8
+RUNS = "runs"  # where the shipped recipes put theirs
 # owner/name or name, as the Hub allows them.
 HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
@@ -30,12 +31,18 @@ def locate_model(name_or_path: str) -> str:
         raise UserError(f"MODEL={name_or_path} is a file; give the folder of a model")
     if not HUB_NAME.fullmatch(name_or_path):
         raise UserError(f"MODEL={name_or_path}: no such folder, and not a name the Hub could have (owner/name)")
-    if folder.parent.is_dir() and folder.parent != Path("."):  # runs/mine, where there is a folder runs
-        runs = [path.name for path in folder.parent.iterdir() if (path / "run.json").is_file()]
-        if runs:
-            near = did_you_mean(folder.name, runs, f"{folder.parent}/")
-            raise UserError(f"MODEL={name_or_path}: no such folder{near}")
+    _check_runs(name_or_path, folder)
     return name_or_path
+
+
+def _check_runs(name_or_path: str, folder: Path) -> None:
+    """Raise UserError for a missing folder among runs, which is no repository on the Hub: runs/mine."""
+    place = folder.parent
+    runs = [path.name for path in place.iterdir() if (path / "run.json").is_file()] if place.is_dir() else []
+    if place != Path(".") and runs:
+        raise UserError(f"MODEL={name_or_path}: no such folder{did_you_mean(folder.name, runs, f'{place}/')}")
+    if len(folder.parts) > 1 and folder.parts[0] == RUNS:
+        raise UserError(f"MODEL={name_or_path}: no such folder; anyformer train quickstart makes {RUNS}/quickstart")
 
 
 def check_sampling(

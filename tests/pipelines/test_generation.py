@@ -133,6 +133,8 @@ def test_a_model_that_writes_no_text_is_refused_with_what_it_does(architecture, 
 
 def test_a_missing_folder_among_runs_is_answered_with_the_runs_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="MODEL=runs/x: no such folder; anyformer train quickstart makes runs/quick"):
+        locate_model("runs/x")
     (tmp_path / "runs" / "quickstart").mkdir(parents=True)
     (tmp_path / "runs" / "quickstart" / "run.json").write_text("{}")
     with pytest.raises(UserError, match="MODEL=runs/quikstart: no such folder; did you mean runs/quickstart"):
