@@ -45,8 +45,9 @@ def test_numbers_are_learned_and_measured_by_their_correlations(tmp_path, comman
     assert "labels " in capsys.readouterr().out
     assert command("evaluate", run, "training.per_device_eval_batch_size=7") == 0
     again = json.loads((run / "evaluation-recipe.json").read_text())["metrics"]
-    for name in ("loss", "pearson", "spearman"):
-        assert again[name] == pytest.approx(metrics[f"test_{name}"], rel=1e-4)  # other batches, other padding
+    # Other batches, other padding: fp32 sums in another order, which may change the order of nearly equal predictions.
+    for name, tolerance in (("loss", 1e-4), ("pearson", 1e-4), ("spearman", 0.02)):
+        assert again[name] == pytest.approx(metrics[f"test_{name}"], abs=tolerance)
 
 
 def test_what_is_no_number_is_one_sentence(tmp_path, command, capsys):
