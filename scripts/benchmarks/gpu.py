@@ -239,11 +239,12 @@ def main(argv=None) -> int:
     p.add_argument("--seconds", type=float, default=520, help="what has not begun by then is not run")
     args = p.parse_args(argv)
     args.output.mkdir(parents=True, exist_ok=True)
-    began, rows, headers = time.monotonic(), [], []
+    began, rows, headers, names = time.monotonic(), [], [], [part.name for part in PARTS]
 
     def finished(part, found, log):
         headers.extend(each["header"] for each in found if "header" in each)
         rows.extend(each for each in found if "header" not in each)
+        rows.sort(key=lambda each: names.index(each["part"]))
         with open(args.output / "gpu.log", "a") as file:
             file.write(f"===== {part.name}\n{log}\n")
         write(args.output / "gpu.json", json.dumps({"header": headers[:1], "rows": rows}, indent=1))

@@ -170,6 +170,13 @@ def host_reads_until_closed(device, reads: list):
 
 def sharded(setup) -> None:
     """A step under FSDP2 and under ZeRO-3, each of one rank, against the plain step: losses of three steps."""
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29531",
+    }
     with tempfile.TemporaryDirectory() as folder:
         torch.distributed.init_process_group(
             "nccl" if setup.device == "cuda" else "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1

@@ -85,6 +85,8 @@ def main(argv=None) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("torch sees no CUDA device; --device cpu --tiny tests the command itself")
     setup.write(part=args.part, header=method.machine())
+    if args.device == "cpu":
+        torch.set_num_threads(1)  # tiny tensors; threads would only wait for each other
     torch.manual_seed(0)
     for module in (gpu_checks, gpu_checks_runtime, gpu_speed):
         if hasattr(module, args.part):
