@@ -13,9 +13,14 @@ from torch.utils.data import Dataset
 from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from .endless import EndlessStream
 
+NO_ROW = None  # index of a row that only gives a process something to do
+
 
 class DatasetWithSampleIds(Dataset):
-    """A map-style data set whose rows carry their own index and the epoch, which is set by `set_epoch`."""
+    """A map-style data set whose rows carry their own index and the epoch, which is set by `set_epoch`.
+
+    At the index NO_ROW it has a copy of its first row without labels.
+    """
 
     def __init__(self, rows: Dataset):
         self.rows = rows
@@ -26,6 +31,8 @@ class DatasetWithSampleIds(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index):
+        if index is NO_ROW:
+            return without_labels(self.rows[0]) | {ROW_IDS: 0, EPOCH: int(self._epoch)}
         return self.rows[index] | {ROW_IDS: int(index), EPOCH: int(self._epoch)}
 
     def set_epoch(self, epoch: int) -> None:
@@ -37,6 +44,11 @@ def with_sample_ids(rows):
     if getattr(rows, "is_stream", False):
         return EndlessStream(rows)
     return DatasetWithSampleIds(rows) if isinstance(rows, Sized) else rows
+
+
+def without_labels(row: dict) -> dict:
+    """A row that counts for nothing: the same with all labels -100."""
+    return row | {"labels": torch.full_like(torch.as_tensor(row["labels"]), IGNORE_INDEX)}
 
 
 class PaddedEvalDataset(Dataset):
@@ -56,10 +68,8 @@ class PaddedEvalDataset(Dataset):
 
     def __getitem__(self, index):
         number = self.order[index] if index < len(self.rows) else index
-        row = self.rows[number if index < len(self.rows) else 0] | {ROW_IDS: number, EPOCH: 0}
-        if index >= len(self.rows):
-            row["labels"] = torch.full_like(torch.as_tensor(row["labels"]), IGNORE_INDEX)
-        return row
+        row = self.rows[number] if index < len(self.rows) else without_labels(self.rows[0])
+        return row | {ROW_IDS: number, EPOCH: 0}
 
 
 def row_generators(rows: list[dict], seed: int) -> list[np.random.Generator]:

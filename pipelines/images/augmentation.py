@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from ..data.batch_keys import IGNORE_INDEX
 from ..data.sample_ids import row_generators, row_ids
 
 # B rows, C channels, H height, W width, K classes
@@ -100,7 +101,7 @@ class ImageCollator:
             return {"pixel_values": self.normalised(images), **batch}
         generators = row_generators(rows, self.seed)
         pixels = self.normalised(self.augmentation.views(images, generators))
-        if self.augmentation.mixes:
+        if self.augmentation.mixes and bool((batch["labels"] != IGNORE_INDEX).all()):  # else a batch without any label
             pixels, batch["labels"] = self._mixed(pixels, batch["labels"], generators)
         return {"pixel_values": pixels, **batch}
 

@@ -25,6 +25,7 @@ from .best_checkpoint import locate_best
 from .checkpoint_average import average_weights
 from .checkpoint_staging import CheckpointStaging
 from .evaluation_sums import EvaluationSums
+from .full_rounds import share_out_in_full_rounds
 from .loss_guard import LossGuard
 from .model_loss import ModelLoss
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
@@ -105,6 +106,7 @@ class AnyformerTrainer(Trainer):
         if self.position.stream is not None:
             # A loader draws a number when its iteration begins, and a resumed run has one beginning more.
             loader.base_dataloader.generator = torch.Generator()
+        share_out_in_full_rounds(loader)
         return loader
 
     def _get_train_sampler(self, train_dataset=None):

@@ -15,6 +15,7 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from anyformer.pipelines.training.arguments import resolve_bf16, training_arguments
 from anyformer.pipelines.training.deepspeed_engine import say_that_it_compiles
+from image_data import image_recipe
 from processes import free_port, logged_losses, run_ranks
 from task_data import task_recipe
 
@@ -53,9 +54,12 @@ def rank_main(command, *arguments):
 
 @pytest.fixture
 def two_ranks(command, tmp_path):
-    def run(recipe, *overrides, env=None):
+    def run(recipe, *overrides, env=None, start=None):
+        """start: a checkpoint to go on from."""
         folder = tmp_path / f"ranks-{free_port()}"
         folder.mkdir()
+        if start is not None:
+            shutil.copytree(start, folder / "run" / start.name)
         run_ranks(
             2, rank_main, command, recipe, f"training.output_dir={folder / 'run'}", *overrides, folder=folder, env=env
         )
@@ -78,10 +82,12 @@ def without_dropout(tiny_recipe):
 
 
 def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropout, command, two_ranks, tmp_path):
+    """Also past the end of an epoch, whose last batch is not full."""
     single = tmp_path / "single"
-    doubled = "training.gradient_accumulation_steps=2"
-    assert command("train", without_dropout, f"training.output_dir={single}", doubled) == 0
-    facts, losses = two_ranks(without_dropout)
+    doubled, few = "training.gradient_accumulation_steps=2", "data.max_documents=3"
+    assert command("train", without_dropout, f"training.output_dir={single}", doubled, few) == 0
+    facts, losses = two_ranks(without_dropout, few)
+    assert facts["data"]["train"]["rows"] % 8 and facts["data"]["train"]["rows"] < 128
     assert facts["engine"] == "DistributedDataParallel"
     assert_close(losses, logged_losses(single))
     alone = json.loads((single / "run.json").read_text())["metrics"]
@@ -89,18 +95,30 @@ def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropo
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
 
 
-@pytest.mark.parametrize("kind", ["sequence_classification", "translation"])
+# Training rows. The last round of an epoch on two processes has 5, 3 (none on the second one), and 3 mixed images.
+TASKS = {"sequence_classification": 13, "translation": 19, "image_classification": 11}
+
+
+@pytest.mark.parametrize("kind", TASKS)
 def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ranks, tmp_path):
     # 11 test examples on two processes: fillers count in no metric, and every text is translated once.
     evaluation = {"best_metric": "loss"} if kind == "translation" else {"metrics": ["accuracy", "f1"]}
-    training = {"max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3}
-    recipe = task_recipe(tmp_path, kind, training=training, evaluation=evaluation)
+    training = {"max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_steps": 5}
+    if kind == "image_classification":
+        mixed = {"crop_padding": 1, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
+        recipe, test = image_recipe(tmp_path, training=training, evaluation=evaluation, task=mixed), "test.parquet"
+    else:
+        recipe, test = task_recipe(tmp_path, kind, training=training, evaluation=evaluation), f"{kind}-test.jsonl"
+    rows = (f"data.max_documents={TASKS[kind]}", f"data.validation_files={tmp_path / test}")
     single, doubled = tmp_path / "single", "training.gradient_accumulation_steps=2"
-    assert command("train", recipe, f"training.output_dir={single}", doubled) == 0
-    facts, losses = two_ranks(recipe)
+    assert command("train", recipe, f"training.output_dir={single}", doubled, *rows) == 0
+    facts, losses = two_ranks(recipe, *rows)
     assert_close(losses, logged_losses(single))
     for name, value in json.loads((single / "run.json").read_text())["metrics"].items():
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
+    if kind == "image_classification":  # from the middle of the third epoch, in whose order both processes go on
+        run = Path(facts["recipe"]["training"]["output_dir"])
+        assert two_ranks(recipe, *rows, start=run / "checkpoint-5")[1] == losses[5:]
 
 
 @needs_deepspeed

@@ -1,11 +1,15 @@
 """Losses are exact per label for every model, also where the model's own loss is a mean of means."""
 
+import itertools
+
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from anyformer.pipelines.data.length_batching import PaddingCollator
-from anyformer.pipelines.data.sample_ids import DatasetWithSampleIds
+from anyformer.pipelines.data.sample_ids import NO_ROW, DatasetWithSampleIds
+from anyformer.pipelines.training.full_rounds import share_out_in_full_rounds
 from anyformer.pipelines.training.trainer import AnyformerTrainer
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -217,6 +221,42 @@ def test_rows_are_told_the_epoch_also_after_resuming_and_in_lasting_workers(make
     assert whole == [0] * 3 + [1] * 3 + [2] * 3
     assert run("b", str(tmp_path / "a" / "checkpoint-4")) == whole[4:]
     assert run("c", dataloader_num_workers=1, dataloader_persistent_workers=True) == whole
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_process_without_rows_adds_nothing_to_the_gradient(make_trainer, name):
+    trainer = make_trainer(name, label_smoothing_factor=0.1)
+    trainer.create_optimizer()
+    batch = trainer.data_collator([trainer.train_dataset[NO_ROW]])
+    assert trainer._get_num_items_in_batch([batch], torch.device("cpu")) == 0
+    loss = trainer.training_step(trainer.model, batch, torch.tensor(7))
+    assert loss == 0
+    gradients = [p.grad for p in trainer.model.parameters() if p.requires_grad]
+    assert all(gradient is None or gradient.eq(0).all() for gradient in gradients)
+    assert name == "our-classes" or sum(gradient is not None for gradient in gradients) > len(gradients) / 2
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_in_every_epoch_each_row_is_trained_once_in_the_step_of_one_process(processes):
+    """Of any number of rows, batch size and number of accumulated batches."""
+    for number, size, accumulated in itertools.product((*range(1, 14), 24), (1, 3), (1, 2)):
+        rows = DatasetWithSampleIds([{"labels": torch.tensor(i)} for i in range(number)])
+        steps = []  # rows of each step, of all processes
+        for process in range(processes):
+            loader = DataLoader(rows, batch_size=size, collate_fn=lambda found: [int(row["labels"]) for row in found])
+            loader = prepare_data_loader(loader, num_processes=processes, process_index=process)
+            share_out_in_full_rounds(loader)
+            batches = list(loader)
+            assert len(batches) == len(loader) and all(batches)
+            for place, batch in enumerate(batches):
+                if place // accumulated == len(steps):
+                    assert process == 0
+                    steps.append([])
+                steps[place // accumulated] += [label for label in batch if label != -100]
+        of_one = size * processes * accumulated
+        assert [sorted(step) for step in steps] == [
+            list(range(start, min(start + of_one, number))) for start in range(0, number, of_one)
+        ]
 
 
 def test_rows_carry_their_sample_id_and_epoch():
