@@ -111,6 +111,11 @@ def _rotary_faults(c):
         rope_type = parameters.get("rope_type", "default")
         if rope_type not in ROPE_TYPES:
             yield f"{field}rope_type={rope_type!r} is not known; known: {', '.join(ROPE_TYPES)}"
+        for key in ("rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"):
+            value = parameters.get(key)
+            if value is not None and not (isinstance(value, int | float) and 0 < value < 1e18):
+                yield f"{field}{key}={value} is not a positive number"
+                return
         part = parameters.get("partial_rotary_factor", 1.0)
         rotated = int(_head_dim(c) * part)
         if rotated % 2 or not 0 < rotated <= _head_dim(c):

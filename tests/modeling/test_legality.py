@@ -52,6 +52,10 @@ CASES = {
         "sliding_window": 4,
         "rope_parameters": {"sliding_attention": {"rope_type": "default"}},
     },
+    "rope_parameters.rope_theta=0 is not a positive number": {"rope_parameters": {"rope_theta": 0}},
+    "rope_parameters.factor=nan is not a positive number": {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": math.nan}
+    },
     "rope_parameters.sliding_attention.rope_type='spiral' is not known": {
         "attention_pattern": ["sliding_attention"],
         "sliding_window": 4,
