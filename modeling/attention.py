@@ -59,6 +59,14 @@ def attention_by_products(
     return torch.bmm(weights, value.flatten(0, 1)).view(batch, heads, length, -1).transpose(1, 2), None
 
 
+def attention_by_documents(
+    module, query, key, value, attention_mask, scaling, document_lengths, dropout=0.0, sliding_window=None, **kwargs
+) -> tuple:
+    """Each document by itself, as if it were a row of its own; there is no mask, and no weights are returned."""
+    causal = module.is_causal
+    return varlen_sdpa(query, key, value, document_lengths, causal, scaling, dropout, sliding_window), None
+
+
 class Attention(nn.Module):
     """Attention with `num_key_value_heads` key/value heads: as many as heads (MHA), fewer (GQA), one (MQA).
 
@@ -71,6 +79,7 @@ class Attention(nn.Module):
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
         self.cross_attention, self.is_causal = cross_attention, config.is_causal and not cross_attention
+        self.reads_other_states = cross_attention  # and not the same tokens for queries, keys and values
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
@@ -100,16 +109,18 @@ class Attention(nn.Module):
         """The name of the backend."""
         return self.config._attn_implementation
 
+    def heads(self, x, norm=None):
+        """(B, T, H * K) -> (B, H, T, K)."""
+        x_BTHK = x.view(*x.shape[:-1], -1, self.head_dim)
+        return (x_BTHK if norm is None else norm(x_BTHK)).transpose(1, 2)
+
     def queries(self, hidden_states):
         """(B, T, D) -> (B, H, T, K)."""
-        q_BTHK = self.q_proj(hidden_states).view(*hidden_states.shape[:-1], -1, self.head_dim)
-        return (q_BTHK if self.q_norm is None else self.q_norm(q_BTHK)).transpose(1, 2)
+        return self.heads(self.q_proj(hidden_states), self.q_norm)
 
     def keys_and_values(self, hidden_states) -> tuple:
         """(B, S, D) -> keys and values, each (B, G, S, K)."""
-        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
-        k_BSGK, v_BSGK = self.k_proj(hidden_states).view(heads), self.v_proj(hidden_states).view(heads)
-        return (k_BSGK if self.k_norm is None else self.k_norm(k_BSGK)).transpose(1, 2), v_BSGK.transpose(1, 2)
+        return self.heads(self.k_proj(hidden_states), self.k_norm), self.heads(self.v_proj(hidden_states))
 
     def forward(
         self,
@@ -120,54 +131,63 @@ class Attention(nn.Module):
         key_value_states=None,
         **kwargs,
     ) -> tuple:
-        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none."""
-        q_BHTK = self.queries(hidden_states)
-        if self.cross_attention and past_key_values is not None:
-            k_BGSK, v_BGSK = self.cached_cross_kv(key_value_states, past_key_values)
+        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None where the backend keeps none.
+
+        vLLM reads this source: it takes the layer's scale from the one call of what `get_interface` returned, and makes
+        one product of three calls on one input (vllm/model_executor/models/transformers/fusers).
+        """
+        if self.reads_other_states:
+            q_BHTK = self.queries(hidden_states)
+            k_BGSK, v_BGSK = self.keys_and_values_of_others(hidden_states, key_value_states, past_key_values)
         else:
-            k_BGSK, v_BGSK = self.keys_and_values(hidden_states if key_value_states is None else key_value_states)
-            if position_embeddings is not None:
-                q_BHTK, k_BGSK = rotate(q_BHTK, *position_embeddings), rotate(k_BGSK, *position_embeddings)
-            if past_key_values is not None:
-                k_BGSK, v_BGSK = past_key_values.update(k_BGSK, v_BGSK, self.layer_idx)
+            q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+            q_BHTK, k_BGSK, v_BGSK = self.heads(q, self.q_norm), self.heads(k, self.k_norm), self.heads(v)
+        if position_embeddings is not None:
+            q_BHTK, k_BGSK = rotate(q_BHTK, *position_embeddings), rotate(k_BGSK, *position_embeddings)
+        if past_key_values is not None and not self.cross_attention:
+            k_BGSK, v_BGSK = past_key_values.update(k_BGSK, v_BGSK, self.layer_idx)
         bias, kwargs = self.score_bias(q_BHTK, k_BGSK, **kwargs)
         if bias is not None:
             kwargs["position_bias"] = bias if kwargs.get("position_bias") is None else bias + kwargs["position_bias"]
-        out_BTHK, weights = self.attend(q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs)
+        run = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation(), eager_attention)
+        run = self.own_backend(attention_mask, **kwargs) or run
+        out_BTHK, weights = run(
+            self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **self.backend_arguments(), **kwargs
+        )
         return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
 
-    def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, document_lengths=None, **kwargs) -> tuple:
-        """Run the backend: (B, T, H, K) and the weights it keeps.
+    def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:
+        """Run the backend, as `forward` does: (B, T, H, K) and the weights it keeps."""
+        interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation(), eager_attention)
+        run = self.own_backend(attention_mask, **kwargs) or interface
+        return run(
+            self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **self.backend_arguments(), **kwargs
+        )
+
+    def backend_arguments(self) -> dict:
+        """Arguments of the backend beside the mask and the scale."""
+        return self.backend_kwargs | {"dropout": self.config.attention_dropout if self.training else 0.0}
+
+    def own_backend(self, attention_mask, document_lengths=None, position_bias=None, **kwargs):
+        """The function that stands in for the backend, or None.
 
         document_lengths: None, or the lengths of the documents in all rows; they are then attended one by one.
         """
-        dropout = self.config.attention_dropout if self.training else 0.0
         if document_lengths is not None:
-            window = self.backend_kwargs.get("sliding_window")
-            out_BTHK = varlen_sdpa(
-                q_BHTK, k_BGSK, v_BGSK, document_lengths, self.is_causal, self.scaling, dropout, window
-            )
-            return out_BTHK, None
-        implementation = self.implementation()
-        run = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
-        if implementation == "sdpa" and q_BHTK.device.type == "cpu":
-            biases = (attention_mask, kwargs.get("position_bias"))
-            if any(bias is not None and bias.requires_grad for bias in biases) and "cache" not in kwargs:
-                run = attention_by_products
-        return run(
-            self,
-            q_BHTK,
-            k_BGSK,
-            v_BGSK,
-            attention_mask,
-            scaling=self.scaling,
-            dropout=dropout,
-            **self.backend_kwargs,
-            **kwargs,
-        )
+            return attention_by_documents
+        if self.implementation() == "sdpa" and "cache" not in kwargs:
+            biases = [bias for bias in (attention_mask, position_bias) if bias is not None]
+            if any(bias.requires_grad and bias.device.type == "cpu" for bias in biases):
+                return attention_by_products
+        return None
 
-    def cached_cross_kv(self, key_value_states, past_key_values) -> tuple:
-        """Keys and values of the encoder's tokens: projected at the first step, read from the cache at all others."""
+    def keys_and_values_of_others(self, hidden_states, key_value_states, past_key_values) -> tuple:
+        """Keys and values of `key_value_states`, or where there are none of the queries' tokens.
+
+        Those of an encoder's tokens are projected at the first step and read from the cache at all others.
+        """
+        if not self.cross_attention or past_key_values is None:
+            return self.keys_and_values(hidden_states if key_value_states is None else key_value_states)
         cache = past_key_values.cross_attention_cache
         if past_key_values.is_updated.get(self.layer_idx):
             return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values

@@ -81,6 +81,7 @@ class DisentangledAttention(Attention):
 
     def __init__(self, config, layer_idx: int):
         super().__init__(config, layer_idx)
+        self.reads_other_states = True  # under an enhanced mask decoder
         self.terms, self.share_att_key = tuple(config.pos_att_type), config.share_att_key
         if config.attention_multiplier is None:
             self.scaling = (self.head_dim * (1 + len(self.terms))) ** -0.5

@@ -42,9 +42,9 @@ class LocalGlobalAttention(Attention):
             return out_BTD, weights
         index_BN, is_global_BN, global_mask = global_context
         x_BND = take_rows(hidden_states, index_BN, dim=1)
-        q_BHNK = self.heads(self.global_q_proj, x_BND, self.q_norm)
-        k_BGSK = self.heads(self.global_k_proj, hidden_states, self.k_norm)
-        v_BGSK = self.heads(self.global_v_proj, hidden_states)
+        q_BHNK = self.heads(self.global_q_proj(x_BND), self.q_norm)
+        k_BGSK = self.heads(self.global_k_proj(hidden_states), self.k_norm)
+        v_BGSK = self.heads(self.global_v_proj(hidden_states))
         if position_embeddings is not None:
             of_queries = (take_rows(x, index_BN, dim=2) for x in position_embeddings)
             q_BHNK, k_BGSK = rotate(q_BHNK, *of_queries), rotate(k_BGSK, *position_embeddings)
@@ -53,11 +53,6 @@ class LocalGlobalAttention(Attention):
         if weights is not None:
             weights = put_rows(weights, global_weights, index_BN, is_global_BN, dim=2)
         return put_rows(out_BTD, out_BND, index_BN, is_global_BN, dim=1), weights
-
-    def heads(self, projection, hidden_states, norm=None):
-        """(B, T, D) -> (B, H or G, T, K)."""
-        x_BTHK = projection(hidden_states).unflatten(-1, (-1, self.head_dim))
-        return (x_BTHK if norm is None else norm(x_BTHK)).transpose(1, 2)
 
 
 def global_attention_context(config, x_BTD, global_attention_mask, attention_mask=None, document_ids=None):

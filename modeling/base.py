@@ -14,6 +14,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from .attention import Attention
 from .attention_masks import causal_masks
 from .block import TransformerBlock
+from .serving import VLLM, is_own_backend, kernel_refusal
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES
 
 # Of `save_pretrained(push_to_hub=True)`, which passes them on.
@@ -65,6 +66,22 @@ class AnyformerPreTrainedModel(PreTrainedModel):
             self._supports_sdpa = False
         enter_peft_defaults(config.model_type)
         super().__init__(config, *args, **kwargs)
+
+    def get_correct_attn_implementation(self, requested_attention, is_init_check: bool = False) -> str:
+        """The backend to use. Raises ValueError for an engine that would silently compute something else.
+
+        Serving engines name a backend of their own and build the model; the instance's flags they never read.
+        """
+        if not is_own_backend(requested_attention) and (reason := self.serving_refusal()) is not None:
+            raise ValueError(
+                f"attn_implementation={requested_attention!r} would compute something else than "
+                f"{type(self).__name__}: {reason}; anyformer convert makes a native model, where one computes the same"
+            )
+        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
+    def serving_refusal(self) -> str | None:
+        """Why an engine with an attention backend of its own would compute something else, or None."""
+        return kernel_refusal(self.config, VLLM)
 
     @torch.no_grad()
     def _init_weights(self, module):

@@ -164,6 +164,8 @@ class TransformerConfig(PreTrainedConfig):
 class TokenConfig(TransformerConfig):
     """Fields of all families that read tokens of a vocabulary."""
 
+    attribute_map = {"logit_scale": "logit_multiplier"}  # the name by which serving engines read it
+
     vocab_size: int = 32000
     max_position_embeddings: int = 2048
     final_logit_softcapping: int | float | None = None

@@ -25,6 +25,9 @@ from .traits import ATTENTION_KINDS
 class CausalModel(TransformerStack):
     """Token embeddings, positions and a stack of causal blocks; no head. Packed rows: see TransformerStack."""
 
+    # Of heads in the same folder, which servers of embeddings would call unknown weights.
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?(score|qa_outputs)\."]
+
     def __init__(self, config):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)

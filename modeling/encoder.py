@@ -59,6 +59,8 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
     """
 
     reads_padded_text = True
+    # Of heads in the same folder, which servers of embeddings would call unknown weights.
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?(head_transform|score|qa_outputs|seq_relationship)\."]
 
     def __init__(self, config: AnyformerEncoderConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)

@@ -54,6 +54,10 @@ class ForSequenceClassification(TaskHead):
 
     score_bias = False
 
+    def serving_refusal(self) -> str:
+        """vLLM reads the first token by a linear layer alone, and finds no weights for it under the name `score`."""
+        return "it does not classify as this head does"
+
     def __init__(self, config):
         super().__init__(config)
         self.num_labels = config.num_labels

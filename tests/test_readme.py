@@ -115,6 +115,11 @@ def environment_is_declared(words: list[str]) -> None:
         arguments_parse(words[6:])
 
 
+def serves_with_our_code(words: list[str]) -> None:
+    """The options under which vLLM takes the folder's own classes."""
+    assert words[3:] == ["--model-impl", "transformers", "--trust-remote-code"]
+
+
 @dataclass(frozen=True)
 class NotRun:
     """Commands that begin like this are not run here; `check` takes their words and proves what can be proved."""
@@ -134,6 +139,7 @@ NOT_RUN = [
     NotRun("TRACKIO_DIR=runs/trackio ", "read once per process: the slow test below runs it", arguments_parse),
     NotRun("WANDB_MODE=offline ", "wandb is no part of the dev extra", arguments_parse),
     NotRun("anyformer train quickstart data.dataset=", "the Hub", arguments_parse),
+    NotRun("vllm serve ", "an environment of its own; ecosystem/test_vllm.py runs the engine", serves_with_our_code),
     NotRun("anyformer convert gpt2 ", "the Hub", arguments_parse),
     NotRun("anyformer publish ", "an account; test_publishing.py has a Hub of its own", arguments_parse),
 ]

@@ -6,13 +6,20 @@ config: one attention instance per layer with a scale, a window, a soft cap. It 
 (vllm/model_executor/models/transformers/base.py and causal.py). `Serving` below does the same in a few lines.
 """
 
+import ast
+import inspect
 import json
+import re
+import textwrap
 
 import pytest
 import torch
+from anyformer.modeling.serving import CONTINUOUS_BATCHING, ENGINES, REFUSALS, SGLANG, VLLM, is_own_backend, refusal
+from family_variants import TINY_FIELDS, config_class
 from transformers import AttentionInterface, AutoConfig, AutoModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+import anyformer
 from anyformer import AnyformerDecoderForCausalLM
 
 TOLERANCE = 1e-5  # fp32, attention in another order
@@ -33,6 +40,7 @@ SERVED = {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 4.0,
     },
+    "logit-multiplier": {"logit_multiplier": 0.3, "attention_multiplier": 0.2},
     "llama3-rope": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -44,11 +52,44 @@ SERVED = {
         }
     },
 }
+STRIDED = {"attention_pattern": ["strided_attention", "full_attention"], "attention_stride": 4}
+WINDOW = {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4}
+# name -> (family, fields, engines that compute something else)
+KERNELS = {VLLM, SGLANG}
 REFUSED = {
-    "alibi": {"position_encoding": "alibi"},
-    "relative": {"position_encoding": "relative"},
-    "strided": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
+    "alibi": ("decoder", {"position_encoding": "alibi"}, KERNELS),
+    "relative": ("moe", {"position_encoding": "relative"}, KERNELS),
+    "strided": ("decoder", STRIDED, KERNELS),
+    "linear": ("decoder", {"attention_pattern": ["full_attention", "linear_attention"]}, set(ENGINES)),
+    "recurrent": ("decoder", {"segment_length": 4, "memory_length": 4}, set(ENGINES)),
+    "dynamic-rope": (
+        "decoder",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        set(ENGINES),
+    ),
+    "gelu-experts": ("moe", {"hidden_act": "gelu"}, KERNELS),
+    "ungated-experts": ("moe", {"mlp_type": "mlp"}, KERNELS),
+    "capacity": ("moe", {"expert_capacity": 2}, set(ENGINES)),
+    "narrow-head": ("decoder", {"output_vocab_size": 90, "tie_word_embeddings": False}, KERNELS),
+    "multiplied-and-capped": ("decoder", {"logit_multiplier": 0.5, "final_logit_softcapping": 5.0}, {VLLM}),
+    "multiplied-and-biased": ("decoder", {"logit_multiplier": 0.5, "lm_head_bias": True}, KERNELS),
+    "window": ("decoder", WINDOW, {SGLANG}),
+    "capped-scores": ("decoder", {"attn_logit_softcapping": 5.0}, {SGLANG}),
+    "encoder-window": ("encoder", WINDOW, set(ENGINES)),
+    "local-global": (
+        "encoder",
+        {"attention_pattern": ["local_global_attention"], "sliding_window": 4},
+        set(ENGINES),
+    ),
+    "shared-layers": ("encoder", {"num_hidden_groups": 1}, set(ENGINES)),
+    "convolution": ("encoder", {"conv_kernel_size": 3}, set(ENGINES)),
+    "seq2seq": ("seq2seq", {}, set(ENGINES)),
+    "vit": ("vit", {}, set(ENGINES)),
 }
+
+
+def tiny(family: str, fields: dict):
+    return config_class(family)(**(TINY_FIELDS[family] | fields))
 
 
 class Instance:
@@ -168,7 +209,80 @@ def test_every_structural_demand_is_met(tiny_config, tmp_path, name):
         assert [n for n in stages if isinstance(base.get_submodule(n), torch.nn.ModuleList)] == ["layers"]
 
 
+def interface_calls(forward) -> list[ast.Call]:
+    """Calls of variables assigned from `ALL_ATTENTION_FUNCTIONS`, as vLLM finds them (fusers/attention.py)."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))))
+    looked_up = [
+        node.targets[0].id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("ALL_ATTENTION_FUNCTIONS.get_interface(")
+    ]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    return [call for call in calls if call.func.id in looked_up]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_vllm_finds_one_dispatch_with_its_scale_and_three_projections_of_one_input(tiny_config, name):
+    for module in AnyformerDecoderForCausalLM(tiny_config(**SERVED[name])).modules():
+        if hasattr(module, "layer_idx"):
+            source = inspect.getsource(type(module).forward)
+            (call,) = interface_calls(type(module).forward)
+            assert {word.arg: ast.unparse(word.value) for word in call.keywords}["scaling"] == "self.scaling"
+            assert isinstance(module.scaling, int | float)
+            for projection in "qkv":
+                assert (
+                    source.count(f"self.{projection}_proj")
+                    == source.count(f"self.{projection}_proj(hidden_states)")
+                    == 1
+                )
+
+
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_server_would_silently_drop_is_refused(tiny_config, name):
-    """Score biases and masks do not reach vLLM's kernels."""
-    assert not AnyformerDecoderForCausalLM(tiny_config(**REFUSED[name])).model._supports_attention_backend
+def test_what_an_engine_would_silently_drop_is_refused_where_it_builds_the_model(name):
+    family, fields, engines = REFUSED[name]
+    config = tiny(family, fields)
+    assert {engine for engine in ENGINES if refusal(config, engine)} == engines
+    build = getattr(anyformer, f"{type(config).__name__.removesuffix('Config')}Model")._from_config
+    if VLLM in engines and family not in ("seq2seq", "vit"):  # which vLLM does not build
+        sentence = re.escape(refusal(config, VLLM))
+        with pytest.raises(
+            ValueError, match=f"^attn_implementation='vllm' would compute something else than .*{sentence}"
+        ):
+            build(config, attn_implementation="vllm")
+        with pytest.raises(ValueError, match=sentence):
+            build(config, attn_implementation="eager").set_attn_implementation("vllm")
+    else:
+        build(config, attn_implementation="vllm")
+
+
+def test_every_refusal_is_met():
+    configs = [tiny(family, fields) for family, fields, _ in REFUSED.values()]
+    for engines, unfit, sentence in REFUSALS:
+        met = [config for config in configs if unfit(config)]
+        assert met and all(sentence(config) for config in met), engines
+    assert not any(refusal(tiny(family, {}), engine) for family in ("decoder", "moe") for engine in ENGINES)
+    assert refusal(tiny("encoder", {}), VLLM) is None and refusal(tiny("encoder", {}), CONTINUOUS_BATCHING)
+
+
+def test_backends_of_transformers_are_nobody_elses():
+    own = [None, "eager", "sdpa", "flex_attention", "flash_attention_3", "paged|eager", "kernels-community/flash-attn2"]
+    assert all(map(is_own_backend, own)) and not any(map(is_own_backend, ("vllm", "sglang", "tgi")))
+
+
+@pytest.mark.parametrize("family", ("decoder", "moe", "encoder"))
+def test_classifiers_are_refused_and_a_folders_head_is_no_unknown_weight_for_the_base_model(family):
+    """vLLM has a linear layer on the first token for them; embeddings are served from any folder."""
+    config = tiny(family, {})
+    prefix = type(config).__name__.removesuffix("Config")
+    with pytest.raises(ValueError, match="does not classify as this head does"):
+        getattr(anyformer, f"{prefix}ForSequenceClassification")._from_config(config, attn_implementation="vllm")
+    config = tiny(family, {})
+    base = getattr(anyformer, f"{prefix}Model")
+    heads = [getattr(anyformer, name) for name in base.auto_classes.values()]
+    for head in heads:
+        keys = [key for key in head(config).state_dict() if not key.startswith("model.")]
+        keys = [key for key in keys if not key.startswith("lm_head.")] if head is not base else []
+        unknown = [
+            key for key in keys if not any(re.search(p, key) for p in base(config)._keys_to_ignore_on_load_unexpected)
+        ]
+        assert not unknown, (head, unknown)
