@@ -59,6 +59,12 @@ def attention_by_products(
     return torch.bmm(weights, value.flatten(0, 1)).view(batch, heads, length, -1).transpose(1, 2), None
 
 
+def paged_eager_attention(module, query, key, value, attention_mask, scaling, cache, **kwargs) -> tuple:
+    """`eager_attention` on the keys and values of a paged cache; transformers' own drops soft caps and score biases."""
+    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+    return eager_attention(module, query, key, value, attention_mask, scaling, **kwargs)
+
+
 def attention_by_documents(
     module, query, key, value, attention_mask, scaling, document_lengths, dropout=0.0, sliding_window=None, **kwargs
 ) -> tuple:
@@ -175,6 +181,8 @@ class Attention(nn.Module):
         """
         if document_lengths is not None:
             return attention_by_documents
+        if self.implementation() == "paged|eager" and "cache" in kwargs:
+            return paged_eager_attention
         if self.implementation() == "sdpa" and "cache" not in kwargs:
             biases = [bias for bias in (attention_mask, position_bias) if bias is not None]
             if any(bias.requires_grad and bias.device.type == "cpu" for bias in biases):

@@ -86,6 +86,36 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
     return masks
 
 
+def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens_k) -> tuple:
+    """({kind: mask}, {kind: distances}) of a row with tokens of many texts, whose keys a paged cache holds.
+
+    transformers' continuous batching makes masks for full attention and for windows. Here patterns of our own are added
+    to them, and the positions of queries minus those of keys (T, S) computed, which score biases need: the keys of a
+    text lie side by side and end with its last query. Between texts a distance is any number, and hidden.
+
+    Args:
+        attention_mask: additive, (1, 1, T, S), or a dict of them by `layer_types`; None with flash kernels.
+        position_ids: (1, T). cu_seq_lens_q: (texts + 1,), where each text's queries begin; cu_seq_lens_k: a dict by
+            `layer_types`, the same of its keys.
+    """
+    kinds = dict(zip(config.attention_kinds, config.layer_types))
+    if attention_mask is None:
+        return None, None
+    masks, distances = {}, {}
+    for kind, layer_type in kinds.items():
+        mask = attention_mask[layer_type] if isinstance(attention_mask, dict) else attention_mask
+        ends = (cu_seq_lens_k[layer_type] if isinstance(cu_seq_lens_k, dict) else cu_seq_lens_k)[1:].long()
+        index = torch.arange(mask.shape[-1], device=mask.device)
+        text = torch.searchsorted(ends, index, right=True).clamp(max=ends.shape[0] - 1)
+        last = position_ids[0, cu_seq_lens_q[1:].long() - 1]
+        distances[kind] = position_ids[0, :, None] - (last[text] - (ends[text] - 1 - index))
+        own = implementation("mask", kind)
+        seen = mask == 0 if own is None else (mask == 0) & own(config)(0, 0, distances[kind], 0)
+        # Half of the least number: a score bias may be added, also where a filled-up row sees nothing.
+        masks[kind] = torch.zeros_like(mask).masked_fill_(~seen, torch.finfo(mask.dtype).min / 2)
+    return masks, distances
+
+
 def bidirectional_masks(
     config, inputs_embeds, attention_mask, document_ids=None, kinds=None, global_attention_mask=None
 ) -> dict:

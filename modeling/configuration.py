@@ -3,6 +3,7 @@
 A config is checked once, before anything is derived; then each class fills in its None fields in `derive`.
 """
 
+import dataclasses
 import difflib
 import warnings
 
@@ -91,6 +92,17 @@ class TransformerConfig(PreTrainedConfig):
     attention_dropout: int | float = 0.0
     initializer_range: float = 0.02
     scale_residual_init: bool = True
+
+    def __init_subclass__(cls, *args, **kwargs):
+        cls.__eq__ = cls.same_fields
+        super().__init_subclass__(*args, **kwargs)
+
+    def same_fields(self, other) -> bool:
+        """Equality, field by field. The one that dataclasses generate fails at a field that a config does not have."""
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        names = [field.name for field in dataclasses.fields(self)]
+        return all(getattr(self, name, None) == getattr(other, name, None) for name in names)
 
     def __post_init__(self, **kwargs):
         for name in kwargs.keys() & (own_fields() | {"num_experts", "output_router_logits"}):

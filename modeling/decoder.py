@@ -12,11 +12,13 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .attention_masks import paged_masks
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerDecoderConfig
 from .linear_cross_entropy import shift_left
 from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits
 from .outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from .serving import CONTINUOUS_BATCHING, refusal
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
 from .traits import ATTENTION_KINDS
@@ -48,10 +50,14 @@ class CausalModel(TransformerStack):
     ) -> BaseModelOutputWithPast:
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
-        packs = past_key_values is None  # rows may be packed, unless a cache is passed in
+        paged = "cache" in kwargs  # of transformers' continuous batching
+        packs = past_key_values is None and not paged  # rows may be packed, unless a cache is passed in
         if use_cache and packs and not self.training:
             past_key_values = DynamicCache(config=self.config)
-        batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs)
+        batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs, paged=paged)
+        if paged:
+            cumulated = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
+            batch.attention_mask, batch.distances = paged_masks(self.config, attention_mask, position_ids, *cumulated)
         x_BTD, routed = self.run_stack(x_BTD, batch, use_cache=use_cache, **kwargs)
         return BaseModelOutputWithPast(last_hidden_state=x_BTD, past_key_values=past_key_values, **routed)
 
@@ -69,6 +75,12 @@ class CausalLanguageModel:
         self.model = self.base_class(config)
         self.lm_head = LanguageModelHead(config)
         self.post_init()
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """As transformers', which `generate_batch` calls. Raises ValueError for a model that it computes wrong."""
+        if (reason := refusal(self.config, CONTINUOUS_BATCHING)) is not None:
+            raise ValueError(f"continuous batching cannot run {type(self).__name__}: {reason}; generate can")
+        return super().init_continuous_batching(*args, **kwargs)
 
     @can_return_tuple
     def forward(

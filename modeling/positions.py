@@ -140,11 +140,11 @@ def build_positions(config, role: str = "position") -> nn.Module | None:
     return None if scheme.acts_on is None else implementation(role, name, scheme.module)(config)
 
 
-def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_by_kind, config):
+def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_by_kind, config, known_distances=None):
     """Run a position scheme once per forward pass: return (embeddings, keyword arguments for each layer).
 
     `kinds` is the kind of attention of each layer; `layers_by_kind` maps a kind to (index of one of its layers, its
-    `layer_types` name).
+    `layer_types` name). known_distances: None, or {kind: (T, S)} of keys in pages.
     """
     acts_on = POSITION_SCHEMES[config.position_encoding].acts_on
     if acts_on is None:
@@ -152,7 +152,7 @@ def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_
     if acts_on == "embeddings":
         return x_BTD + scheme(x_BTD, position_ids), [{}] * len(kinds)
     if acts_on == "scores":
-        return x_BTD, score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config)
+        return x_BTD, score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config, known_distances)
     if acts_on == "attention":
         return x_BTD, [dict(zip(scheme.arguments, scheme(x_BTD)))] * len(kinds)
     if isinstance(scheme, RotaryEmbeddingPerLayerType):
@@ -161,7 +161,7 @@ def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_
     return x_BTD, [{"position_embeddings": for_heads(scheme(x_BTD, position_ids))}] * len(kinds)
 
 
-def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config) -> list[dict]:
+def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config, known_distances=None) -> list[dict]:
     """The (B, H, T, S) bias of each layer; caches of different kinds hold different numbers of keys.
 
     Where layers attend in segments it is that of a block of queries and the keys in its window, "segment_bias".
@@ -171,7 +171,9 @@ def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config) 
     for kind, (layer_idx, _) in layers_by_kind.items():
         past, keys, first_key = 0, length, 0
         traits = ATTENTION_KINDS[kind]
-        if traits.segments:
+        if known_distances is not None:
+            distances[kind] = known_distances[kind]
+        elif traits.segments:
             attention = implementation("attention", kind, traits.module)
             window = traits.lookback(config)
             distances[kind] = attention.block_distances(window, length, config.segment_length, x_BTD.device)

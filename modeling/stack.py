@@ -36,7 +36,8 @@ class Batch:
     position scheme reads, `position_ids` or the grid of an image. past_key_values: a cache of self-attention, or None.
     documents: None, or (B, T) ids of packed documents, which do not see each other. global_attention_mask: None or
     (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
-    losses and statistics; None: all count. unpadded: None, or how padded rows became one row.
+    losses and statistics; None: all count. unpadded: None, or how padded rows became one row. distances: None, or
+    {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages.
     """
 
     attention_mask: torch.Tensor | dict | None
@@ -47,6 +48,7 @@ class Batch:
     global_attention_mask: torch.Tensor | None = None
     loss_mask: torch.Tensor | None = None
     unpadded: Unpadded | None = None
+    distances: dict | None = None
 
     def without_padding(self, x_BTE):
         """(B, T, E) as the layers see it: (1, N, E) where the batch was unpadded."""
@@ -104,16 +106,17 @@ class TransformerStack:
         return getattr(self, self.positions_name)
 
     def read_batch(
-        self, x_BTE, attention_mask=None, position_ids=None, past_key_values=None, packs=True, **captured
+        self, x_BTE, attention_mask=None, position_ids=None, past_key_values=None, packs=True, paged=False, **captured
     ) -> Batch:
         """Token embeddings, and a forward's arguments beside them -> Batch.
 
-        packs: whether `position_ids` tell documents apart. captured: which outputs of each layer are wanted.
+        packs: whether `position_ids` tell documents apart. paged: whether the row holds texts with keys in
+            pages. captured: which outputs of each layer are wanted.
         """
         documents = unpadded = None
         if packs and position_ids is not None and x_BTE.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
-        if documents is None and isinstance(self.positions, LearnedPositions):
+        if documents is None and not paged and isinstance(self.positions, LearnedPositions):
             self.positions.check_length(x_BTE.shape[1])
         if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, captured):
             unpadded = Unpadded.of(attention_mask)
@@ -151,10 +154,11 @@ class TransformerStack:
             self.attention_kinds,
             self.layers_by_kind,
             self.config,
+            batch.distances,
         )
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(self.attention_kinds, per_layer)]
-        if self.config._attn_implementation == "sdpa":
+        if self.config._attn_implementation.removeprefix("paged|") == "sdpa":
             per_layer = self.fold_masks(per_layer)
         context |= seen | {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
         context |= self.extra_layer_kwargs(x_BTD, batch)

@@ -286,3 +286,9 @@ def test_classifiers_are_refused_and_a_folders_head_is_no_unknown_weight_for_the
             key for key in keys if not any(re.search(p, key) for p in base(config)._keys_to_ignore_on_load_unexpected)
         ]
         assert not unknown, (head, unknown)
+
+
+@pytest.mark.parametrize("family", TINY_FIELDS)
+def test_configs_can_be_compared(family):
+    """vLLM compares the whole config with that of its text; a field that dense models do not have must not stop it."""
+    assert tiny(family, {}) == tiny(family, {}) and tiny(family, {}) != tiny(family, {"norm_eps": 1e-3})
