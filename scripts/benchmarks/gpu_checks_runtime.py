@@ -64,7 +64,8 @@ def followed_by_compilers() -> bool:
 
 
 def compiled_family(setup, family, bf16) -> None:
-    model, batch = model_of(setup, family, num_hidden_layers=2).train(), batch_of(setup, family)
+    layers = 1 if setup.tiny else 2  # a compiler takes its time for each
+    model, batch = model_of(setup, family, num_hidden_layers=layers).train(), batch_of(setup, family)
     backend = "inductor" if setup.device == "cuda" else "aot_eager"  # a CPU's compiler takes minutes here
 
     def result(function, bf16):

@@ -4,6 +4,7 @@ Fake tensors of a device that this machine lacks: torch computes their shapes on
 the real one would, and raises where a number is read on the host (`.item()`, `nonzero`, `if tensor`).
 """
 
+import contextlib
 import sys
 
 import pytest
@@ -22,12 +23,13 @@ READS_HOST = ("longformer",)
 
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch):
-    """What is asked of the driver, answered for a GPU that is not there; and no tensors of Python numbers.
-
-    `torch.tensor(number, device=...)` is copied to the device from memory that it cannot read by itself, so the host
-    waits; `torch.full` is not.
-    """
+    """What is asked of the driver, answered for a GPU that is not there."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+
+@contextlib.contextmanager
+def no_numbers_copied():
+    """No tensors of Python numbers: the host waits until they are copied to the device; `torch.full` fills them in."""
     tensor = torch.tensor
 
     def refused(*args, **kwargs):
@@ -35,7 +37,11 @@ def no_driver(monkeypatch):
         assert "/modeling/" not in caller or "/tests/" in caller, f"{caller} copies numbers to the device"
         return tensor(*args, **kwargs)
 
-    monkeypatch.setattr(torch, "tensor", refused)
+    torch.tensor = refused
+    try:
+        yield
+    finally:
+        torch.tensor = tensor
 
 
 def every(variants):
@@ -68,7 +74,9 @@ def run(build, batch_of):
     with FakeTensorMode(allow_non_fake_inputs=False):
         with torch.device("cuda"), no_init_weights():
             model = build()
-        outputs = model(**{name: x.to("cuda") if torch.is_tensor(x) else x for name, x in batch_of(model).items()})
+        batch = {name: x.to("cuda") for name, x in batch_of(model).items()}
+        with no_numbers_copied():
+            outputs = model(**batch)
         assert all(x.device.type == "cuda" for x in outputs.values() if torch.is_tensor(x))
         return outputs
 
