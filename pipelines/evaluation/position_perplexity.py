@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import transformers
+import yaml
 
 import anyformer
 
@@ -70,7 +71,7 @@ def evaluate_by_position(
         "split": split,
         "data": rows.store.name,
         "rows": len(whole),
-        "trained_length": trained_length(config),
+        "trained_length": trained_length(recipe.model.name_or_path, config),
         **in_buckets(sums / len(whole)),
         "seconds": round(time.time() - started, 1),
         "recipe": recipe.to_dict(),
@@ -105,7 +106,14 @@ def in_buckets(nll: torch.Tensor) -> dict[str, list[float]]:
     return {"tokens_before": middles, "perplexity": [perplexity(piece.mean().item()) for piece in pieces]}
 
 
-def trained_length(config) -> int | None:
-    """The length that a model's positions were first trained for, where the config says it."""
-    scaling = getattr(config, "rope_parameters", None) or {}
-    return scaling.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
+def trained_length(model: str, config) -> int | None:
+    """The length of the rows that a model was trained on, where the recipe in its folder says it.
+
+    Otherwise the length its positions were first trained for, where the config says it.
+    """
+    recipe = Path(model).expanduser() / "recipe.yaml"
+    try:
+        return int(yaml.safe_load(recipe.read_text(encoding="utf-8"))["objective"]["sequence_length"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # no run of ours on plain text
+        scaling = getattr(config, "rope_parameters", None) or {}
+        return scaling.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)

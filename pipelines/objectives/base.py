@@ -170,8 +170,20 @@ class Objective(ABC):
                     f"learned positions need one for each token"
                 )
 
+    def check_context(self, most: int) -> None:
+        """Raise UserError where rows are longer than the `most` tokens that a model would be saved as made for.
+
+        Positions without vectors of their own would let it pass, and the saved config would not be true.
+        """
+        for name, length in self.lengths().items():
+            if length is not None and length > most:
+                raise UserError(
+                    f"{self.section}.{name}={length} is longer than the model's max_position_embeddings={most}, the "
+                    f"context it would be saved with; set model.max_position_embeddings={length}"
+                )
+
     def check_model_length(self, most: int) -> None:
-        """The same for a built model."""
+        """check_length for a built model."""
         self.check_length(most)
 
     # ---- data

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 class ClassTask:
     """What all tasks of one class per example share; the class's name is the model's answer.
 
-    The recipe's task.label_names are the classes, else they are taken from the training examples. `prepare` raises
+    The recipe's task.label_names are the classes, else they are taken from the examples of all splits. `prepare` raises
     UserError for labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
     """
 
     compares = "classes"
     default_metrics = ("accuracy",)
     validates_metrics = True
+    _names_are_the_models = False  # neither the recipe nor the data name the classes
 
     def check(self) -> None:
         super().check()
@@ -45,6 +46,7 @@ class ClassTask:
         wanted = self.settings.label_names or source.source.class_names(self.settings.label_field)
         unnamed = model == [f"LABEL_{number}" for number in range(config.num_labels)]
         if wanted is None or list(wanted) == model:
+            self._names_are_the_models = wanted is None
             self.settings.label_names = model
         elif unnamed and len(wanted) == len(model):
             self.settings.label_names = list(wanted)
@@ -59,8 +61,14 @@ class ClassTask:
         from ..metrics import check_metrics
 
         super().prepare(splits, cache, progress)
-        self.label_names = self.settings.label_names or names_in_data(self.settings.label_field, splits["train"], cache)
+        self.label_names = self.settings.label_names or names_in_data(self.settings.label_field, splits, cache)
         self._numbers = {name: number for number, name in enumerate(self.label_names)}
+        names_were_given = self.settings.label_names is not None and not self._names_are_the_models
+        self._labels_are_names = (
+            all(name.isdecimal() for name in self.label_names)
+            and not names_were_given
+            and splits["train"].source.class_names(self.settings.label_field) is None
+        )
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(self.label_names))
 
     def config_fields(self) -> dict:
@@ -73,8 +81,14 @@ class ClassTask:
         }
 
     def class_of(self, value, place: str) -> int:
-        """The number of a label: numbers are class numbers, strings are looked up. Raises UserError."""
+        """The number of the class that a label means. Raises UserError.
+
+        A string is the class's name. A number is its own, or its name where the classes were named after the numbers in
+        the data, such as 3 and 7.
+        """
         field = f"task.label_field={self.settings.label_field!r}"
+        if isinstance(value, int) and self._labels_are_names:
+            value = str(int(value))
         if isinstance(value, str):
             if value not in self._numbers:
                 raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, self.label_names)}")
@@ -118,40 +132,46 @@ def near(name: str, known: list[str]) -> str:
     return did_you_mean(name, known) or f"; there are {len(known)} classes"
 
 
-def names_in_data(label_field: str, train: "Examples", cache: Path) -> list[str]:
-    """The classes' names: those the data carries, else its strings in alphabetical order, else LABEL_0, LABEL_1, ..."""
+def names_in_data(label_field: str, splits: "dict[str, Examples]", cache: Path) -> list[str]:
+    """The classes' names, of all splits: a class may be so rare that it is in one alone.
+
+    Those that the data carries; else its strings in alphabetical order; else, of the numbers 0 to n, LABEL_0, LABEL_1,
+    ...; else its numbers themselves.
+    """
     from ..data.examples import examples_fingerprint
     from ..storage.cache import cached_folder, sha
 
-    named = train.source.class_names(label_field)
-    if named is not None:
-        return list(named)
+    named = [examples.source.class_names(label_field) for examples in splits.values()]
+    if named[0] is not None:
+        return list(dict.fromkeys(name for names in named for name in names or []))
     folder = cached_folder(
         cache,
         "classes",
-        sha([examples_fingerprint(train), label_field]),
-        lambda work: (work / "names.json").write_text(json.dumps(_scan(label_field, train))),
+        sha([[examples_fingerprint(examples) for examples in splits.values()], label_field]),
+        lambda work: (work / "names.json").write_text(json.dumps(_scan(label_field, splits))),
     )
     return json.loads((folder / "names.json").read_text())
 
 
-def _scan(label_field: str, train: "Examples") -> list[str]:
+def _scan(label_field: str, splits: "dict[str, Examples]") -> list[str]:
     field = f"task.label_field={label_field!r}"
-    names, highest, kind = set(), 0, None
-    for place, row in train:
-        value = row[label_field]
-        if not isinstance(value, (str, int)):
-            raise UserError(f"{field}: {place} holds {value!r}, which is no class (a whole number or a name)")
-        if isinstance(value, int) and value < 0:
-            raise UserError(f"{field}: {place} holds {value}; classes are numbered from 0")
-        if kind not in (None, isinstance(value, str)):
-            raise UserError(f"{field}: {place} holds {value!r}, but others before it are of another type")
-        kind = isinstance(value, str)
-        if kind:
-            names.add(value)
-        else:
-            highest = max(highest, int(value))
-            names.add(int(value))
-    if len(names) < 2:
-        raise UserError(f"{field}: every training example has the class {names.pop()!r}; it takes two to tell apart")
-    return sorted(names) if kind else [f"LABEL_{number}" for number in range(highest + 1)]
+    found, kind = set(), None
+    for split, examples in splits.items():
+        for place, row in examples:
+            value = row[label_field]
+            if not isinstance(value, (str, int)):
+                raise UserError(f"{field}: {place} holds {value!r}, which is no class (a whole number or a name)")
+            if isinstance(value, int) and value < 0:
+                raise UserError(f"{field}: {place} holds {value}; classes are numbered from 0")
+            if kind not in (None, isinstance(value, str)):
+                raise UserError(f"{field}: {place} holds {value!r}, but others before it are of another type")
+            kind = isinstance(value, str)
+            found.add(value if kind else int(value))
+        if split == "train" and len(found) < 2:
+            raise UserError(
+                f"{field}: every training example has the class {found.pop()!r}; it takes two to tell apart"
+            )
+    if kind:
+        return sorted(found)
+    counted = found == set(range(len(found)))
+    return [f"LABEL_{number}" if counted else str(number) for number in sorted(found)]

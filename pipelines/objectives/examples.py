@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .base import Objective, check_examples
-from .text import Tokenized
+from .text import UNLIMITED, Tokenized
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
@@ -42,7 +42,7 @@ class TextTask(Tokenized, Objective):
 
         texts = ExampleTexts(splits["train"], self.text_columns())
         self.processor = self.train_or_load_tokenizer(texts, cache, progress)
-        if self.tokenizer.model_max_length > 10**9:  # transformers' way to say that nobody set it
+        if self.tokenizer.model_max_length > UNLIMITED:
             self.tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..data.documents import Corpus
     from ..data.rows import Rows
 
+UNLIMITED = 10**9  # transformers' way to say that nobody set a tokenizer's model_max_length is a number above this
+
 
 @dataclass
 class TextSettings(ObjectiveSettings):
@@ -192,6 +194,14 @@ class TextObjective(Tokenized, Objective):
         from ..data.packing import packing_report
 
         return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
+
+    # ---- the model
+
+    def prepare_model(self, model) -> None:
+        """Give the tokenizer the model's context where it says none, or less than the rows have."""
+        length, longest = self.settings.sequence_length, self.tokenizer.model_max_length
+        if longest < length or longest > UNLIMITED:
+            self.tokenizer.model_max_length = max(getattr(model.config, "max_position_embeddings", None) or 0, length)
 
     # ---- measuring
 

@@ -187,8 +187,13 @@ def check_data(data: DataSection) -> None:
 
 def _check_positions(recipe: Recipe, objective) -> None:
     config = config_namespace(recipe)
-    if config is not None and config.position_encoding == "learned" and hasattr(config, "max_position_embeddings"):
-        objective.check_length(config.max_position_embeddings, "model.max_position_embeddings")
+    most = getattr(config, "max_position_embeddings", None)
+    if most is None:
+        return
+    if config.position_encoding == "learned":
+        objective.check_length(most, "model.max_position_embeddings")
+    else:
+        objective.check_context(most)
 
 
 def _check_evaluation(recipe: Recipe, objective) -> None:

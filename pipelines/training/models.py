@@ -120,10 +120,18 @@ def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, sp
     return model
 
 
-def check_length(objective: Objective, config) -> None:
-    """Raise UserError where the objective's rows are longer than the positions a model has vectors for."""
+def check_length(objective: Objective, config, trains: bool = False) -> None:
+    """Raise UserError where the objective's rows are longer than the positions a model has vectors for.
+
+    trains: rows longer than the context of a rotary model are refused, too; they may be measured, but a model that is
+    trained on them would be saved with a context that is not true.
+    """
     most = getattr(config, "max_position_embeddings", None)
-    rotary = getattr(config, "rope_parameters", None) is not None
-    learned = getattr(config, "position_encoding", "none" if rotary else "learned") == "learned"
-    if learned and most is not None:
+    scheme = "rotary" if getattr(config, "rope_parameters", None) is not None else "learned"
+    scheme = getattr(config, "position_encoding", scheme)
+    if most is None:
+        return
+    if scheme == "learned":
         objective.check_model_length(most)
+    elif scheme == "rotary" and trains:
+        objective.check_context(most)

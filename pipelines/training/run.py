@@ -95,7 +95,7 @@ def check_by_trying(recipe: Recipe, arguments) -> int:
     RunFolder(recipe, data.facts).check_free()
     set_seed(arguments.seed)
     model = build_model(recipe, data, arguments, quiet=True)
-    check_length(data.objective, model.config)
+    check_length(data.objective, model.config, trains=True)
 
     def trial_trainer(trial: Recipe, trial_arguments):
         return build_trainer(trial, RunFolder(trial, data.facts), trial_arguments, data, model)
@@ -122,7 +122,7 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
         return 0
     set_seed(arguments.seed)
     model = build_model(recipe, data, arguments, quiet)
-    check_length(data.objective, model.config)
+    check_length(data.objective, model.config, trains=True)
     trainer = build_trainer(recipe, folder, arguments, data, model)
     checkpoint = told_by_main(main, lambda: checkpoint_to_go_on(trainer, folder))
     if main:

@@ -7,9 +7,10 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.evaluation.position_perplexity import trained_length
 from anyformer.pipelines.recipes.checkpoint_overrides import with_fields
 from anyformer.pipelines.recipes.compose import load_recipe
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
 from anyformer_main import main
@@ -54,6 +55,13 @@ def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path
     config = AutoConfig.from_pretrained(long)
     assert config.max_position_embeddings == 128
     assert config.rope_parameters == YARN | {"rope_theta": 5000.0}  # theta stays the checkpoint's
+    assert trained_length(base, config) == 32 and trained_length(long, config) == 96
+    assert [AutoTokenizer.from_pretrained(path).model_max_length for path in (base, long)] == [32, 128]
+    capsys.readouterr()
+    assert main(["train", recipe, f"model.name_or_path={base}", "objective.sequence_length=96", *tune]) == 2
+    assert (
+        "objective.sequence_length=96 is longer than the model's max_position_embeddings=32" in capsys.readouterr().err
+    )
     before, after = str(tmp_path / "before.json"), str(tmp_path / "after.json")
     measure = ["objective.sequence_length=96", "--by-position", "--output"]
     assert main(["evaluate", base, recipe, *measure, before, "--label", "as it is"]) == 0
@@ -63,6 +71,16 @@ def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path
     assert first["tokens_before"] == second["tokens_before"] and first["perplexity"] != second["perplexity"]
     assert first["tokens_before"][-1] > 90 and len(first["perplexity"]) == len(first["tokens_before"])
     assert (tmp_path / "after.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("scheme", ["rotary", "alibi", "none"])
+def test_rows_longer_than_the_context_a_model_would_be_saved_with_are_refused(scheme):
+    rows = [f"model.position_encoding={scheme}", "objective.sequence_length=2048"]
+    with pytest.raises(
+        UserError, match=r"objective\.sequence_length=2048 is .*set model\.max_position_embeddings=2048"
+    ):
+        load_recipe("quickstart", rows)
+    load_recipe("quickstart", [*rows, "model.max_position_embeddings=2048"])
 
 
 @pytest.mark.parametrize(
