@@ -64,9 +64,12 @@ def test_extras_are_complete_and_refer_to_extras_that_exist():
     named = {name for text in own for name in text.removeprefix("anyformer[").removesuffix("]").split(",")}
     assert named <= set(extras)
     (everything,) = extras["all"]
-    assert set(everything.removeprefix("anyformer[").removesuffix("]").split(",")) == set(extras) - {"all", *SLOW_TO_IMPORT}
+    assert set(everything.removeprefix("anyformer[").removesuffix("]").split(",")) == set(extras) - {
+        "all",
+        *SLOW_TO_IMPORT,
+    }
     for name in SLOW_TO_IMPORT:  # transformers imports it wherever it is installed
-        assert not any(name in text for extra, texts in extras.items() if extra != name for text in texts)
+        assert not any(name in text for extra, needs in extras.items() if extra != name for text in needs)
 
 
 # ------------------------------------------------------------------------------------------------- the wheel

@@ -38,7 +38,7 @@ def open_corpora(data: DataSection, seed: int = 0) -> dict[str, Corpus]:
     limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
     own = {split: _own_source(data, limits, split) for split in ("validation", "test")}
     without = real_paths(*own.values())
-    splits = data.validation_fraction > 0 and not (data.validation_files or data.validation_split)
+    splits = data.share_held_back > 0 and not (data.validation_files or data.validation_split)
     if data.mixture:
         parts = []
         for number, section in enumerate(data.mixture):
@@ -76,7 +76,7 @@ def _split_source(
     if not splits:
         return {"train": _checked(SourceCorpus("train", source, max_documents=section.max_documents))}
     window = STREAM_WINDOW if data.streaming else None
-    rule = ValidationSplit(data.validation_fraction, seed, source.splits_by_name, window)
+    rule = ValidationSplit(data.share_held_back, seed, source.splits_by_name, window)
     rule = plan_validation_split(source, rule, section.max_documents)
     return {
         "train": SourceCorpus("train", source, rule=rule, max_documents=section.max_documents),

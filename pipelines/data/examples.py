@@ -5,6 +5,7 @@ Examples are never skipped, unlike documents: one that cannot be used is an erro
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files, real_paths
 from .validation_split import ValidationSplit
+
+# Examples held back by default, where so many are there; of MANY, 5 % are more.
+AT_LEAST, ENOUGH, MANY = 500, 5000, 15_000
 
 # (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
 Example = tuple[str, dict[str, Any]]
@@ -182,8 +186,9 @@ def open_examples(
     """The examples of the splits the section asks for: `train`, `validation` and `test`, the last two where configured.
 
     Without validation files or split, validation_fraction of the training examples are for validation, by their index;
-    0: none. Globs for training leave out the other splits' files. max_documents bounds the training source before it is
-    split. files and hub make the sources, and are called as the classes that are their defaults.
+    0: none; null: 5 %, and at least 500 of 5,000 or more, because differences between runs drown in the noise of less.
+    Globs for training leave out the other splits' files. max_documents bounds the training source before it is split.
+    files and hub make the sources, and are called as the classes that are their defaults.
 
     Raises UserError for missing files, data sets and columns, and for a split without an example.
     """
@@ -201,8 +206,12 @@ def open_examples(
     others = {split: opened(split) for split in ("validation", "test")}
     sources = {"train": opened("train", real_paths(*others.values()))} | others
     rule = None
-    if sources["validation"] is None and data.validation_fraction > 0:
-        rule, sources["validation"] = ValidationSplit(data.validation_fraction), sources["train"]
+    if sources["validation"] is None and data.share_held_back > 0:
+        rule, sources["validation"] = ValidationSplit(data.share_held_back), sources["train"]
+        if data.validation_fraction is None:
+            most = min(data.max_documents or MANY, MANY)
+            there = sum(1 for _ in islice(sources["train"].items(), most))
+            rule = rule.holding_at_least(AT_LEAST, there) if ENOUGH <= there < MANY else rule
     splits = {}
     for split, source in sources.items():
         if source is None:

@@ -62,7 +62,7 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     """
     data = recipe.data
     there = [split for split in SPLITS if getattr(data, f"{split}_files") or getattr(data, f"{split}_split")]
-    if "validation" not in there and data.validation_fraction > 0:
+    if "validation" not in there and data.share_held_back > 0:
         there.append("validation")
     if wanted is None and there:
         return there[0]

@@ -100,14 +100,22 @@ class DataSection(SourceSection):
     streaming: bool = doc("read a Hub data set as a stream: nothing is stored, training needs max_steps", False)
     validation_files: str | list[str] | None = doc("local files for validation")
     validation_split: str | None = doc("split of the Hub data set for validation")
-    validation_fraction: float = doc(
-        "share of the documents held back where neither of the above is given", 0.05, at_least=0, below=1
+    validation_fraction: float | None = doc(
+        "share of the documents held back where neither of the above is given; null: 0.05, and of 5,000 labelled "
+        "examples or more at least 500",
+        at_least=0,
+        below=1,
     )
     test_files: str | list[str] | None = doc("local files for the final test")
     test_split: str | None = doc("split of the Hub data set for the final test")
     max_document_bytes: int = doc("longer documents are skipped and counted", 100_000_000, at_least=1)
     max_line_bytes: int = doc("documents with a longer line are skipped and counted", 10_000_000, at_least=1)
     cache_dir: str | None = doc("where tokenised data is kept; default: $ANYFORMER_CACHE or ~/.cache/anyformer")
+
+    @property
+    def share_held_back(self) -> float:
+        """validation_fraction, or its default."""
+        return 0.05 if self.validation_fraction is None else self.validation_fraction
 
 
 @dataclass

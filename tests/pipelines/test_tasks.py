@@ -15,6 +15,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.sequence_classification import SequenceClassification
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.schema import DataSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_data import CHARACTERS, reviews, task_recipe, write_lines
@@ -42,6 +43,23 @@ def test_held_back_examples_are_the_same_every_time_and_in_one_split_only(tmp_pa
     assert first == second
     train, validation = set(first["train"]), set(first["validation"])
     assert len(train) + len(validation) == 200 and not train & validation and 20 < len(validation) < 60
+
+
+@pytest.mark.parametrize(
+    "there, most, held", [(4999, None, 239), (5000, None, 500), (9000, 6000, 500), (20_000, None, 1018)]
+)
+def test_by_default_at_least_500_of_5000_examples_are_held_back(tmp_path, there, most, held):
+    path = tmp_path / "many.jsonl"
+    path.write_text('{"text": "a", "label": 1}\n' * there)
+    found = open_examples(DataSection(files=str(path), max_documents=most), COLUMNS)
+    numbers = {split: {place for place, _ in examples} for split, examples in found.items()}
+    assert len(numbers["validation"]) == held and len(numbers["train"] | numbers["validation"]) == min(
+        there, most or there
+    )
+    assert not numbers["train"] & numbers["validation"]
+    said = open_examples(DataSection(files=str(path), max_documents=most, validation_fraction=0.05), COLUMNS)
+    assert {place for place, _ in said["validation"]} <= numbers["validation"]  # a share that is said is that share
+    assert abs(len(list(said["validation"])) - 0.05 * min(there, most or there)) < 40
 
 
 def test_jsonl_gzip_and_parquet_hold_the_same_examples(tmp_path, prepare):
