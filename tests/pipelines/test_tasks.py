@@ -103,14 +103,14 @@ def test_classes_come_from_the_data_where_the_recipe_names_none(tmp_path, prepar
 def test_numbers_with_gaps_are_as_many_classes_as_there_are_and_keep_their_names(tmp_path, prepare):
     path = reviews(tmp_path / "numbers.jsonl", 40, label=lambda positive: 7 if positive else 3)
     data = {"files": str(path), "test_files": str(path)}
-    trained = prepare("sequence_classification", data=data)
+    trained = prepare("sequence_classification", data=data, tokenizer=CHARACTERS)
     fields = trained.objective.config_fields()
     assert fields["num_labels"] == 2 and fields["id2label"] == {0: "3", 1: "7"}
     wanted = [json.loads(line)["label"] == 7 for line in path.read_text().splitlines()]
     assert [int(row["labels"]) for row in trained.rows["test"]] == wanted
     config = SimpleNamespace(**fields)  # the model is measured on numbers of the same kind
     again = prepare_data(
-        load_recipe(str(task_recipe(tmp_path, "sequence_classification", data=data))),
+        load_recipe(str(task_recipe(tmp_path, "sequence_classification", data=data, tokenizer=CHARACTERS))),
         splits=["test"],
         model_config=config,
     )
@@ -118,7 +118,9 @@ def test_numbers_with_gaps_are_as_many_classes_as_there_are_and_keep_their_names
     # Numbers of named classes are their places, also where the names are numbers.
     stars = [{"text": f"text {i}", "label": i % 2} for i in range(20)]
     named = {"files": str(write_lines(tmp_path / "stars.jsonl", stars)), "test_files": None, "validation_fraction": 0.0}
-    rows = prepare("sequence_classification", data=named, task={"label_names": ["1", "2"]}).rows["train"]
+    rows = prepare("sequence_classification", data=named, task={"label_names": ["1", "2"]}, tokenizer=CHARACTERS).rows[
+        "train"
+    ]
     assert [int(row["labels"]) for row in rows] == [i % 2 for i in range(20)]
 
 
@@ -132,7 +134,7 @@ def test_a_class_that_is_in_the_held_back_share_alone_is_a_class(tmp_path, prepa
         row["label"] = label(9) if row["text"] == held_back else row["label"]
     test = write_lines(tmp_path / "test.jsonl", [{"text": "a", "label": label(12)}])
     data = {"files": str(write_lines(path, rows)), "test_files": str(test)}
-    prepared = prepare("sequence_classification", data=data)
+    prepared = prepare("sequence_classification", data=data, tokenizer=CHARACTERS)
     assert prepared.objective.label_names == sorted(["0", "1", "2", "9", "12"], key=label)
     assert [prepared.objective.label_names[int(row["labels"])] for row in prepared.rows["test"]] == ["12"]
 
