@@ -38,10 +38,16 @@ class OneRun:
         self.ended = args, kwargs  # the metrics of the finished model come later
 
     def close(self) -> None:
-        """End the tracker's run; again: nothing happens."""
-        if self.ended is not None:
-            (args, kwargs), self.ended, self.begun = self.ended, None, False
+        """End the tracker's run, also that of a training which failed; again: nothing happens."""
+        begun, ended, self.begun, self.ended = self.begun, self.ended, False, None
+        if ended is not None:
+            args, kwargs = ended
             super().on_train_end(*args, **kwargs)
+        if begun:
+            self.finish()
+
+    def finish(self) -> None:
+        """What transformers' callback leaves open at the end, or when training fails."""
 
 
 class TensorBoard(OneRun, TensorBoardCallback):
@@ -59,13 +65,34 @@ class TensorBoard(OneRun, TensorBoardCallback):
             self.tb_writer.add_scalar(name, value, step)
         self.tb_writer.flush()
 
+    def finish(self) -> None:
+        if self.tb_writer is not None:
+            self.tb_writer.close()
+            self.tb_writer = None
+
 
 class Wandb(OneRun, WandbCallback):
+    owns_run = False
+
+    def setup(self, *args, **kwargs):
+        self.owns_run = self._wandb.run is None  # otherwise somebody has begun it, and ends it
+        super().setup(*args, **kwargs)
+
+    def finish(self) -> None:
+        self._initialized = False
+        if self.owns_run:
+            self._wandb.finish()
+
     def send(self, numbers: dict, step: int) -> None:
         self._wandb.log(numbers | {"train/global_step": step})
 
 
 class Trackio(OneRun, TrackioCallback):
+    def finish(self) -> None:
+        if self._initialized:  # training failed: its end would have finished the run
+            self._initialized = False
+            self._trackio.finish()
+
     def send(self, numbers: dict, step: int) -> None:
         self._trackio.log(numbers | {"train/global_step": step})
 

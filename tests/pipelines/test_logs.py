@@ -10,9 +10,11 @@ import torch
 from anyformer.pipelines.metrics import wilson
 from anyformer.pipelines.training.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.progress import MetricsFile, describe
+from anyformer.pipelines.training.trackers import Wandb
 from anyformer.pipelines.training.warmup import begin_above_zero
 from anyformer.pipelines.words import aligned, counted
 from transformers import get_scheduler
+from transformers.integrations import WandbCallback
 
 SCHEDULES = {
     "linear": {},
@@ -184,3 +186,43 @@ def test_facts_stand_aligned_and_break_at_words():
     assert all(len(line) <= 34 for line in narrow.splitlines())
     assert [line[:9] for line in narrow.splitlines()] == ["  model: ", " " * 9, " " * 9, "devices: "]
     assert " ".join(narrow.split()) == " ".join(wide.split())
+
+
+class FakeWandb:
+    """What WandbCallback touches of wandb, offline: the runs that are begun and finished, and what is logged."""
+
+    def __init__(self):
+        self.run, self.runs = None, []
+
+    def init(self, **settings):
+        self.run = types.SimpleNamespace(name=settings["name"], logged=[])
+        self.runs.append(self.run)
+
+    def log(self, numbers):
+        self.run.logged.append(numbers)
+
+    def finish(self):
+        self.run = None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_wandb_gets_a_run_of_its_own_each_time_also_after_a_failure(fails, monkeypatch):
+    fake = FakeWandb()
+    begin = lambda self, args, *_, **kwargs: fake.run or fake.init(name=args.run_name)  # noqa: E731
+    monkeypatch.setattr(WandbCallback, "setup", begin)
+    state = types.SimpleNamespace(is_world_process_zero=True, global_step=3, is_hyper_param_search=False)
+    args = types.SimpleNamespace(run_name="mine")
+    for _ in range(2):
+        tracker = Wandb.__new__(Wandb)
+        tracker._wandb, tracker._initialized = fake, False
+        tracker._log_model = types.SimpleNamespace(is_enabled=False)
+        tracker.on_train_begin(args, state, None)
+        tracker.on_log(args, state, None, logs={"loss": 1.0, "validation_loss": 2.0})
+        if not fails:
+            tracker.on_train_end(args, state, None)
+            tracker.on_log(args, state, None, logs={"test_loss": 3.0})
+        tracker.close()
+        tracker.close()
+    assert [run.name for run in fake.runs] == ["mine", "mine"] and fake.run is None
+    assert fake.runs[1].logged[0] == {"train/loss": 1.0, "validation/loss": 2.0, "train/global_step": 3}
+    assert fails or fake.runs[1].logged[1] == {"test/loss": 3.0, "train/global_step": 3}
