@@ -95,11 +95,8 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     console.rule()
     reader = "image processor" if (folder / "preprocessor_config.json").is_file() else "tokenizer"
     took = f"{counted(run['steps'], 'step')} in {human_time(run['wall_seconds'])}"
-    console.print(
-        f"{took} on {counted(run['world_size'], 'process', 'processes')}; "
-        f"model, {reader}, card and metrics are in {folder}",
-        markup=False,
-    )
+    where = f"model, {reader}, card and metrics are in {folder}"
+    print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
     there = [name for name in ("README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()]
     console.print(f"look at: {' · '.join(there)}", markup=False)
     console.print(f"next: {objective.how_to_use(folder)}", markup=False)
