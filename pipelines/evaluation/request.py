@@ -32,7 +32,7 @@ def evaluation_recipe(
     """
     place = locate_model(model)
     task = own_recipe(model, overrides) if task is None else task
-    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(place)}", *overrides], notes, **sections)
+    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(place)}", *overrides], notes=notes, **sections)
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
     idle = {name: getattr(fresh, name) for name in ("report_to", "torch_compile", "gradient_checkpointing")}

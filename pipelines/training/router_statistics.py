@@ -1,12 +1,11 @@
 """Router statistics of a mixture of experts during training: in the log, in router.jsonl, and as router.png."""
 
-import json
 from pathlib import Path
 
 import torch
 
 from ..plots import can_plot, plot_routers
-from .progress import MetricsFile
+from .progress import MetricsFile, read_metrics
 
 PICTURE = "router.png"
 MEANS = ("router_load", "router_entropy", "router_dropped")  # (L, E), (L,) and (L,) for L sparse layers, E experts
@@ -84,6 +83,6 @@ class RouterStatistics(MetricsFile):
         if not (state.is_world_process_zero and self.path.exists()):
             return
         if can_plot():
-            plot_routers([json.loads(line) for line in self._lines()], self.path.with_name(PICTURE))
+            plot_routers(read_metrics(self.path)[0], self.path.with_name(PICTURE))
         else:
             print(f"{PICTURE} was not drawn: it needs matplotlib (pip install anyformer[plots])")
