@@ -4,11 +4,12 @@
 """
 
 import inspect
+from typing import Unpack
 
 import torch
 from torch import nn
 from transformers import DynamicCache, GenerationMixin
-from transformers.utils import can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -46,7 +47,7 @@ class CausalModel(TransformerStack):
         past_key_values=None,
         inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
@@ -96,7 +97,7 @@ class CausalLanguageModel:
         shift_labels: torch.LongTensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """Predict the next token.
 

@@ -2,11 +2,12 @@
 
 import functools
 import inspect
+from typing import Unpack
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers.utils import can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention_disentangled import DisentangledAttention
@@ -86,7 +87,7 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         global_attention_mask: torch.Tensor | None = None,
         decode_masks: bool = False,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """input_ids (B, T) or inputs_embeds (B, T, E) -> last_hidden_state (B, T, D), pooler_output (B, D).
 
@@ -172,7 +173,7 @@ def for_encoder(forward):
         position_ids=None,
         inputs_embeds=None,
         global_attention_mask=None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ):
         if global_attention_mask is None and self.config.has_global_tokens:
             global_attention_mask = self.default_global_attention_mask(input_ids, inputs_embeds)
@@ -267,7 +268,7 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         global_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """Predict tokens where they stand.
 
@@ -317,7 +318,7 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
         global_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BertForPreTrainingOutput:
         """labels: (B, T), as for AnyformerEncoderForMaskedLM. next_sentence_label: (B,), 0 or 1.
 
@@ -409,7 +410,7 @@ class AnyformerEncoderForMultipleChoice(EncoderHead, AnyformerEncoderPreTrainedM
         labels: torch.LongTensor | None = None,
         global_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
         """Inputs (B, C, T) for C choices, labels (B,) in [0, C) -> logits (B, C) and loss."""
         choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]

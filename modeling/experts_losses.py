@@ -62,10 +62,18 @@ class LayerRoutings(NamedTuple):
 ROUTER_LOGITS = {"router_logits": OutputRecorder(TopKRouter, index=0)}
 
 
+class HasExperts:
+    """Called on a model: whether it has experts. Called on a class: whether all its models have."""
+
+    def __get__(self, model, model_class):
+        config = model_class.config_class if model is None else model.config
+        return lambda: config.num_experts is not None
+
+
 class ModelWithExperts:
     """A mixin for the PreTrainedModel of a family whose layers may hold experts."""
 
-    _can_set_experts_implementation_cached_value = True  # transformers looks for experts in the model's own file only
+    _can_set_experts_implementation = HasExperts()  # transformers looks for experts in the model's own file only
 
     def __init__(self, config, *args, **kwargs):
         if config.num_experts is not None and config.router_bias_update_rate > 0:

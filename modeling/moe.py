@@ -1,4 +1,7 @@
-"""The mixture-of-experts family: decoders with experts in some or all of their layers."""
+"""The mixture-of-experts family: decoders with experts in some or all of their layers.
+
+The experts (experts.py) have the decorator `@use_experts_implementation`: transformers knows a mixture by that word.
+"""
 
 from transformers import GenerationMixin
 

@@ -1,11 +1,13 @@
 """The sequence-to-sequence family: an encoder, and a decoder that attends to it; the first Transformer, T5, BART."""
 
+from typing import Unpack
+
 import torch
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import ModelOutput
-from transformers.utils import can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -57,7 +59,7 @@ class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """input_ids (B, S) or inputs_embeds (B, S, D) -> last_hidden_state (B, S, D)."""
         x_BSD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
@@ -93,7 +95,7 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
         encoder_position_ids: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         loss_mask: torch.Tensor | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """inputs_embeds (B, T, D), encoder_hidden_states (B, S, D) -> last_hidden_state (B, T, D), past_key_values.
 
@@ -174,7 +176,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         decoder_inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
         decoder_loss_mask: torch.Tensor | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Inputs (B, S) and decoder inputs (B, T) -> last_hidden_state (B, T, D) and the encoder's (B, S, D).
 
@@ -254,7 +256,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
         label_smoothing: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Predict the target text.
 
@@ -309,7 +311,7 @@ class AnyformerSeq2SeqEncoderModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedMo
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """input_ids (B, S) or inputs_embeds (B, S, D) -> last_hidden_state (B, S, D)."""
         return self.encoder(
@@ -368,7 +370,7 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqSequenceClassifierOutput:
         """labels: (B,) class numbers, (B, num_labels) of 0 and 1, or numbers -> logits (B, num_labels) and loss.
 

@@ -4,9 +4,11 @@ Not transformers' Generic heads: those build the base model with `AutoModel.from
 Hub asks for trust once more. A family's class sets `base_class`, and may override `pool` and `features`.
 """
 
+from typing import Unpack
+
 import torch
 from torch import nn
-from transformers.utils import can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .outputs import QuestionAnsweringModelOutput, SequenceClassifierOutputWithPast, TokenClassifierOutput
 from .task_losses import problem_type_of, sequence_classification_loss, span_loss, token_classification_loss
@@ -84,7 +86,7 @@ class ForSequenceClassification(TaskHead):
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutputWithPast:
         """labels: (B,) class numbers, (B, num_labels) of 0 and 1, or numbers -> logits (B, num_labels) and loss."""
         outputs = self.model(
@@ -124,7 +126,7 @@ class ForTokenClassification(TaskHead):
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """labels: (B, T) class numbers, -100 not counted -> logits (B, T, num_labels) and loss."""
         outputs = self.model(
@@ -158,7 +160,7 @@ class ForQuestionAnswering(TaskHead):
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """start_positions, end_positions: (B,) token indices -> start and end logits (B, T) and loss."""
         outputs = self.model(

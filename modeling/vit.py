@@ -1,5 +1,7 @@
 """The vision family: transformers over the patches of an image, from ViT to DeiT and SimMIM."""
 
+from typing import Unpack
+
 import torch
 from torch import nn
 from transformers.modeling_outputs import (
@@ -7,7 +9,7 @@ from transformers.modeling_outputs import (
     ImageClassifierOutput,
     MaskedImageModelingOutput,
 )
-from transformers.utils import can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .base import AnyformerPreTrainedModel
@@ -59,7 +61,7 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
         bool_masked_pos: torch.BoolTensor | None = None,
         interpolate_pos_encoding: bool | None = None,
         attention_mask: torch.Tensor | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Images (B, C, height, width) -> last_hidden_state (B, T, D), pooler_output (B, pooler_output_size).
 
@@ -122,7 +124,7 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
         distillation_labels: torch.Tensor | None = None,
         label_smoothing: float | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         """Images (B, C, height, width) -> logits (B, num_labels) and loss.
 
@@ -176,7 +178,7 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
         bool_masked_pos: torch.BoolTensor | None = None,
         interpolate_pos_encoding: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedImageModelingOutput:
         """Images (B, C, height, width) and a mask of patches (B, N) -> reconstruction (B, C, ...) and loss.
 

@@ -1,6 +1,7 @@
 """Habits of transformers' own classes that its common tests ask for (tests/ecosystem/test_transformers_suite.py)."""
 
 import copy
+import inspect
 import logging
 
 import pytest
@@ -61,7 +62,9 @@ def test_flags_are_claimed_where_they_are_true(variant):
     names = dict(model.named_parameters()) | dict(model.named_buffers())
     for part in model._keep_in_fp32_modules_strict:
         assert any(part in name.split(".") for name in names), part
-    assert model._can_set_experts_implementation() == ("num_experts" in type(model.config).__dataclass_fields__)
+    # Of an encoder's class nothing can be said: some of its models have experts.
+    assert model._can_set_experts_implementation() == type(model)._can_set_experts_implementation()
+    assert model._can_set_experts_implementation() == (variant.family == "moe")
 
 
 def test_a_bias_on_the_choice_of_experts_stays_in_fp32(tmp_path):
@@ -101,11 +104,28 @@ def test_mixtures_have_the_heads_of_native_ones(auto_class, native):
     assert out.loss.isfinite() and out.aux_loss > 0  # the routers' losses are part of it
 
 
+def test_every_forward_says_that_it_takes_the_arguments_of_native_ones():
+    """transformers reads from the annotation which outputs can be asked for."""
+    for name in dir(anyformer):
+        forward = getattr(getattr(anyformer, name), "forward", None)
+        if name.startswith("Anyformer") and forward is not None:
+            named = inspect.signature(forward).parameters["kwargs"].annotation
+            assert "output_attentions" in named.__args__[0].__annotations__, name
+
+
 def test_a_rotary_module_has_its_usual_name_and_no_weights():
     for variant in FIRST[:2]:
         model = variant.model()
         assert type(model.base_model.rotary_emb).__name__ == "RotaryEmbedding"
         assert not any("rotary" in name or "position" in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize("variant", [v for v in ROUTED if v.name in ("mixtral", "experts", "switch")], ids=str)
+def test_models_with_experts_take_another_implementation_of_them(variant):
+    model = variant.model(torch.float32)
+    model.set_experts_implementation("eager")
+    stacks = [part for part in model.modules() if hasattr(part, "layers")]
+    assert {part.config._experts_implementation for part in stacks} == {"eager"}
 
 
 @torch.no_grad()
