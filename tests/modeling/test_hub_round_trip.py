@@ -66,6 +66,7 @@ SHARED = {
     "configuration",
     "feed_forward",
     "legality",
+    "legality_bounds",
     "legality_experts",
     "linear_cross_entropy",
     "lm_head",
