@@ -8,7 +8,6 @@ import pytest
 import torch
 from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, close
 from test_laws import FIRST, every
-from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import cross_entropy, pad
 from transformers import CompileConfig
 from transformers.models.auto import modeling_auto
@@ -35,25 +34,35 @@ def test_the_loss_of_an_evaluation_is_a_function_of_its_logits_and_the_head_runs
         close(out.loss, model(**batch, return_logits=False).loss, 1e-5)
 
 
-BIASED = [Variant("seq2seq", "t5", SEQ2SEQS["t5"])]
-BIASED += [Variant("decoder", name, DECODERS[name]) for name in ("alibi", "relative", "relative-sliding")]
+BIASED = [Variant("decoder", name, DECODERS[name]) for name in ("alibi", "relative", "relative-sliding")]
+BIASED.append(Variant("seq2seq", "t5", SEQ2SEQS["t5"]))
 
 
 @pytest.mark.parametrize(
     "variant", [BIASED[0], *(pytest.param(v, marks=pytest.mark.slow) for v in BIASED[1:])], ids=str
 )
-def test_a_generating_step_with_score_biases_and_a_static_cache_is_compiled_once(variant, request):
+def test_a_generating_step_with_score_biases_and_a_static_cache_is_compiled_once(variant, request, monkeypatch):
     """And once more for the first pass, which reads many tokens: two programs however many tokens are made."""
     logging.getLogger("torch.__trace").handlers.clear()
     torch.compiler.reset()
     request.addfinalizer(torch.compiler.reset)
-    model, counter = variant.model(torch.float32), CompileCounter()
+    model, graphs, masks = variant.model(torch.float32), [], []
+    make = model.create_masks_for_generate
+    # Kept, so that none has the place in memory of the one before it.
+    monkeypatch.setattr(
+        type(model), "create_masks_for_generate", staticmethod(lambda *a, **k: masks.append(make(*a, **k)) or masks[-1])
+    )
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
     model.generation_config.eos_token_id = None
-    settings = CompileConfig(fullgraph=True, dynamic=None, backend=counter, mode="default")
+    settings = CompileConfig(fullgraph=True, dynamic=None, backend=counting, mode="default")
     settings._compile_all_devices = True
     inputs = {"input_ids": variant.inputs(model, length=6)["input_ids"]}
     model.generate(**inputs, max_new_tokens=7, do_sample=False, cache_implementation="static", compile_config=settings)
-    assert counter.frame_count <= 2
+    assert 1 <= len(graphs) <= 2
 
 
 @pytest.mark.parametrize("variant", FIRST, ids=str)
