@@ -46,7 +46,11 @@ def _windows(c) -> list[str]:
 def _rope_types(c) -> set:
     rope = c.rope_parameters or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
-    return {flat.get("rope_type") for flat in nested or [rope]} if c.position_encoding == "rotary" else set()
+    return (
+        {flat.get("rope_type") for flat in nested or [rope]}
+        if POSITION_SCHEMES[c.position_encoding].acts_on == "rotation"
+        else set()
+    )
 
 
 def _has_experts(c) -> bool:
