@@ -311,7 +311,12 @@ def _add_convert(verbs) -> Parser:
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
-    parser.add_argument("--to", choices=("native", "anyformer"), help="what to make (default: the other kind)")
+    parser.add_argument(
+        "--to",
+        choices=("native", "anyformer", "gguf"),
+        metavar="{native,anyformer}",
+        help="what to make (default: the other kind)",
+    )
     _add_trust(parser)
     parser.set_defaults(run=_run_convert)
     return parser

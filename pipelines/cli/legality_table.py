@@ -13,6 +13,7 @@ from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEM
 from anyformer.modeling.traits import FAMILIES as MODEL_TYPES
 
 from ..recipes import introspection
+from .serving_table import serving_markdown
 
 FEED_FORWARDS = {
     **{name: {"mlp_type": name, "num_experts": None} for name in MLP_TYPES},
@@ -56,10 +57,11 @@ def refusal(family: str, fields: dict) -> str | None:
 
 
 def legality_markdown() -> str:
-    """The whole table as markdown: one table per family, the refusals under it."""
+    """The whole table as markdown: one per family, the refusals under it, and one of what engines for serving run."""
     parts = [INTRODUCTION]
     for family in FAMILIES:
         parts += [f"## {family}", *family_markdown(list(cells(family)))]
+    parts.append(serving_markdown())
     return "\n\n".join(parts) + "\n"
 
 

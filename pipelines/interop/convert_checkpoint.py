@@ -34,6 +34,11 @@ def convert(
     Raises:
         UserError: no such model, a destination in use, a model without twin, or logits that differ.
     """
+    if to == "gguf":
+        raise UserError(
+            "to='gguf': llama.cpp makes such a file from a native model; convert with --to native, then run its "
+            "convert_hf_to_gguf.py, with the pre-tokenizer 'gpt-2' for a byte_bpe tokenizer (see docs/serving.md)"
+        )
     if to not in (None, *DIRECTIONS):
         raise UserError(f"to={to!r} is no direction; known: {', '.join(DIRECTIONS)}")
     destination = destination_folder(destination)

@@ -8,8 +8,12 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from anyformer.modeling.serving import ENGINES, VLLM, refusal
+
+from ..recipes import introspection
 from ..storage.checkpoints import write_atomically
 from ..storage.model_folder import ModelFolder, open_model_folder, read_json
 from .objective_facts import objective_facts
@@ -147,6 +151,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "parameters": parameters,
         "architecture": _architecture(model.config, parameters),
         "is_ours": model.is_ours,
+        "engines": _engines(model),
         "has_code": bool(model.auto_map),
         "has_tokenizer": (model.path / "tokenizer_config.json").is_file(),
         "has_image_processor": (model.path / "preprocessor_config.json").is_file(),
@@ -247,6 +252,17 @@ def _architecture(config: dict[str, Any], parameters: int) -> dict[str, Any]:
         "classes": ", ".join((get("id2label") or {}).values()) if is_classifier else None,
         "stored as": get("dtype"),
     }
+
+
+def _engines(model: ModelFolder) -> dict[str, str]:
+    """{engine for serving: how it runs this model, or why it does not}; of causal language models of ours."""
+    if not model.is_ours or _kind(model.config).task != "text-generation":
+        return {}
+    fields = introspection.family_fields(str(model.config["model_type"]).removeprefix("anyformer_"))
+    config = SimpleNamespace(**({name: field.default for name, field in fields.items()} | model.config))
+    how = dict.fromkeys(ENGINES, "yes") | {VLLM: "`--model-impl transformers --trust-remote-code`"}
+    refused = {engine: reason for engine in ENGINES if (reason := refusal(config, engine)) is not None}
+    return how | {engine: f"no: {reason}" for engine, reason in refused.items()}
 
 
 def _rotary(rope: dict | None) -> str | None:

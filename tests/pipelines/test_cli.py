@@ -297,3 +297,14 @@ def test_the_folder_of_a_script_hides_no_library(repo_root, monkeypatch, capsys)
     monkeypatch.setattr(sys, "path", [scripts, *sys.path])
     assert anyformer_main.main(["list", "families"]) == 0 and "vit" in capsys.readouterr().out
     assert scripts not in sys.path
+
+
+def test_the_table_of_engines_names_architectures_that_convert_makes():
+    from anyformer.pipelines.cli.serving_table import NATIVE, PARTS, serving_markdown
+    from anyformer.pipelines.interop.matching import ARCHITECTURES
+
+    assert NATIVE.keys() <= PARTS.keys() and set(NATIVE.values()) <= ARCHITECTURES.keys()
+    table = serving_markdown()
+    assert all(f"| {part} |" in table for part in PARTS)
+    assert "| positions rotary | yes | yes | yes | convert (llama) |" in table
+    assert "position_encoding='alibi' adds to single scores" in table

@@ -329,3 +329,18 @@ def test_no_text_escapes_from_its_code_block(saved_model, texts):
             found.append("\n".join(iter(lambda: next(lines), fence)))
             assert not any(row.strip().startswith(fence) for row in found[-1].split("\n"))
     assert found == [text.rstrip() for text in texts]
+
+
+def test_a_card_says_which_engines_serve_the_model(tiny_config, tmp_path):
+    """As the models refuse engines themselves; what is served by none of them has `convert`."""
+    from anyformer import AnyformerDecoderForCausalLM, AnyformerDecoderModel
+
+    cards = {}
+    for name, fields in (("plain", {}), ("alibi", {"position_encoding": "alibi"})):
+        AnyformerDecoderForCausalLM(tiny_config(**fields)).save_pretrained(tmp_path / name)
+        cards[name] = write_model_card(tmp_path / name).read_text(encoding="utf-8")
+    assert "| vLLM | `--model-impl transformers --trust-remote-code` |" in cards["plain"]
+    assert "| vLLM | no: position_encoding='alibi' adds to single scores" in cards["alibi"]
+    assert all("| continuous batching | yes |" in card and "anyformer convert" in card for card in cards.values())
+    AnyformerDecoderModel(tiny_config()).save_pretrained(tmp_path / "base")
+    assert "How to serve" not in write_model_card(tmp_path / "base").read_text(encoding="utf-8")
