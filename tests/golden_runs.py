@@ -77,6 +77,7 @@ def recipe_of(family: str, folder: Path, steps: int = 20) -> dict:
         "max_steps": steps,
         "per_device_train_batch_size": 4,
         "learning_rate": 1e-3,
+        "warmup_steps": 0,
         "adam_epsilon": 1e-6,
         "bf16": False,
         "logging_steps": 1,
