@@ -69,6 +69,7 @@ def test_compiled_logits_follow_changing_shapes(tiny_config, name, backend):
         torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 def test_new_lengths_do_not_compile_again_and_again(tiny_config):
     """The first new length compiles once more, for all lengths to come."""
     model = AnyformerDecoderForCausalLM(tiny_config()).train()

@@ -256,7 +256,8 @@ def test_the_terms_make_two_squares_and_read_nothing_on_the_host():
     assert watch.made == ["gather", "gather", "add_"] and watch.syncs == []
 
 
-@pytest.mark.parametrize("buckets", [pytest.param(None, marks=pytest.mark.slow), 16])
+@pytest.mark.slow
+@pytest.mark.parametrize("buckets", [None, 16])
 def test_compiled_checkpointed_and_exported_it_is_the_same(buckets):
     class Layer(nn.Module):
         def __init__(self):

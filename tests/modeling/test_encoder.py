@@ -129,7 +129,7 @@ def test_too_many_tokens_for_learned_positions_is_one_sentence(tiny_encoder_conf
 @torch.no_grad()
 @pytest.mark.parametrize("with_padding", [False, True], ids=["whole rows", "padded"])
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("bert", "modernbert") else pytest.mark.slow) for n in ENCODERS]
+    "name", [pytest.param(n, marks=() if n == "modernbert" else pytest.mark.slow) for n in ENCODERS]
 )
 def test_an_exported_encoder_serves_every_batch_and_length(tiny_encoder_config, name, with_padding):
     model = randomise(AnyformerEncoderModel(tiny_encoder_config(**ENCODERS[name])))

@@ -235,7 +235,8 @@ def test_a_ready_mask_gives_global_tokens_their_rows():
     torch.testing.assert_close(ours(x, ready, global_context=context)[0], expected, **EXACT)
 
 
-@pytest.mark.parametrize("with_padding", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("with_padding", [False, True])
 def test_compiled_checkpointed_and_exported_it_is_the_same(with_padding):
     class Layer(nn.Module):
         def __init__(self):

@@ -168,7 +168,7 @@ def check_split_equals_whole(make_config, tmp_path, mode, variants, ranks=2, kin
             torch.testing.assert_close(measure(again, kind, training=False)["logits"], expected[name]["logits"])
 
 
-@pytest.mark.parametrize("mode", ["tp", "fsdp"])
+@pytest.mark.parametrize("mode", [pytest.param("tp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_have_the_logits_losses_gradients_and_tokens_of_one(tiny_config, tmp_path, mode):
     check_split_equals_whole(tiny_config, tmp_path, mode, VARIANTS)
 

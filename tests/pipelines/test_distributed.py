@@ -139,6 +139,38 @@ def test_zero_trains_what_one_process_trains(without_dropout, command, two_ranks
     assert_close(losses, logged_losses(single))
 
 
+def rank_of_another_user(*arguments):
+    os.geteuid = lambda: os.getuid() + 1
+    rank_main(*arguments)
+
+
+@needs_deepspeed
+@pytest.mark.slow
+def test_a_zero_run_goes_on_from_its_own_checkpoint_and_not_from_another_user_s(without_dropout, command, tmp_path):
+    run, environment = tmp_path / "run", {"DS_ACCELERATOR": "cpu"}
+
+    def ranks(name, main, *options):
+        folder = tmp_path / name
+        folder.mkdir()
+        arguments = (without_dropout, f"training.output_dir={run}", "training.deepspeed=zero2", *options)
+        run_ranks(2, main, command, *arguments, folder=folder, env=environment)
+        return (run / "model.safetensors").read_bytes(), logged_losses(run)
+
+    def as_stopped_before_the_end():
+        shutil.rmtree(run / "checkpoint-16")
+        for file in run.iterdir():
+            if file.is_file() and file.name != "metrics.jsonl":
+                file.unlink()
+
+    finished = ranks("first", rank_main)
+    as_stopped_before_the_end()
+    with pytest.raises(RuntimeError, match=r"checkpoint-15: the folder belongs to another user"):
+        ranks("foreign", rank_of_another_user)
+    assert ranks("again", rank_main) == finished
+    as_stopped_before_the_end()
+    assert ranks("trusted", rank_of_another_user, "--trust-remote-code") == finished
+
+
 def test_what_deepspeed_cannot_run_is_one_sentence_with_the_way_out(tmp_path, monkeypatch):
     def refused(setting):
         with pytest.raises(UserError) as caught:

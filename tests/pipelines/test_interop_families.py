@@ -26,7 +26,7 @@ from anyformer import from_native, to_native
 # ------------------------------------------------------------------------------------------------ what they generate
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_twins_write_the_same_text(name, beams):
     native = native_model(name, "AutoModelForSeq2SeqLM")

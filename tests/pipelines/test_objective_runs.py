@@ -34,7 +34,7 @@ def validations(run):
     return {line["step"]: line["validation_loss"] for line in lines_of(run) if "validation_loss" in line}
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "masked" else ()) for n in RUNS])
 def test_a_killed_run_hides_the_same_again_past_the_end_of_an_epoch(tiny_recipe, command, tmp_path, name):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     recipe = recipe_of(tiny_recipe, name)
