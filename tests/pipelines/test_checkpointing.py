@@ -54,7 +54,7 @@ def test_what_is_not_this_user_s_own_in_a_checkpoint_is_found(tmp_path, monkeypa
 def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sharded, tmp_path, monkeypatch):
     from anyformer.pipelines.errors import UserError
     from anyformer.pipelines.recipes.schema import Recipe
-    from anyformer.pipelines.training.run import agreed_checkpoint
+    from anyformer.pipelines.training.run import checkpoint_to_go_on
 
     checkpoint, recipe = make(tmp_path, 4), Recipe()
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
@@ -64,9 +64,9 @@ def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sh
     trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled = sharded, False
     if sharded:
         with pytest.raises(UserError, match=r"checkpoint-4: the folder belongs to another user .*--trust-remote-code"):
-            agreed_checkpoint(trainer, folder)
+            checkpoint_to_go_on(trainer, folder)
         recipe.trust_remote_code = True
-    assert agreed_checkpoint(trainer, folder) == checkpoint
+    assert checkpoint_to_go_on(trainer, folder) == checkpoint
 
 
 def test_what_was_never_committed_is_invisible(tmp_path):
