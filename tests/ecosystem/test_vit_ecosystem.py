@@ -120,6 +120,7 @@ NEEDED = {
 }
 
 
+@pytest.mark.slow
 def test_a_folder_classifies_images_here_and_where_anyformer_is_not_with_the_very_same_numbers(
     tiny_vit_config, processor, tmp_path
 ):

@@ -99,7 +99,7 @@ def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropo
 TASKS = {"sequence_classification": 13, "translation": 19, "image_classification": 11}
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k == "translation" else ()) for k in TASKS])
 def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ranks, tmp_path):
     # 11 test examples on two processes: fillers count in no metric, and every text is translated once.
     evaluation = {"best_metric": "loss"} if kind == "translation" else {"metrics": ["accuracy", "f1"]}

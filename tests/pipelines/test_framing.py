@@ -101,6 +101,7 @@ def test_framings_are_kept_apart_in_the_cache(tmp_path):
     assert len(list((tmp_path / "tokenizers").iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_framed_tokenizers_load_without_this_package(tmp_path):
     ids = {}
     for framing in ("cls_sep", "eos"):

@@ -175,7 +175,7 @@ def test_a_plain_saved_model_has_a_short_card_that_claims_nothing(model_folder):
     front, text = read_card(model_folder)
     assert front.keys() == {"library_name", "pipeline_tag", "tags"}
     titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
-    assert titles == ["Architecture", "How to load"]
+    assert titles == ["Architecture", "How to load", "How to serve"]
     assert "AutoTokenizer" not in text  # there is no tokenizer
 
 

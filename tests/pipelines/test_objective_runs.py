@@ -50,6 +50,7 @@ def test_a_killed_run_hides_the_same_again_past_the_end_of_an_epoch(tiny_recipe,
     assert max(epochs) > 2
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_what_is_hidden(tiny_recipe, command, tmp_path):
     losses = []
     for workers in (0, 2):

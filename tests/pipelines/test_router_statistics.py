@@ -110,6 +110,7 @@ def test_gradient_accumulation_does_not_change_the_statistics(train, batches):
             assert one[f"router_{name}"] == pytest.approx(other[f"router_{name}"], abs=TOLERANCE), name
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_log_what_one_does_at_equal_global_batch(tiny_recipe, command, tmp_path):
     """DDP: the balance loss, the biases that balance without one, and the statistics are of the whole batch."""
     mixture = {"family": "moe", "hidden_dropout": 0.0, "num_experts": 4, "intermediate_size": 32}
