@@ -72,12 +72,13 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
         Serving engines name a backend of their own and build the model; the instance's flags they never read.
         """
+        found = super().get_correct_attn_implementation(requested_attention, is_init_check)
         if not is_own_backend(requested_attention) and (reason := self.serving_refusal()) is not None:
             raise ValueError(
                 f"attn_implementation={requested_attention!r} would compute something else than "
                 f"{type(self).__name__}: {reason}; anyformer convert makes a native model, where one computes the same"
             )
-        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+        return found
 
     def serving_refusal(self) -> str | None:
         """Why an engine with an attention backend of its own would compute something else, or None."""
