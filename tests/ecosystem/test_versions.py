@@ -9,9 +9,11 @@ from importlib.metadata import version
 
 import pytest
 
+LIMIT_S = 1700  # of all tests of the models, which other tests may have to share the machine with
+
 
 def run(*command, **options) -> subprocess.CompletedProcess:
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=590, check=False, **options)
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
 
 
 def oldest_accepted(repo_root) -> str:
@@ -45,6 +47,7 @@ def other_transformers(request, repo_root, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 100)
 def test_the_models_pass_their_tests_on_another_transformers(other_transformers, repo_root):
     tests = run(
         *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/modeling"),
