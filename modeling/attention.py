@@ -3,6 +3,8 @@
 Shapes: B batch, T query length, S key length, H query heads, G key/value heads, K head size, D hidden size.
 """
 
+import inspect
+
 import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -61,7 +63,15 @@ def attention_by_products(
 
 def paged_eager_attention(module, query, key, value, attention_mask, scaling, cache, **kwargs) -> tuple:
     """`eager_attention` on the keys and values of a paged cache; transformers' own drops soft caps and score biases."""
-    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+    states = {"key_states": key, "value_states": value, "layer_idx": module.layer_idx}
+    if "read_index" in inspect.signature(cache.update).parameters:  # transformers < 5.23
+        # A list of tokens, (T, heads, D), and a mask for each type of layer.
+        found = cache.update(**states, read_index=kwargs["read_index"], write_index=kwargs["write_index"])
+        key, value = (x.transpose(0, 1).unsqueeze(0) for x in found)
+        if isinstance(attention_mask, dict):
+            attention_mask = attention_mask[module.config.layer_types[module.layer_idx]]
+    else:
+        key, value = cache.update(**states, kwargs=kwargs)
     return eager_attention(module, query, key, value, attention_mask, scaling, **kwargs)
 
 

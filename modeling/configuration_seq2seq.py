@@ -41,7 +41,7 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
 
     def set_parallel_plans(self):
         """No plan for the whole model: transformers collects the plans of its stacks, under their names."""
-        self.base_model_tp_plan = {}
+        self.base_model_tp_plan = None
 
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:
@@ -71,6 +71,9 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
             stack.mlp_layer_types = stack.mlp_kinds if self.num_experts is not None else None
         attentions = ("self_attn", "cross_attn") if is_causal else ("self_attn",)
         stack.base_model_tp_plan = tensor_parallel_plan(stack, attentions)
+        if stack.tie_word_embeddings and not is_causal:  # transformers < 5.23
+            # It would name a table of the whole model, which stands in the encoder.
+            stack.base_model_tp_plan["embed_tokens"] = "embedding_rowwise"
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)

@@ -14,7 +14,9 @@ from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, other orders of the same sums
-NATIVE = {"atol": 1e-9, "rtol": 1e-9}  # float64
+# float64; transformers < 5.23 takes an fp32 root in a script
+SCRIPTED = isinstance(v2.scaled_size_sqrt, torch.jit.ScriptFunction)
+NATIVE = {"atol": 1e-6, "rtol": 1e-6} if SCRIPTED else {"atol": 1e-9, "rtol": 1e-9}
 BATCH, HEADS, SIZE, HIDDEN = 2, 4, 8, 32
 BOTH, TERMS = ["c2p", "p2c"], [["c2p"], ["p2c"], ["c2p", "p2c"]]
 

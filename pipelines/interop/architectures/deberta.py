@@ -76,8 +76,11 @@ HEADS: Heads = {
     "AutoModelForMultipleChoice": POOLING_CLASSIFIER,
 }
 
+ROOT = 1e-6  # transformers < 5.23: the root of a head's size is fp32, in a script that float64 does not reach
+
 DEBERTA = ArchitectureMap(
     native="deberta",
+    tolerance=ROOT,
     family="encoder",
     preset="deberta_base",
     fixed={**FIXED, "attention_key_bias": False, "share_att_key": False, "position_buckets": None},
@@ -109,6 +112,7 @@ def _write_buckets(ours) -> dict:
 
 DEBERTA_V2 = ArchitectureMap(
     native="deberta-v2",
+    tolerance=ROOT,
     family="encoder",
     preset="deberta_v3_base",
     fixed=FIXED,
