@@ -149,7 +149,8 @@ SWITCHES = {
         | {"dense_act_fn": "gelu", "layer_norm_epsilon": 1e-4},
     ),
 }
-IMAGEGPT = {"vocab_size": 17, "n_positions": 24, "n_embd": 32, "n_layer": 2, "n_head": 4}
+# transformers < 5.23: ImageGPT divides scores by the integer part of the root of a head's size; of 16 it is the root.
+IMAGEGPT = {"vocab_size": 17, "n_positions": 24, "n_embd": 32, "n_layer": 2, "n_head": 2}
 VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 VIT |= {"image_size": 24, "patch_size": 8, "encoder_stride": 8}
 GREY_WITHOUT_BIASES = {"num_channels": 1, "qkv_bias": False, "hidden_act": "relu", "layer_norm_eps": 1e-3}

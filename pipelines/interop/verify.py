@@ -8,7 +8,7 @@ from anyformer.modeling.legality import image_sides
 from torch.overrides import TorchFunctionMode
 
 from .conversion import auto_class_of
-from .families import family_name
+from .families import family_name, is_ours
 
 # Outputs to compare, each under the names that transformers' classes give it.
 OUTPUTS = (
@@ -107,10 +107,25 @@ def scale_and_difference(model, twin, inputs: dict[str, torch.Tensor]) -> tuple[
 
 @torch.no_grad()
 def _outputs(model, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    with _in_float64(model):
+    with _in_float64(model), _by_its_mask(model):
         out = model(**{name: _in_double(tensor).to(model.device) for name, tensor in inputs.items()})
     found = [next((out[name].cpu() for name in names if name in out), None) for names in OUTPUTS]
     return [_of_real_tokens(tensor, inputs) for tensor in found if tensor is not None]
+
+
+@contextmanager
+def _by_its_mask(model):
+    """Inside, a native model attends by the mask it makes: on sdpa UMT5 leaves it out and forgets that its decoder is
+    causal."""  # transformers < 5.23
+    configs = {} if is_ours(model.config) else {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    backends = {key: config._attn_implementation for key, config in configs.items()}
+    for config in configs.values():
+        config._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = backends[key]
 
 
 @contextmanager

@@ -136,7 +136,11 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     if device == "cuda":
         values["accelerator_config"] = {"non_blocking": True}
     with refusals():
-        return TrainingArguments(**(values | extra))
+        arguments = TrainingArguments(**(values | extra))
+    if arguments.device.type == "cpu":  # transformers < 5.23
+        # Of several processes each has a CPU with a number, onto which torch can load no checkpoint.
+        vars(arguments)["_setup_devices"] = torch.device("cpu")
+    return arguments
 
 
 @contextmanager
