@@ -316,6 +316,7 @@ def test_python_blocks_that_train_run(on_stage, monkeypatch, capsys):
     assert "'perplexity': " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_python_blocks_run_without_anyformer(stage, tmp_path):
     without = [block for block in blocks("python") if "import anyformer" not in block]
     assert without

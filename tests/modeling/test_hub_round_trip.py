@@ -168,7 +168,7 @@ def save_with_expectation(model, folder):
     torch.save(expected, f"{folder}.pt")
 
 
-FAST = ("tied_rotary", "linear_compressive")
+FAST = ("tied_rotary",)
 
 
 @pytest.mark.parametrize(

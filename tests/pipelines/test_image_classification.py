@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -25,7 +26,7 @@ def lines_of(run):
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
-def test_a_classifier_learns_and_is_evaluated_and_answers_without_the_package(tmp_path, command, capsys):
+def test_a_classifier_learns_and_is_evaluated(tmp_path, command, capsys):
     recipe = image_recipe(
         tmp_path,
         training={"max_steps": 60, "label_smoothing_factor": 0.1},
@@ -43,8 +44,11 @@ def test_a_classifier_learns_and_is_evaluated_and_answers_without_the_package(tm
     result = json.loads((run / "evaluation-recipe.json").read_text())["metrics"]
     assert result["accuracy"] == metrics["test_accuracy"] and result["loss"] == pytest.approx(metrics["test_loss"])
 
-    import random
 
+@pytest.mark.slow
+def test_a_trained_classifier_answers_without_the_package(tmp_path, command):
+    recipe, run = image_recipe(tmp_path, training={"max_steps": 60}), tmp_path / "run"
+    assert command("train", recipe) == 0
     image = tmp_path / "right.png"
     picture(False, random.Random(5)).resize((30, 20)).save(image)
     script = "import transformers\n"
