@@ -194,13 +194,14 @@ def twin_cases() -> list[tuple[str, str, str]]:
 
 
 def marked_twin_cases() -> list:
-    """All of them as pytest's rows: by default the head of pretraining of each model, and every other head once in a
-    family; the rest is slow."""
+    """All of them as pytest's rows: by default the head of pretraining of each architecture, and every other head once
+    in a family; the rest is slow."""
     seen, rows = set(), []
     for name, head, cls in twin_cases():
         family = matching.ARCHITECTURES[NATIVE[name][0]].family
-        is_fast = head == PRETRAINING[family] or (family, head) not in seen
-        seen.add((family, head))
+        kind = (NATIVE[name][0] if head == PRETRAINING[family] else family, head)
+        is_fast = kind not in seen
+        seen.add(kind)
         rows.append(pytest.param(name, head, cls, marks=() if is_fast else pytest.mark.slow))
     return rows
 

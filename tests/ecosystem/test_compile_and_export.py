@@ -107,6 +107,7 @@ def test_an_exported_program_serves_every_batch_and_length(tiny_config, tmp_path
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_padded_batch_exports_too(tiny_config):
     model = AnyformerDecoderForCausalLM(tiny_config()).eval()
     ids = tokens(2, 24)

@@ -70,7 +70,10 @@ def test_packed_rows_read_nothing_on_the_host(tiny_config, monkeypatch):
     assert watch.squares and watch.syncs == []
 
 
-@pytest.mark.parametrize("fields", [{}, {"attention_pattern": ["sliding_attention"], "sliding_window": LENGTH}])
+WHOLE_WINDOW = {"attention_pattern": ["sliding_attention"], "sliding_window": LENGTH}
+
+
+@pytest.mark.parametrize("fields", [{}, pytest.param(WHOLE_WINDOW, marks=pytest.mark.slow)])
 def test_the_compiled_graph_has_no_mask_either(tiny_config, fields):
     model = AnyformerDecoderForCausalLM(tiny_config(**fields)).train()
     squares = []

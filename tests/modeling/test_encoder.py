@@ -127,7 +127,9 @@ def test_too_many_tokens_for_learned_positions_is_one_sentence(tiny_encoder_conf
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("with_padding", [False, True], ids=["whole rows", "padded"])
+@pytest.mark.parametrize(
+    "with_padding", [pytest.param(False, id="whole rows", marks=pytest.mark.slow), pytest.param(True, id="padded")]
+)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n == "modernbert" else pytest.mark.slow) for n in ENCODERS]
 )

@@ -247,6 +247,7 @@ def test_padding_changes_no_statistic_of_an_encoder(tiny_encoder_config):
         torch.testing.assert_close(model.model(**batch, output_router_logits=True).router_losses, per_row, **EXACT)
 
 
+@pytest.mark.slow
 def test_a_bias_balances_a_skewed_router():
     """With no balance loss; the same training without the bias stays skewed."""
     loads = {}

@@ -48,7 +48,8 @@ def test_ranks_that_share_experts_and_the_batch_equal_one_process(mixture_config
     check_split_equals_whole(mixture_config, tmp_path, "ep-of-one-batch", FEW, kind="moe")
 
 
-@pytest.mark.parametrize("mode", ["tp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["tp", "fsdp"])
 def test_two_processes_have_the_logits_losses_gradients_and_tokens_of_one(mixture_config, tmp_path, mode):
     check_split_equals_whole(mixture_config, tmp_path, mode, VARIANTS if mode == "tp" else FEW, kind="moe")
 

@@ -356,7 +356,8 @@ def test_trainer_finds_every_column_in_the_signature():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "original" else pytest.mark.slow) for n in SEQ2SEQS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEQ2SEQS)
 def test_an_exported_encoder_and_step_serve_every_batch_and_length(tiny_seq2seq_config, name):
     model = build(tiny_seq2seq_config(**SEQ2SEQS[name]))
     batch, length, targets = (torch.export.Dim(n, min=2, max=64) for n in ("batch", "length", "targets"))

@@ -57,6 +57,7 @@ def test_a_trained_classifier_answers_without_the_package(tmp_path, command):
     assert run_without_anyformer(script, run, image, cwd=tmp_path) == "right"
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_all_augmentation_ends_bit_identical_in_another_epoch(tmp_path, command):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     steps = {"max_steps": 16, "gradient_accumulation_steps": 2, "learning_rate": 0.01}  # epochs of 5 steps

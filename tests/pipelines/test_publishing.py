@@ -107,6 +107,7 @@ def test_a_card_that_a_person_wrote_is_kept_here_and_on_the_hub(hub, run_folder)
     assert hub.files("tester/mine")["README.md"] == b"# my words"
 
 
+@pytest.mark.slow
 def test_a_private_repository_is_private_and_a_public_one_is_not_taken_for_it(hub, run_folder):
     assert hub.command("publish", run_folder, "tester/secret", "--private").returncode == 0
     assert hub.server.store.load("model", "tester/secret")["private"]

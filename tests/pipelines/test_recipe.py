@@ -150,7 +150,7 @@ def test_yaml_is_read_back_equal(data):
     layers=st.integers(1, 100),
     run_name=st.none() | st.text() | looks_like_something_else,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_recipe_survives_being_saved(description, prompts, kwargs, rate, seed, layers, run_name):
     data = load_recipe("quickstart").to_dict()
     data["description"] = description

@@ -98,7 +98,7 @@ def test_a_run_logs_its_routers_and_draws_them(train, tmp_path):
         assert (tmp_path / "run" / "router.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("batches", [(2, 2), (1, 4)])
+@pytest.mark.parametrize("batches", [pytest.param((2, 2), marks=pytest.mark.slow), (1, 4)])
 def test_gradient_accumulation_does_not_change_the_statistics(train, batches):
     rows = PatternRows(short=True)
     _, expected = train("whole", rows=rows, max_steps=2, logging_steps=1)
