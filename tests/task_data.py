@@ -36,12 +36,26 @@ def sentences(path: Path, number=160, seed=0) -> Path:
     return write_lines(path, rows)
 
 
+def pairs(path: Path, number=160, seed=0) -> Path:
+    """Two texts of 6 words, and how many of these they share, 0 to 5: {"text", "other", "label"}."""
+    draw, rows = random.Random(seed), []
+    for i in range(number):
+        words, others = draw.sample(NEUTRAL, 6), draw.sample([*GOOD, *BAD], 6)
+        shared = i % 6
+        rows.append({"text": " ".join(words), "other": " ".join(words[:shared] + others[shared:]), "label": shared})
+    return write_lines(path, rows)
+
+
 def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
     """Write a recipe of the task `kind` that trains in a second or two; keyword sections override single settings."""
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
     tasks = {
         "sequence_classification": ("encoder", reviews, {"max_length": 24}),
         "translation": ("seq2seq", sentences, {"source_field": "en", "target_field": "de", "max_length": 24}),
+        "sentence_similarity": (
+            *("encoder", pairs),
+            {"text_pair_field": "other", "label_range": [0, 5], "max_length": 40},
+        ),
     }
     family, write, settings = tasks[kind]
     recipe = {

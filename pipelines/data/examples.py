@@ -232,6 +232,14 @@ def text_of(row: dict, column: str, field: str, place: str) -> str:
     return value
 
 
+def filled_text_of(row: dict, column: str, field: str, place: str) -> str:
+    """The text in a column; raises UserError for anything else, and for a text without a visible character."""
+    text = text_of(row, column, field, place)
+    if not text.strip():
+        raise UserError(f"task.{field}={column!r}: {place} holds an empty text; remove the example")
+    return text
+
+
 class ExampleTexts(Corpus):
     """The texts of some columns as documents, for a tokenizer to be trained on. columns: field -> column."""
 

@@ -86,7 +86,7 @@ def evaluate_model(
     splits = objective.splits_to_measure(split, names)
     data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
     objective, rows = data.objective, data.rows[split]
-    model = load(getattr(transformers, objective.auto_class), recipe)
+    model = load(getattr(transformers, objective.auto_class), recipe, objective.unused_weights)
     chosen = evenly_spread(len(rows), max_examples) if partial else list(range(len(rows)))
     result = evaluate_rows(recipe, objective, model, rows, chosen)
     train = data.rows.get("train")
@@ -115,8 +115,11 @@ def evaluate_model(
 # ------------------------------------------------------------------------------------------------------- model
 
 
-def load(auto_class, recipe: Recipe):
-    """The checkpoint's config, or its model with all weights that the task needs; raise UserError otherwise."""
+def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
+    """The checkpoint's config, or its model with all weights that the task needs; raise UserError otherwise.
+
+    unused: how the names of weights begin that the task makes no use of.
+    """
     source, is_model = recipe.model.name_or_path, auto_class is not transformers.AutoConfig
     kwargs = {"dtype": "auto", "output_loading_info": True} if is_model else {}
     if is_model and recipe.model.fields:
@@ -129,7 +132,7 @@ def load(auto_class, recipe: Recipe):
     if not is_model:
         return with_fields(loaded, recipe.model.fields, source)
     model, info = loaded
-    missing = sorted(info["missing_keys"])
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith(unused))
     if missing:  # transformers would go on with random ones
         raise UserError(
             f"MODEL={source} was not trained for this: it has no {missing[0]} for {type(model).__name__}; train it "
@@ -154,6 +157,7 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Rows, chose
             processing_class=objective.tokenizer,  # nothing is saved
             shifts_labels=objective.shifts_labels,
             scorer=objective.scorer(),
+            own_loss=objective.loss(),
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}

@@ -8,6 +8,7 @@ from .image_classification import ImageClassification
 from .masked import Masked
 from .masked_image import MaskedImage
 from .pixels import Pixels
+from .sentence_similarity import SentenceSimilarity
 from .sequence_classification import SequenceClassification
 from .sequence_regression import SequenceRegression
 from .span_corruption import SpanCorruption
@@ -19,6 +20,7 @@ __all__ = [
     "Masked",
     "MaskedImage",
     "Pixels",
+    "SentenceSimilarity",
     "SequenceClassification",
     "SequenceRegression",
     "SpanCorruption",

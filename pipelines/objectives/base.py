@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows
@@ -18,6 +18,9 @@ from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, Recipe, doc
 from ..words import counted
+
+if TYPE_CHECKING:
+    from .losses import OwnLoss
 
 SAMPLES = 3  # generated texts that are shown at the end
 
@@ -67,7 +70,8 @@ class Objective(ABC):
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
     hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
     samples_are_answers: whether a sample answers its prompt; otherwise it continues it. picture: file of the run's
-    folder that is shown as its sample. row_noun: what a row is called.
+    folder that is shown as its sample. row_noun: what a row is called. unused_weights: how the names of weights begin
+    that the model has and the objective makes no use of. hub_tags: tags of a published model, beside our own.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
     """
@@ -90,6 +94,8 @@ class Objective(ABC):
     samples_are_answers: ClassVar[bool] = False
     picture: ClassVar[str | None] = None
     row_noun: ClassVar[str] = "row"
+    unused_weights: ClassVar[tuple[str, ...]] = ()
+    hub_tags: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs):
         """Give the subclass's Settings its name as the default of `name`."""
@@ -220,6 +226,17 @@ class Objective(ABC):
 
     def prepare_model(self, model) -> None:
         """Change a model before it is trained or measured, such as its generation config."""
+
+    def loss(self) -> "OwnLoss | None":
+        """What computes the loss of the model's outputs, after the training rows are made; None: the model itself."""
+        return None
+
+    def files(self, config) -> dict[str, str]:
+        """Further files of the finished model's folder, path in it -> text, such as what other libraries load it by.
+
+        config: the model's.
+        """
+        return {}
 
     # ---- measuring
 

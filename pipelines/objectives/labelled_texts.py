@@ -75,18 +75,14 @@ class LabelledTexts(TextTask):
         return {"max_length": self.settings.max_length}
 
     def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
-        """The examples as input_ids, labels (a number) and, for a pair of texts, token_type_ids."""
+        """The examples as what `encoded` gives, and labels."""
         import pyarrow
 
         from ..data.example_store import encode_examples
         from ..data.examples import examples_fingerprint
         from ..storage.cache import sha
 
-        pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
-        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-        schema = pyarrow.schema(
-            [("input_ids", ids), *([("token_type_ids", byte)] if pair else []), ("labels", self.label_type())]
-        )
+        schema = pyarrow.schema([*self.text_schema(), ("labels", self.label_type())])
         key = sha(
             [
                 examples_fingerprint(source),
@@ -96,27 +92,47 @@ class LabelledTexts(TextTask):
         )
         return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
 
+    def text_schema(self) -> "list[tuple[str, pyarrow.DataType]]":
+        """The columns that `encoded` gives: input_ids and, for a pair of texts, token_type_ids."""
+        import pyarrow
+
+        pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
+        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
+        return [("input_ids", ids), *([("token_type_ids", byte)] if pair else [])]
+
+    def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
+        """The texts of some examples, one list for each column, as columns of rows."""
+        return tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
+
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
-        from ..data.examples import text_of
+        from ..data.examples import filled_text_of
 
         columns = self.text_columns()
         tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
         for batch in in_batches(examples):
-            texts = [[text_of(row, column, field, place) for place, row in batch] for field, column in columns.items()]
-            encoded = tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
+            texts = [
+                [filled_text_of(row, column, field, place) for place, row in batch] for field, column in columns.items()
+            ]
+            encoded = self.encoded(tokenizer, texts)
             for (place, _), ids in zip(batch, encoded["input_ids"]):
                 if not ids:
                     raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
-            labels = [self.label_of(row[self.settings.label_field], place) for place, row in batch]
-            yield {**encoded, "labels": labels}
+            yield {**encoded, "labels": [self.label_of(self.label_in(row), place) for place, row in batch]}
+
+    def label_in(self, row: dict) -> Any:
+        """The value of an example that `label_of` takes."""
+        return row[self.settings.label_field]
+
+    def longest(self, batch: dict[str, list]) -> list[int]:
+        """Tokens of each encoded example that max_length bounds."""
+        return [len(ids) for ids in batch["input_ids"]]
 
     def _facts(self, batch: dict[str, list]) -> dict:
-        lengths = [len(ids) for ids in batch["input_ids"]]
         return {
-            "examples": len(lengths),
-            "tokens": sum(lengths),
-            "at_max_length": sum(length >= self.settings.max_length for length in lengths),
+            "examples": len(batch["input_ids"]),
+            "tokens": sum(len(ids) for ids in batch["input_ids"]),
+            "at_max_length": sum(length >= self.settings.max_length for length in self.longest(batch)),
             **self.label_facts(batch["labels"]),
         }
 

@@ -205,7 +205,7 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         widget=_widget(model, facts, task),
         datasets=datasets or None,
         metrics=sorted({score.metric_type for score in scores} - {"loss", "word_perplexity"}) or None,
-        tags=["anyformer", *family],
+        tags=["anyformer", *family, *objective_facts(facts.recipe).hub_tags],
         model_name=name if scores else None,
         eval_results=scores or None,
     )

@@ -14,6 +14,7 @@ class ObjectiveFacts:
     loss_unit: str = "nats per token"
     samples_are_answers: bool = False
     picture: str | None = None
+    hub_tags: tuple[str, ...] = ()
 
 
 def objective_facts(recipe: dict[str, Any]) -> ObjectiveFacts:
@@ -22,4 +23,4 @@ def objective_facts(recipe: dict[str, Any]) -> ObjectiveFacts:
     cls = OBJECTIVES.get(section.get("name")) if isinstance(section, dict) else None
     if cls is None:
         return ObjectiveFacts()
-    return ObjectiveFacts(cls.hub_task, cls.loss_unit, cls.samples_are_answers, cls.picture)
+    return ObjectiveFacts(cls.hub_task, cls.loss_unit, cls.samples_are_answers, cls.picture, cls.hub_tags)

@@ -27,7 +27,9 @@ PUBLISHED = [
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
     *("router.jsonl", "router.png"),
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
 ]
+MODULES = "[0-9]_*/config.json"  # of the modules that sentence-transformers puts on the model
 LOCAL = ("recipe.yaml", "run.json", "tokenizer_config.json")  # files that name folders of the machine that trained
 HUB_TOKEN = re.compile(secrets.HUB_TOKEN.encode())
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -147,6 +149,7 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
                 if any(HUB_TOKEN.search(line) for line in lines):
                     raise UserError(f"{file} holds an access token of the Hub; remove it (and revoke it) first")
     published = {name: published_text(file) for name, file in texts.items() if name in LOCAL}
+    texts |= {str(file.relative_to(model.path)): file for file in sorted(model.path.glob(MODULES))}
     return texts | published | model.code_files() | {file.name: file for file in model.weight_files()}
 
 

@@ -1,11 +1,17 @@
-"""Which loss of a model is exact per label: the model's own, or one computed here from its logits."""
+"""Which loss is exact per label: the model's own, one computed here from its logits, or the objective's."""
 
 import functools
 import inspect
+from typing import TYPE_CHECKING
 
 import torch
 
+from ..data.batch_keys import IGNORE_INDEX
+from ..errors import UserError
 from .cross_entropy import loss_of_logits
+
+if TYPE_CHECKING:
+    from ..objectives.losses import OwnLoss
 
 
 class ModelLoss:
@@ -20,16 +26,31 @@ class ModelLoss:
         shifts_labels: whether labels stand beside their own token, so that the one before predicts them.
         accepts_loss_kwargs: what Trainer found out about the model's forward.
         label_smoothing: of the training loss; evaluation has none.
+        own: the objective's loss (objectives/losses.py), which takes the place of the model's; None: it has none.
 
-    `function` computes the training loss from outputs and labels; None where the model's own is used.
+    `function` computes the training loss from outputs and labels, or from outputs and the whole batch where the loss is
+    the objective's; None where the model's own is used.
+
+    Raises UserError for a loss of the objective and a model with experts, whose routers' losses would be missing.
     """
 
     def __init__(
-        self, model: torch.nn.Module, *, shifts_labels: bool, accepts_loss_kwargs: bool, label_smoothing: float
+        self,
+        model: torch.nn.Module,
+        *,
+        shifts_labels: bool,
+        accepts_loss_kwargs: bool,
+        label_smoothing: float,
+        own: "OwnLoss | None" = None,
     ):
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         known = inspect.signature(model.forward).parameters
-        self.shifts_labels = shifts_labels
+        self.shifts_labels, self.own = shifts_labels, own
+        if own is not None and getattr(model.config, "num_experts", None):
+            raise UserError(
+                f"model.num_experts={model.config.num_experts} does not go with this task, whose loss is not the "
+                f"model's: the routers' losses would be missing; remove task.class_weights, or the experts"
+            )
         self.is_exact = "num_items_in_batch" in known or (shifts_labels and accepts_loss_kwargs)
         self._skips_logits = "return_logits" in known
         self._takes_labels = "labels" in known  # otherwise a batch's labels only say how many there are
@@ -39,23 +60,48 @@ class ModelLoss:
         self.function = None
         if not self.is_exact or (label_smoothing and not smooths):
             self.function = functools.partial(loss_of_logits, shift=shifts_labels, label_smoothing=label_smoothing)
+        if own is not None:
+            self.function = functools.partial(self._own_loss, label_smoothing=label_smoothing)
+
+    def _own_loss(self, outputs, batch: dict, num_items_in_batch=None, *, label_smoothing: float):
+        total = self.own.total(outputs, batch, label_smoothing)
+        return total / (self.count(batch) if num_items_in_batch is None else num_items_in_batch)
+
+    def count(self, batch: dict) -> torch.Tensor:
+        """What the summed loss of a batch is divided by: its counted labels, or their weights."""
+        if self.own is not None:
+            return self.own.weight(batch)
+        labels = batch["labels"]
+        return (labels[..., 1:] if self.shifts_labels else labels).ne(IGNORE_INDEX).sum()
 
     def model_inputs(self, inputs: dict) -> dict:
         """A batch without labels that the model does not take."""
-        return inputs if self._takes_labels else {name: x for name, x in inputs.items() if name != "labels"}
+        return (
+            inputs
+            if self._takes_labels or self.own is not None
+            else {name: x for name, x in inputs.items() if name != "labels"}
+        )
 
     def training_inputs(self, inputs: dict) -> dict:
         """The arguments of a forward pass that computes the training loss itself."""
         return {**inputs, **self._training_extras}
 
     def inputs_for_logits(self, inputs: dict) -> dict:
-        """With decoder_input_ids, which a sequence-to-sequence model makes from labels and here gets no labels."""
+        """With decoder_input_ids, which a sequence-to-sequence model makes from labels and here gets no labels.
+
+        Trainer takes out the labels and hands them to `function`: in their place stands what that wants.
+        """
+        if self.own is not None:
+            return {**inputs, "labels": inputs}
         if self._make_decoder_inputs is None or "decoder_input_ids" in inputs:
             return inputs
         return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}
 
     def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(loss summed over a batch's labels, without smoothing; logits, or None where they are not needed)."""
+        if self.own is not None:
+            outputs = model(**{name: x for name, x in inputs.items() if name != "labels"})
+            return self.own.total(outputs, inputs), self.own.logits(outputs, inputs) if needs_logits else None
         if self.is_exact and not needs_logits:
             extras = {"return_logits": False} if self._skips_logits else {}
             return model(**self.model_inputs(inputs), **extras, num_items_in_batch=1).loss, None

@@ -61,9 +61,8 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
                 f"model.family={recipe.model.family} has no head for {objective.setting}: {first_line(error)}"
             ) from error
     else:
-        model = load_checkpoint(
-            recipe, data.tokenizer, auto_class, task_fields, arguments.process_index == 0 and not quiet
-        )
+        speak, unused = arguments.process_index == 0 and not quiet, objective.unused_weights
+        model = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, speak, unused)
     objective.prepare_model(model)
     return model
 
@@ -81,8 +80,12 @@ def check_backend(recipe: Recipe, error: Exception) -> None:
         raise UserError(f"model.attn_implementation={backend} cannot be used here: {first_line(error)}") from error
 
 
-def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, speak: bool):
+def load_checkpoint(
+    recipe: Recipe, tokenizer, auto_class, task_fields: dict, speak: bool, unused: tuple[str, ...] = ()
+):
     """The checkpoint with the head of `auto_class`; one line says which weights it does not have.
+
+    unused: how the names of weights begin that nobody misses.
 
     Raises UserError where it cannot be loaded, cannot take a field the recipe sets, or has too small a vocabulary.
     """
@@ -106,7 +109,8 @@ def load_checkpoint(recipe: Recipe, tokenizer, auto_class, task_fields: dict, sp
     except (OSError, ValueError, ImportError) as error:
         check_backend(recipe, error)
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
-    fresh = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    fresh = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+    fresh = sorted(key for key in fresh if not key.startswith(unused))
     if fresh and speak:
         print(f"new weights, not taken from {name}: {', '.join(fresh[:12])}{', ...' if len(fresh) > 12 else ''}")
     if tokenizer is None:

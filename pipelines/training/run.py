@@ -21,6 +21,7 @@ from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import METRICS
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.schema import Recipe
+from ..storage.atomic import write_atomically
 from ..storage.checkpoints import STAGING, list_checkpoints
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
@@ -176,6 +177,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         muon_learning_rate=recipe.training.muon_learning_rate if recipe.training.optim == "muon" else None,
         shifts_labels=data.objective.shifts_labels,
         scorer=data.objective.scorer(),
+        own_loss=data.objective.loss(),
         pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
     )
 
@@ -237,6 +239,9 @@ def run(
             "signatures": data.objective.signatures,
         }
         folder.write("finished", **facts)
+        for name, text in data.objective.files(trainer.model.config).items():
+            (folder.path / name).parent.mkdir(exist_ok=True)
+            write_atomically(folder.path / name, text)
         prepare_folder(folder.path)
         if not quiet:
             print_result(folder.path, folder.identity() | facts, data.objective)

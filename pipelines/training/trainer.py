@@ -4,8 +4,8 @@ Differences from Trainer: checkpoints are complete or invisible; NaN stops the r
 per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
 checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
 own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
-5.23: _get_train_sampler, _run_epoch, _determine_best_metric, _get_output_dir, _save_checkpoint, _push_from_checkpoint,
-_save and _issue_warnings_after_load in trainer.py).
+5.23: _get_train_sampler, _get_num_items_in_batch, _run_epoch, _determine_best_metric, _get_output_dir,
+_save_checkpoint, _push_from_checkpoint, _save and _issue_warnings_after_load in trainer.py).
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, POSITION, ROW_IDS
+from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
@@ -48,6 +48,7 @@ class AnyformerTrainer(Trainer):
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
         scorer: has predictions(logits, labels) -> (B, K) integers, and compute_metrics(predictions) -> metrics from
             those of all evaluated rows; None: the loss alone is measured.
+        own_loss: the objective's loss (objectives/losses.py) in place of the model's; None: it has none.
         pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
         **kwargs: as for transformers' Trainer.
     """
@@ -59,10 +60,11 @@ class AnyformerTrainer(Trainer):
         muon_learning_rate: float | None = None,
         shifts_labels: bool = True,
         scorer=None,
+        own_loss=None,
         pass_metrics=None,
         **kwargs,
     ):
-        self.pass_metrics = pass_metrics
+        self.pass_metrics, self.own_loss = pass_metrics, own_loss
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         kwargs["train_dataset"] = with_sample_ids(kwargs.get("train_dataset"))
@@ -93,9 +95,12 @@ class AnyformerTrainer(Trainer):
             shifts_labels=self.shifts_labels,
             accepts_loss_kwargs=self.model_accepts_loss_kwargs,
             label_smoothing=self.args.label_smoothing_factor,
+            own=self.own_loss,
         )
         if self.compute_loss_func is None:
             self.compute_loss_func = self.model_loss.function
+        if self.own_loss is not None:
+            self.model_accepts_loss_kwargs = False  # a base model has no use for a number of labels
         self.label_smoother = None  # Trainer's own knows only transformers' names of models that shift
         self._loss_shifts_labels = self.shifts_labels  # which labels Trainer counts for num_items_in_batch
 
@@ -166,6 +171,15 @@ class AnyformerTrainer(Trainer):
             self.routers.add(outputs, self.throughput.batch_tokens)
         return (loss, outputs) if return_outputs else loss
 
+    def _get_num_items_in_batch(self, batch_samples, device):
+        """As Trainer's, but for a loss of the objective, which is divided by a number of its own."""
+        if self.own_loss is None or not batch_samples:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        count = sum(self.own_loss.weight(batch) for batch in batch_samples).to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            count = self.accelerator.gather(count).sum()
+        return count / (self.get_tp_size() * self.get_cp_size() * self.get_sp_size())  # devices with the same batch
+
     def create_optimizer(self, model=None):
         if self.optimizer is None and self.muon_learning_rate is not None:
             model = self.model if model is None else model
@@ -233,11 +247,10 @@ class AnyformerTrainer(Trainer):
         if not prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)
-        labels = inputs["labels"]
-        count = (labels[..., 1:] if self.shifts_labels else labels).ne(IGNORE_INDEX).sum()
+        count = self.model_loss.count(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             total, logits = self.model_loss.sum(model, inputs, needs_logits=self.scorer is not None)
-            self._sums.add(total, count, logits, labels)
+            self._sums.add(total, count, logits, inputs["labels"])
         return (total / count.clamp_min(1), None, None)
 
     # ---- checkpoints

@@ -1,5 +1,6 @@
 """Encoders in PEFT, sentence-transformers, transformers' pipelines, torch.compile and torch.export."""
 
+import json
 import logging
 from itertools import groupby
 
@@ -190,6 +191,41 @@ def test_a_cross_encoder_scores_pairs(saved, tokenizer):
     got = sentence_transformers.CrossEncoder(folder, device="cpu").predict(pairs, convert_to_tensor=True)
     expected = [model(**read(tokenizer, *pair)).logits[0, 0].sigmoid() for pair in pairs]
     torch.testing.assert_close(got, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_losses_of_pairs_are_those_of_sentence_transformers(in_float64):
+    pytest.importorskip("sentence_transformers")
+    from anyformer.pipelines.objectives.losses import Cosine, InBatchNegatives
+    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MultipleNegativesRankingLoss
+
+    states, batch = torch.randn(10, 1, 8), {"labels": torch.rand(5)}
+    texts = [states[0::2, 0], states[1::2, 0]]
+    for ours, theirs in (
+        (Cosine("mean"), CosineSimilarityLoss(None)),
+        (InBatchNegatives("mean", 20.0, 0.0), MultipleNegativesRankingLoss(None)),
+    ):
+        got = ours.total({"last_hidden_state": states}, batch) / ours.weight(batch)
+        torch.testing.assert_close(got, theirs.compute_loss_from_embeddings(texts, batch["labels"]))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_a_run_of_sentence_similarity_opens_in_sentence_transformers(tmp_path, pooling):
+    """The embeddings are those whose cosines the run was measured by, long texts cut at the same token."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from anyformer.pipelines.cli.commands import main
+    from task_data import task_recipe
+
+    sections = {"training": {"max_steps": 2}, "task": {"pooling": pooling, "max_length": 6}}
+    recipe = task_recipe(tmp_path, "sentence_similarity", **sections)
+    assert main(["train", str(recipe)]) == 0
+    embedder = sentence_transformers.SentenceTransformer(str(tmp_path / "run"), device="cpu")
+    rows = [json.loads(line) for line in (tmp_path / "sentence_similarity-test.jsonl").read_text().splitlines()]
+    vectors = [embedder.encode([row[name] for row in rows], convert_to_tensor=True) for name in ("text", "other")]
+    cosines = nn.functional.cosine_similarity(*vectors)
+    labels = torch.tensor([row["label"] / 5 for row in rows])
+    metrics = json.loads((tmp_path / "run" / "run.json").read_text())["metrics"]
+    assert (cosines - labels).square().mean().item() == pytest.approx(metrics["test_loss"], abs=1e-5)
+    assert embedder.similarity_fn_name == "cosine" and embedder.max_seq_length == 6
 
 
 @torch.no_grad()

@@ -9,9 +9,15 @@ from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped, shipped_yaml
 from image_data import pictures
-from task_data import reviews, sentences
+from task_data import pairs, reviews, sentences, write_lines
 
-EXAMPLES = {"sequence_classification": reviews, "translation": sentences}
+EXAMPLES = {
+    "sequence_classification": reviews,
+    "translation": sentences,
+    "sequence_regression": pairs,
+    "sentence_similarity": pairs,
+}
+COLUMNS = {"text_field": "text", "text_pair_field": "other", "label_field": "label"}  # of these examples
 
 TINY_DATA = ["data.dataset=null", "data.config_name=null", "data.streaming=false", "data.source=null"]
 TINY_MODEL = [
@@ -51,6 +57,9 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
     task = shipped_yaml("recipes", name).get("task")
     if task is not None and task["name"] in EXAMPLES:
         text_file = EXAMPLES[task["name"]](tmp_path / "examples.jsonl")
+        named = {column: task.get(field, column) for field, column in COLUMNS.items()}
+        rows = [json.loads(line) for line in text_file.read_text().splitlines()]
+        write_lines(text_file, [{named.get(name, name): value for name, value in row.items()} for row in rows])
         tokenizer = "tokenizer={type: byte_bpe, vocab_size: 300}"
         overrides = [f"data.files={text_file}", tokenizer, f"training.output_dir={tmp_path / 'run'}"]
     if objective_of(load_recipe(name)).special_tokens is None:  # images

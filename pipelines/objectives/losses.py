@@ -1,0 +1,155 @@
+"""Losses that a task computes from its model's outputs, where the model computes none or another one.
+
+Each is a sum over a batch beside what it is divided by. Trainer divides by that of all batches of an optimizer step on
+all processes, so accumulating and more processes change nothing. torch is imported inside methods (see base.py).
+"""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from ..data.batch_keys import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    import torch
+
+
+class OwnLoss(ABC):
+    """What Objective.loss gives. A batch is a dict of the model's inputs and `labels`; labels of -100 are not counted.
+
+    outputs: of the model, which gets the batch without its labels.
+    """
+
+    @abstractmethod
+    def weight(self, batch: dict) -> "torch.Tensor":
+        """(): what `total` is divided by, such as the number of counted labels."""
+
+    @abstractmethod
+    def total(self, outputs, batch: dict, label_smoothing: float = 0.0) -> "torch.Tensor":
+        """(): the summed loss; 0, with gradients of 0, of a batch without a counted label.
+
+        label_smoothing: share of a label's probability that is spread over all classes; 0 in evaluation.
+        """
+
+    def logits(self, outputs, batch: dict) -> "torch.Tensor":
+        """(B, ...): what the objective's scorer takes as predictions."""
+        return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+
+
+class WeightedClasses(OwnLoss):
+    """Cross-entropy with a weight for each class, as torch.nn.CrossEntropyLoss(weight) means it.
+
+    The sum of w[label] * loss is divided by the sum of w[label]. For labels that are shares of classes (mixup) the
+    weight of a row is that of its shares, so that a whole share weighs what its class does.
+
+    weights: of each class, in the order of the model's outputs.
+    """
+
+    def __init__(self, weights: list[float]):
+        self.weights = weights
+
+    def _of_classes(self, like):
+        import torch
+
+        return torch.tensor(self.weights, device=like.device)
+
+    def weight(self, batch):
+        labels = batch["labels"]
+        weights = self._of_classes(labels)
+        if labels.is_floating_point():
+            return (labels * weights).sum()
+        counted = labels.ne(IGNORE_INDEX)
+        return (weights[labels.masked_fill(~counted, 0)] * counted).sum()
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        from torch.nn.functional import cross_entropy
+
+        labels, logits = batch["labels"], self.logits(outputs, batch).flatten(0, -2).float()
+        return cross_entropy(
+            logits,
+            labels.flatten(0, -2) if labels.is_floating_point() else labels.flatten(),
+            weight=self._of_classes(logits),
+            ignore_index=IGNORE_INDEX,
+            reduction="sum",
+            label_smoothing=label_smoothing,
+        )
+
+
+class SeveralLabels(OwnLoss):
+    """Binary cross-entropy of every label by itself: logits (B, C) against labels (B, C) of 0 and 1.
+
+    The mean is over all C labels of all rows, as that of torch.nn.BCEWithLogitsLoss.
+    """
+
+    def weight(self, batch):
+        return batch["labels"].ne(IGNORE_INDEX).sum()
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        import torch
+
+        logits, labels = self.logits(outputs, batch).float(), batch["labels"]
+        counted = labels.ne(IGNORE_INDEX)
+        targets = labels.masked_fill(~counted, 0).to(logits.dtype)
+        targets = targets * (1 - label_smoothing) + label_smoothing / 2  # the two classes of each label: yes and no
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        return losses.masked_fill(~counted, 0.0).sum()
+
+
+class Cosine(OwnLoss):
+    """(cosine of two texts' vectors - label) squared: CosineSimilarityLoss of sentence-transformers.
+
+    The model gets both texts of B pairs as 2 B rows, those of a pair one after the other; labels are (B,).
+
+    pooling: how the tokens' vectors become the text's, "mean" or "first" (token).
+    """
+
+    def __init__(self, pooling: str):
+        self.pooling = pooling
+
+    def vectors(self, outputs, batch: dict) -> "tuple[torch.Tensor, torch.Tensor]":
+        """(B, D) of the first texts and (B, D) of the second ones."""
+        from anyformer.modeling.encoder import pool_tokens
+
+        states = outputs["last_hidden_state"] if isinstance(outputs, dict) else outputs[0]
+        pooled = pool_tokens(states.float(), batch.get("attention_mask"), "cls" if self.pooling == "first" else "mean")
+        return pooled[0::2], pooled[1::2]
+
+    def logits(self, outputs, batch):
+        """(B, 1): the cosines."""
+        from torch.nn.functional import cosine_similarity
+
+        return cosine_similarity(*self.vectors(outputs, batch))[:, None]
+
+    def weight(self, batch):
+        return batch["labels"].ne(IGNORE_INDEX).sum()
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        labels = batch["labels"]
+        errors = (self.logits(outputs, batch).squeeze(-1) - labels).square()
+        return errors.masked_fill(labels.eq(IGNORE_INDEX), 0.0).sum()
+
+
+class InBatchNegatives(Cosine):
+    """Each first text has to find its own second text among those of the batch: MultipleNegativesRankingLoss.
+
+    Cross-entropy over the cosines times `scale` (van den Oord et al. 2018, eq. 4; Henderson et al. 2017, section 4.4).
+    Pairs with a label below `positive_from` are left out. The other texts are those of the batch of one process: unlike
+    other losses this one changes where a batch is cut into several.
+    """
+
+    def __init__(self, pooling: str, scale: float, positive_from: float):
+        super().__init__(pooling)
+        self.scale, self.positive_from = scale, positive_from
+
+    def _positive(self, batch: dict):
+        return batch["labels"].ne(IGNORE_INDEX) & batch["labels"].ge(self.positive_from)
+
+    def weight(self, batch):
+        return self._positive(batch).sum()
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        from torch.nn.functional import normalize
+
+        positive = self._positive(batch)
+        first, second = (normalize(each[positive], dim=-1) for each in self.vectors(outputs, batch))
+        scores = first @ second.T * self.scale
+        return (scores.logsumexp(dim=-1) - scores.diagonal()).sum()

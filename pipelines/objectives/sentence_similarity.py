@@ -1,0 +1,267 @@
+"""How similar two texts are, by the vectors of one encoder: a bi-encoder (Reimers and Gurevych 2019, section 3).
+
+Each text is read by itself, so that vectors can be kept and compared by the million; a cross-encoder, which reads both
+at once, is sequence_regression with a text_pair_field. The finished folder opens in sentence-transformers.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..data.rows import Rows
+from ..errors import UserError
+from ..plugins import register_objective
+from ..recipes.schema import doc
+from .labelled_texts import LabelledTexts, LabelledTextSettings
+from .numbers import NumberTask
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+
+SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
+MODULES = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
+
+
+@dataclass
+class SentenceSimilaritySettings(LabelledTextSettings):
+    text_pair_field: str | None = doc("column of the second text, which the same encoder reads by itself")
+    label_field: str | None = doc(
+        "column that holds how similar the two texts are; null: every pair is one of equals (in_batch_negatives)",
+        "label",
+    )
+    label_range: list[float] = doc(
+        "the labels that mean 'nothing in common' and 'the same': they become the cosines 0 and 1", [0.0, 1.0]
+    )
+    pooling: Literal["mean", "first"] = doc(
+        "how the vectors of a text's tokens become one: their mean, or the first token's", "mean"
+    )
+    loss: Literal["cosine", "in_batch_negatives"] = doc(
+        "cosine: (cosine - label) squared, CosineSimilarityLoss of sentence-transformers; in_batch_negatives: a text "
+        "has to find its pair among those of the batch, MultipleNegativesRankingLoss",
+        "cosine",
+    )
+    scale: float = doc("in_batch_negatives: what cosines are multiplied by before the softmax", 20.0, above=0)
+    positive_from: float = doc(
+        "in_batch_negatives: pairs whose label, as a cosine, is lower are left out of training and loss",
+        0.8,
+        at_least=0,
+        at_most=1,
+    )
+
+
+@register_objective
+class SentenceSimilarity(NumberTask, LabelledTexts):
+    """How similar two texts are: the cosine of their vectors, of one encoder (a bi-encoder)."""
+
+    name = "sentence_similarity"
+    Settings = SentenceSimilaritySettings
+    auto_class = "AutoModel"
+    families = ("encoder",)
+    hub_task = "sentence-similarity"
+    hub_tags = ("sentence-transformers",)
+    unused_weights = ("pooler.",)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the loss is that of in-batch negatives."""
+        return self.settings.loss == "in_batch_negatives"
+
+    def check(self) -> None:
+        section, evaluation = self.settings, self.recipe.evaluation
+        if section.text_pair_field is None:
+            raise UserError("task.text_pair_field is not set; sentence_similarity compares two columns of text")
+        if len(section.label_range) != 2 or section.label_range[0] == section.label_range[1]:
+            raise UserError(f"task.label_range={self.range_words()} must be two different numbers, as [0, 5] is")
+        if section.label_field is None and not self.ranks:
+            raise UserError(
+                "task.label_field=null goes with task.loss=in_batch_negatives alone; name the labels' column"
+            )
+        if section.label_field is None and evaluation.best_metric not in (None, "loss"):
+            raise UserError(
+                f"evaluation.best_metric={evaluation.best_metric} needs labels, but task.label_field=null; write loss"
+            )
+        if self.recipe.training.extra.get("label_smoothing_factor"):
+            raise UserError("training.label_smoothing_factor has no effect on numbers; remove it")
+        super().check()
+
+    def range_words(self) -> str:
+        """task.label_range as a user writes it."""
+        return f"[{', '.join(f'{number:g}' for number in self.settings.label_range)}]"
+
+    # ---- data
+
+    def columns(self) -> dict[str, str]:
+        label = self.settings.label_field
+        return {**self.text_columns(), **({} if label is None else {"label_field": label})}
+
+    def label_identity(self) -> list:
+        return [self.settings.label_field, self.settings.label_range]
+
+    def label_in(self, row: dict) -> Any:
+        label = self.settings.label_field
+        return self.settings.label_range[1] if label is None else row[label]
+
+    def label_of(self, value: Any, place: str) -> float:
+        """The cosine, from 0 to 1, that a label means. Raises UserError."""
+        least, most = self.settings.label_range
+        label = super().label_of(value, place)
+        if not min(least, most) <= label <= max(least, most):
+            raise UserError(
+                f"task.label_field={self.settings.label_field!r}: {place} holds {label:g}, which is outside of "
+                f"task.label_range={self.range_words()}"
+            )
+        return (label - least) / (most - least)
+
+    def text_schema(self) -> list:
+        import pyarrow
+
+        return [("input_ids", pyarrow.list_(pyarrow.int32())), (SECOND, pyarrow.int32())]
+
+    def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
+        """Each text by itself; a row holds the tokens of both."""
+        first, second = (
+            tokenizer(column, truncation=True, max_length=self.settings.max_length)["input_ids"] for column in texts
+        )
+        return {"input_ids": [a + b for a, b in zip(first, second)], SECOND: [len(ids) for ids in first]}
+
+    def longest(self, batch: dict[str, list]) -> list[int]:
+        return [max(at, len(ids) - at) for ids, at in zip(batch["input_ids"], batch[SECOND])]
+
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
+        rows = super().rows(source, split, cache, progress)
+        if split != "train" or not self.ranks or self.settings.label_field is None:
+            return rows
+        return PositivePairs(rows, self.settings.positive_from)
+
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
+        return PairCollator(super().collator(packed))
+
+    # ---- the model
+
+    def adopt(self, config, source: Any) -> None:
+        """Raises UserError for a model that is no encoder or decoder alone."""
+        if getattr(config, "is_encoder_decoder", False):
+            raise UserError(
+                f"model.name_or_path={self.recipe.model.name_or_path} is an encoder-decoder, which gives no vectors of "
+                f"a text alone; {self.setting} takes an encoder"
+            )
+
+    def config_fields(self) -> dict[str, Any]:
+        """No pooling layer: nothing of it would be trained."""
+        return {"add_pooling_layer": False} if self.recipe.model.name_or_path is None else {}
+
+    def prepare_model(self, model) -> None:
+        self.adopt(model.config, None)
+        for name, parameter in model.named_parameters():
+            if name.startswith(self.unused_weights):
+                parameter.requires_grad_(False)  # several processes would wait for its gradient
+
+    def loss(self):
+        from .losses import Cosine, InBatchNegatives
+
+        section = self.settings
+        if self.ranks:
+            return InBatchNegatives(section.pooling, section.scale, section.positive_from)
+        return Cosine(section.pooling)
+
+    def scorer(self):
+        return None if self.settings.label_field is None else self
+
+    def files(self, config) -> dict[str, str]:
+        """What sentence-transformers opens the folder by."""
+        modules = [
+            {"idx": int(name), "name": name, "path": path, "type": f"sentence_transformers.models.{cls}"}
+            for name, path, cls in MODULES
+        ]
+        pooling = {
+            "word_embedding_dimension": config.hidden_size,
+            "pooling_mode_cls_token": self.settings.pooling == "first",
+            "pooling_mode_mean_tokens": self.settings.pooling == "mean",
+        }
+        reader = {"max_seq_length": self.settings.max_length, "do_lower_case": False}
+        contents = {
+            "modules.json": modules,
+            "1_Pooling/config.json": pooling,
+            "sentence_bert_config.json": reader,
+            "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
+        }
+        return {path: json.dumps(content, indent=1) + "\n" for path, content in contents.items()}
+
+    # ---- words
+
+    def step_words(self) -> str:
+        return "pairs"
+
+    def how_to_use(self, folder: Path) -> str:
+        call = f"SentenceTransformer('{folder}').encode(['your text'])"
+        return f'python -c "import anyformer; from sentence_transformers import SentenceTransformer; print({call})"'
+
+    def legend(self):
+        from .showing import PREDICTED, marked
+
+        return marked(
+            "the two texts, each as the model reads it by itself, ",
+            ("special tokens", PREDICTED),
+            " included, and the cosine that their vectors are to have",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from rich.text import Text
+
+        from .showing import sequence_text
+
+        texts = halves(row)
+        sizes = " and ".join(str(len(ids)) for ids in texts)
+        console.rule(f"row {number}: {sizes} tokens, cosine {float(row['labels']):.4g}", align="left")
+        for name, ids in zip(("first", "second"), texts):
+            console.print(Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), self.tokenizer)))
+
+
+def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":
+    """The tokens of a row's two texts."""
+    at = int(row[SECOND])
+    return row["input_ids"][:at], row["input_ids"][at:]
+
+
+class PositivePairs(Rows):
+    """The pairs of `rows` whose label is at least `least`; raises UserError where there are not two."""
+
+    def __init__(self, rows: "EncodedExamples", least: float):
+        import numpy as np
+
+        self.rows, self.numbers = rows, np.flatnonzero(np.asarray(rows.texts("labels")) >= least)
+        if len(self.numbers) < 2:
+            raise UserError(f"task.positive_from={least}: {rows.name} holds fewer than two pairs with such a label")
+        self.fingerprint, self.name, self.facts = f"{rows.fingerprint} from {least}", rows.name, rows.facts
+        self.row_lengths = rows.row_lengths[self.numbers]
+        self.notes = [f"{len(self):,} of them, with a label of at least {least}, are trained"]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> dict:
+        return self.rows[int(self.numbers[index])]
+
+
+class PairCollator:
+    """Rows of pairs -> input_ids (2 B, T), the two texts of a pair one after the other, attention_mask, labels (B,).
+
+    pads: what makes a batch of single texts.
+    """
+
+    def __init__(self, pads: Callable[[list[dict]], dict]):
+        self.pads = pads
+        pads.left = False  # the first token's vector is at the first place
+
+    def __call__(self, rows: list[dict]) -> dict:
+        import torch
+
+        from ..data.sample_ids import row_ids
+
+        batch = self.pads([{"input_ids": ids} for row in rows for ids in halves(row)])
+        return batch | {"labels": torch.stack([row["labels"] for row in rows])} | row_ids(rows)

@@ -1,0 +1,162 @@
+"""Laws of sentence_similarity: both texts by one encoder, losses as defined, a folder that other libraries open."""
+
+import json
+
+import pytest
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.losses import Cosine, InBatchNegatives
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from task_data import CHARACTERS, pairs, task_recipe, write_lines
+from torch.nn import functional
+
+
+def batch_of(labels, dtype=torch.float64, tokens=4):
+    """(outputs of an encoder for len(labels) pairs, batch), with padding after the first texts."""
+    states = torch.randn(2 * len(labels), tokens, 8, dtype=dtype)
+    mask = torch.ones(2 * len(labels), tokens, dtype=torch.long)
+    mask[0::2, -1] = 0
+    return {"last_hidden_state": states}, {"labels": torch.tensor(labels, dtype=dtype), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_losses_of_pairs_are_those_defined(pooling, in_float64):
+    outputs, batch = batch_of([0.2, 1.0, 0.9, -100])
+    states = outputs["last_hidden_state"]
+    first, second = states[0::2], states[1::2]
+    if pooling == "mean":
+        first, second = first[:, :-1].mean(1), second.mean(1)
+    else:
+        first, second = first[:, 0], second[:, 0]
+    cosine = Cosine(pooling)
+    expected = functional.mse_loss(functional.cosine_similarity(first, second)[:3], batch["labels"][:3])
+    torch.testing.assert_close(cosine.total(outputs, batch) / cosine.weight(batch), expected)
+    ranking = InBatchNegatives(pooling, scale=20.0, positive_from=0.5)
+    scores = functional.cosine_similarity(first[1:3, None], second[None, 1:3], dim=-1) * 20
+    expected = functional.cross_entropy(scores, torch.arange(2))
+    torch.testing.assert_close(ranking.total(outputs, batch) / ranking.weight(batch), expected)
+
+
+def test_a_batch_without_a_label_adds_nothing():
+    for loss in (Cosine("mean"), InBatchNegatives("mean", 20.0, 0.5)):
+        outputs, batch = batch_of([-100.0])
+        states = outputs["last_hidden_state"].requires_grad_()
+        total = loss.total(outputs, batch)
+        total.backward()
+        assert total == 0 == loss.weight(batch) and states.grad.eq(0).all()
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def run(*overrides, **sections):
+        return prepare_data(load_recipe(str(task_recipe(tmp_path, "sentence_similarity", **sections)), overrides))
+
+    return run
+
+
+def test_every_text_is_read_by_itself_and_labels_become_cosines(tmp_path, prepare, capsys):
+    from rich.console import Console
+
+    data = prepare(tokenizer=CHARACTERS, data={"validation_fraction": 0.0})
+    rows = [json.loads(line) for line in (tmp_path / "sentence_similarity.jsonl").read_text().splitlines()]
+    train, read = data.rows["train"], data.tokenizer
+    batch = data.collator([train[i] for i in range(6)])
+    assert batch["input_ids"].shape[0] == 12
+    for i, row in enumerate(rows[:6]):
+        assert batch["labels"][i] == pytest.approx(row["label"] / 5)
+        for place, text in ((2 * i, row["text"]), (2 * i + 1, row["other"])):
+            ids = batch["input_ids"][place][batch["attention_mask"][place].bool()].tolist()
+            assert ids == read(text, truncation=True, max_length=40)["input_ids"]
+    data.objective.show(Console(width=500), train, 5, train[5])
+    shown = capsys.readouterr().out.replace("·", " ")
+    assert rows[5]["text"][:30] in shown and rows[5]["other"][:30] in shown and "cosine 1" in shown
+
+
+def test_in_batch_negatives_train_positive_pairs_alone_and_need_no_labels(tmp_path, prepare):
+    data = prepare("task.loss=in_batch_negatives", "task.positive_from=0.8")
+    train = data.rows["train"]
+    assert {round(float(train[i]["labels"]), 1) for i in range(len(train))} == {0.8, 1.0}
+    assert len(train.row_lengths) == len(train) and "are trained" in train.notes[0]
+    assert {round(float(row["labels"]), 1) for row in data.rows["test"]} > {0.0, 1.0}
+    path = write_lines(tmp_path / "equal.jsonl", [{"text": f"a {i}", "other": f"b {i}"} for i in range(30)])
+    given = [f"data.files={path}", "data.test_files=null", "task.label_field=null", "task.loss=in_batch_negatives"]
+    data = prepare(*given, tokenizer=CHARACTERS)
+    assert all(row["labels"] == 1 for row in data.rows["train"]) and data.objective.scorer() is None
+    with pytest.raises(UserError, match=r"task.positive_from=0.9: .* fewer than two pairs"):
+        pairs(path, 4)
+        named = [f"data.files={path}", "task.loss=in_batch_negatives", "task.positive_from=0.9"]
+        prepare(*named, tokenizer=CHARACTERS)
+
+
+REFUSED = {
+    "task.text_pair_field=null": "task.text_pair_field is not set",
+    "task.label_range=[1, 1]": "task.label_range=[1, 1] must be two different numbers",
+    "task.label_field=null": "goes with task.loss=in_batch_negatives alone",
+    "task.pooling=last": "task.pooling",
+    "training.label_smoothing_factor=0.1": "has no effect on numbers",
+    "evaluation.metrics=[accuracy]": "compares classes, but this task predicts numbers",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_settings_that_mean_nothing_are_refused(override, tmp_path):
+    with pytest.raises(UserError) as error:
+        load_recipe(str(task_recipe(tmp_path, "sentence_similarity")), [override])
+    assert REFUSED[override] in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "row, says",
+    [
+        ({"text": "a", "other": "b", "label": 7}, r"line 2 holds 7, which is outside of task.label_range=\[0, 5\]"),
+        ({"text": "a", "other": "b", "label": None}, "line 2 holds null, which is no finite number"),
+        ({"text": "a", "other": " ", "label": 1}, "task.text_pair_field='other': .*line 2 holds an empty text"),
+    ],
+)
+def test_a_mistake_in_a_pair_is_one_sentence_with_its_row(row, says, tmp_path, prepare):
+    path = write_lines(tmp_path / "bad.jsonl", [{"text": "a", "other": "b", "label": 3}, row])
+    with pytest.raises(UserError, match=says):
+        prepare(f"data.files={path}", "data.test_files=null", "data.validation_fraction=0", tokenizer=CHARACTERS)
+
+
+def test_pairs_are_learned_measured_again_alike_and_the_pooler_stays_out(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path,
+        "sentence_similarity",
+        training={"max_steps": 40, "gradient_accumulation_steps": 2},
+        evaluation={"every_steps": 20, "best_metric": "spearman"},
+        tokenizer={"type": "wordpiece", "vocab_size": 90},
+    )
+    assert command("train", recipe) == 0
+    run = tmp_path / "run"
+    metrics = json.loads((run / "run.json").read_text())["metrics"]
+    assert metrics["test_spearman"] > 0.6 and metrics["test_loss"] < 0.1
+    assert json.loads((run / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"]
+    assert "sentence-transformers" in (run / "README.md").read_text().split("---")[1]
+    assert "SentenceTransformer" in capsys.readouterr().out
+    assert command("evaluate", run, "training.per_device_eval_batch_size=5") == 0
+    again = json.loads((run / "evaluation-recipe.json").read_text())["metrics"]
+    assert again["pearson"] == pytest.approx(metrics["test_pearson"], abs=1e-4)  # fp32: other padding, other sums
+
+    from anyformer.pipelines.publishing.publish import files_to_publish
+    from anyformer.pipelines.storage.model_folder import open_model_folder
+
+    assert {"modules.json", "1_Pooling/config.json"} <= files_to_publish(open_model_folder(run)).keys()
+
+
+def test_a_native_encoder_is_measured_untuned_and_tuned(tmp_path, command):
+    """With a pooler, which is neither missed nor trained."""
+    from transformers import AutoModel, BertConfig, BertModel
+
+    recipe = task_recipe(tmp_path, "sentence_similarity", tokenizer=CHARACTERS, training={"max_steps": 2})
+    data = prepare_data(load_recipe(str(recipe)))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    native = BertModel(BertConfig(vocab_size=len(data.tokenizer), **sizes), add_pooling_layer=False)
+    native.save_pretrained(tmp_path / "bert")
+    data.tokenizer.save_pretrained(tmp_path / "bert")
+    assert command("evaluate", tmp_path / "bert", recipe) == 0
+    assert command("train", recipe, f"model.name_or_path={tmp_path / 'bert'}") == 0
+    tuned = AutoModel.from_pretrained(tmp_path / "run")
+    assert type(tuned) is BertModel
+    assert not torch.equal(tuned.embeddings.word_embeddings.weight, native.embeddings.word_embeddings.weight)
