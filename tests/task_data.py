@@ -36,6 +36,20 @@ def sentences(path: Path, number=160, seed=0) -> Path:
     return write_lines(path, rows)
 
 
+SUBJECTS = {"colour": ["red"], "animal": ["dog"], "person": ["man", "sees"]}
+
+
+def subjects(path: Path, number=160, seed=0) -> Path:
+    """Texts of words, and what they are about, any number of SUBJECTS: {"text", "labels"}."""
+    draw, rows = random.Random(seed), []
+    for _ in range(number):
+        names = [name for name in SUBJECTS if draw.random() < 0.5]
+        words = [draw.choice(SUBJECTS[name]) for name in names] + draw.choices(NEUTRAL, k=6)
+        draw.shuffle(words)
+        rows.append({"text": " ".join(words), "labels": names})
+    return write_lines(path, rows)
+
+
 def pairs(path: Path, number=160, seed=0) -> Path:
     """Two texts of 6 words, and how many of these they share, 0 to 5: {"text", "other", "label"}."""
     draw, rows = random.Random(seed), []
@@ -52,6 +66,7 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
     tasks = {
         "sequence_classification": ("encoder", reviews, {"max_length": 24}),
         "translation": ("seq2seq", sentences, {"source_field": "en", "target_field": "de", "max_length": 24}),
+        "multi_label_classification": ("encoder", subjects, {"max_length": 60}),
         "sentence_similarity": (
             *("encoder", pairs),
             {"text_pair_field": "other", "label_range": [0, 5], "max_length": 40},

@@ -94,7 +94,7 @@ def task_rows() -> list[tuple[str, str]]:
 def metric_rows() -> list[tuple[str, str, str]]:
     """Return (name, what it is of, one line) of each metric."""
     return [
-        (name, row.compares, row.description + (f" ({row.missing()})" if row.missing() else ""))
+        (name, ", ".join((row.compares, *row.also)), row.description + (f" ({row.missing()})" if row.missing() else ""))
         for name, row in METRICS.items()
     ]
 

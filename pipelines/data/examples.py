@@ -143,7 +143,8 @@ class HubExamples(ExampleSource):
         return {"source": self._source.identity(), "columns": self.columns}
 
     def class_names(self, column: str) -> list[str] | None:
-        return getattr(self._source.rows.features[column], "names", None)
+        feature = self._source.rows.features[column]
+        return getattr(getattr(feature, "feature", feature), "names", None)  # of a column of lists: of their entries
 
 
 class Examples:

@@ -281,8 +281,8 @@ class Parquet(FileFormat):
         from datasets import Features
 
         with self._open(field, path) as parquet:
-            features = Features.from_arrow_schema(parquet.schema_arrow)
-        return getattr(features.get(column), "names", None)
+            feature = Features.from_arrow_schema(parquet.schema_arrow).get(column)
+        return getattr(getattr(feature, "feature", feature), "names", None)  # of a column of lists: of their entries
 
     @staticmethod
     def _open(field: str, path: Path):

@@ -37,7 +37,7 @@ def evaluation_recipe(
     fresh = TrainingSection()
     idle = {name: getattr(fresh, name) for name in ("report_to", "torch_compile", "gradient_checkpointing")}
     recipe.training = replace(recipe.training, extra=extra, **idle)
-    recipe.evaluation.best_metric = recipe.evaluation.every_steps = None
+    recipe.evaluation.best_metric = recipe.evaluation.every_steps = recipe.evaluation.patience = None
     return recipe
 
 

@@ -15,15 +15,16 @@ from typing import Any
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
 
-COMPARED = ("classes", "numbers", "texts")
+COMPARED = ("classes", "label_sets", "numbers", "texts")
 
 
 @dataclass(frozen=True)
 class MetricRow:
     """One metric.
 
-    compares: "classes", "numbers" or "texts", where predictions stand beside references; "tokens" or "pixels", where it
-    is computed from summed losses. load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for
+    compares: "classes", "label_sets" (for each class 0 or 1), "numbers" or "texts", where predictions stand beside
+    references; "tokens" or "pixels", where it is computed from summed losses. also: what else it compares.
+    load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for
     metrics of losses. of_losses: computes it from objectives/perplexity.py's TokenLosses or PixelLosses; None where a
     pass over the rows does not give it. every_token: it needs each token predicted once. whole_text: it means nothing
     for a part of the rows. needs_train: it reads the training rows, too. two_classes: it is of two classes alone.
@@ -41,6 +42,11 @@ class MetricRow:
     two_classes: bool = False
     interval: Callable[[float, int], tuple[float, float]] | None = None
     needs: tuple[str, str] | None = None
+    also: tuple[str, ...] = ()
+
+    def fits(self, compares: str | None) -> bool:
+        """Whether it is of what an objective compares."""
+        return compares == self.compares or compares in self.also
 
     def missing(self) -> str | None:
         """What to install before it can be computed, in words; None where nothing is missing."""
@@ -58,9 +64,10 @@ def wilson(share: float, number: int, z: float = 1.96) -> tuple[float, float]:
 
 def _built_in(name: str, compares: str, cls: str, description: str, variant: str | None = None, **flags) -> None:
     """Register class `cls` of the module `compares` of this package, which is imported when the metric is loaded."""
+    module = "classes" if compares == "label_sets" else compares
 
     def load(**kwargs):
-        return getattr(importlib.import_module(f".{compares}", __name__), cls)(name, description, variant, **kwargs)
+        return getattr(importlib.import_module(f".{module}", __name__), cls)(name, description, variant, **kwargs)
 
     METRICS.add(name, MetricRow(compares, description, load, **flags))
 
@@ -70,7 +77,7 @@ def register_metric(name: str, *, compares: str) -> Callable:
 
     Args:
         name: as evaluation.metrics names it.
-        compares: "classes" (whole numbers), "numbers" or "texts".
+        compares: "classes" (whole numbers), "label_sets" (a 0 or 1 for each class), "numbers" or "texts".
 
     Raises:
         UserError: another `compares`, or a name that is taken.
@@ -149,14 +156,24 @@ METRICS.add(
         "pixels", "accuracy of a logistic regression on the averaged features of a middle layer", needs_train=True
     ),
 )
-_built_in("accuracy", "classes", "Accuracy", "share of examples given the right class", interval=wilson)
+SETS = ("label_sets",)
+_built_in(
+    "accuracy",
+    "classes",
+    "Accuracy",
+    "share of examples given the right class (all of them)",
+    interval=wilson,
+    also=SETS,
+)
 for _name, (_cls, _words) in _OF_CLASSES.items():
     for _variant, _of in AVERAGES.items():
         _built_in(
             _name if _variant is None else f"{_name}_{_variant}",
             *("classes", _cls, f"{_words}, {_of}", _variant),
             two_classes=_variant is None,
+            also=() if _variant is None else SETS,
         )
+_built_in("f1_micro", "label_sets", "F1", "harmonic mean of precision and recall, over all labels at once", "micro")
 _built_in("matthews_correlation", "classes", "MatthewsCorrelation", "correlation of predicted and true classes")
 _built_in("pearson", "numbers", "Pearson", "linear correlation of predicted and true numbers")
 _built_in("spearman", "numbers", "Spearman", "correlation of the ranks of predicted and true numbers")
@@ -174,14 +191,14 @@ def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", n
     """Check names before anything is computed; nothing heavy is imported.
 
     Args:
-        compares: what the task predicts: "classes", "numbers" or "texts".
+        compares: what the task predicts: "classes", "label_sets", "numbers" or "texts".
         field: setting that holds the names, for errors.
         num_classes: how many classes there are, where that is known.
 
     Raises:
         UserError: an unknown name, a metric of something else, or one of two classes where there are more.
     """
-    fitting = [name for name, row in METRICS.items() if row.compares == compares]
+    fitting = [name for name, row in METRICS.items() if row.fits(compares)]
     for name in names:
         if name not in METRICS:
             raise UserError(f"{field}={name!r} is not known{did_you_mean(name, fitting)}")

@@ -44,19 +44,25 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
         """The number, from all predictions and references; `options` are further arguments of `compute`."""
 
 
-def pairs_of(dtype: str) -> datasets.Features:
-    """Features of one prediction and one reference of the same type."""
-    return datasets.Features({"predictions": datasets.Value(dtype), "references": datasets.Value(dtype)})
+def pairs_of(dtype: str, several: bool = False) -> datasets.Features:
+    """Features of one prediction and one reference of the same type; several: each is a list of such."""
+    value = datasets.Sequence(datasets.Value(dtype)) if several else datasets.Value(dtype)
+    return datasets.Features({"predictions": value, "references": value})
 
 
-DTYPES = {"classes": "int64", "numbers": "float64", "texts": "string"}
+FEATURES = {
+    "classes": pairs_of("int64"),
+    "label_sets": pairs_of("int64", several=True),
+    "numbers": pairs_of("float64"),
+    "texts": pairs_of("string"),
+}
 
 
 def of_function(compares: str, function) -> type[OfflineMetric]:
     """An OfflineMetric over a function (predictions, references) -> number."""
 
     class FunctionMetric(OfflineMetric):
-        features = [pairs_of(DTYPES[compares])]
+        features = [FEATURES[compares]]
 
         def score(self, predictions, references, **options):
             return function(predictions, references, **options)

@@ -1,4 +1,4 @@
-"""Metrics of class numbers, by scikit-learn."""
+"""Metrics of class numbers, and of sets of classes (rows of 0 and 1, one for each class), by scikit-learn."""
 
 from ..errors import UserError
 from .base import OfflineMetric, pairs_of
@@ -8,7 +8,13 @@ class ClassMetric(OfflineMetric):
     features = [pairs_of("int64")]
 
 
-class Accuracy(ClassMetric):
+class SetMetric(ClassMetric):
+    """A metric that is of sets of classes, too."""
+
+    features = [pairs_of("int64"), pairs_of("int64", several=True)]
+
+
+class Accuracy(SetMetric):
     def score(self, predictions, references):
         from sklearn.metrics import accuracy_score
 
@@ -22,7 +28,7 @@ class MatthewsCorrelation(ClassMetric):
         return matthews_corrcoef(references, predictions)
 
 
-class AveragedMetric(ClassMetric):
+class AveragedMetric(SetMetric):
     """One number per class, averaged as `variant`, or the `average` given to `compute`, names.
 
     Without either it is the number of class 1 of two. It is 0 where it is a quotient by zero, such as the precision of
@@ -35,8 +41,8 @@ class AveragedMetric(ClassMetric):
         import sklearn.metrics
 
         average = average or self.variant or "binary"
-        others = sorted({*predictions, *references} - {0, 1})
-        if average == "binary" and others:
+        others = sorted({*predictions, *references} - {0, 1}) if average == "binary" else []
+        if others:
             raise UserError(
                 f"metric {self._name!r} is of the classes 0 and 1, but class {others[0]} occurs; use {self._name}_macro"
             )

@@ -7,6 +7,7 @@ from .causal import Causal
 from .image_classification import ImageClassification
 from .masked import Masked
 from .masked_image import MaskedImage
+from .multi_label_classification import MultiLabelClassification
 from .pixels import Pixels
 from .sentence_similarity import SentenceSimilarity
 from .sequence_classification import SequenceClassification
@@ -19,6 +20,7 @@ __all__ = [
     "ImageClassification",
     "Masked",
     "MaskedImage",
+    "MultiLabelClassification",
     "Pixels",
     "SentenceSimilarity",
     "SequenceClassification",

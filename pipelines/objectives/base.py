@@ -128,7 +128,7 @@ class Objective(ABC):
     @classmethod
     def metric_names(cls) -> list[str]:
         """The metrics that it can report beside the loss."""
-        return [name for name, row in METRICS.items() if row.compares == cls.compares]
+        return [name for name, row in METRICS.items() if row.fits(cls.compares)]
 
     # ---- the recipe, before anything is read
 
@@ -155,7 +155,7 @@ class Objective(ABC):
         """Raise UserError for a metric that this objective cannot report."""
         for name in self.recipe.evaluation.metrics:
             row = METRICS.get(name)
-            if row is None or row.compares != self.compares:
+            if row is None or not row.fits(self.compares):
                 known = self.metric_names()
                 near = did_you_mean(name, known) if known else "; only the loss is measured"
                 raise UserError(f"evaluation.metrics={name!r} is not for {self.setting}{near}")
@@ -343,7 +343,7 @@ def check_examples(objective: Objective) -> None:
             )
 
 
-def pipeline_command(task: str, folder: Path, example: str) -> str:
-    """A shell command that puts a saved model to work through transformers.pipeline."""
-    call = f"transformers.pipeline('{task}', '{folder}')('{example}')"
+def pipeline_command(task: str, folder: Path, example: str, options: str = "") -> str:
+    """A shell command that puts a saved model to work through transformers.pipeline, called with options."""
+    call = f"transformers.pipeline('{task}', '{folder}')('{example}'{options and f', {options}'})"
     return f'python -c "import anyformer, transformers; print({call})"'

@@ -1,14 +1,31 @@
 """Tasks whose answer is one of a few classes: names and numbers of the classes, and what is measured."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError, did_you_mean
+from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
+
+
+@dataclass
+class ClassSettings(ObjectiveSettings):
+    """What tasks of one class per example (or token) have."""
+
+    label_field: str = doc("column that holds the class, a number or a name", "label")
+    label_names: list[str] | None = doc(
+        "names of the classes, in the order of their numbers; null: taken from the data"
+    )
+    class_weights: list[float] | Literal["balanced"] | None = doc(
+        "what each class counts in the loss, in the order of the classes; balanced: the more, the rarer it is in the "
+        "training examples, so that all classes together count alike; null: all count the same"
+    )
 
 
 class ClassTask:
@@ -21,6 +38,7 @@ class ClassTask:
     compares = "classes"
     default_metrics = ("accuracy",)
     validates_metrics = True
+    several: ClassVar[bool] = False  # whether an example has a list of classes, not one
     _names_are_the_models = False  # neither the recipe nor the data name the classes
 
     def check(self) -> None:
@@ -28,6 +46,22 @@ class ClassTask:
         names = self.settings.label_names
         if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
             raise UserError(f"task.label_names={show(names)} must be two or more different names")
+        weights = self.given_weights
+        if isinstance(weights, list):
+            if min(weights, default=0) < 0 or not any(weights):
+                raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
+            self._check_number_of_weights(weights, names)
+
+    @property
+    def given_weights(self) -> list[float] | str | None:
+        """task.class_weights, of tasks that have it."""
+        return getattr(self.settings, "class_weights", None)
+
+    def _check_number_of_weights(self, weights: list[float], names: list[str] | None) -> None:
+        if names is not None and len(weights) != len(names):
+            raise UserError(
+                f"task.class_weights={show(weights)} must be {len(names)} numbers, for {', '.join(names[:8])}"
+            )
 
     def check_metrics(self) -> None:
         from ..metrics import check_metrics
@@ -61,7 +95,11 @@ class ClassTask:
         from ..metrics import check_metrics
 
         super().prepare(splits, cache, progress)
-        self.label_names = self.settings.label_names or names_in_data(self.settings.label_field, splits, cache)
+        self.label_names = self.settings.label_names or names_in_data(
+            self.settings.label_field, splits, cache, self.several
+        )
+        if isinstance(self.given_weights, list):
+            self._check_number_of_weights(self.given_weights, self.label_names)
         self._numbers = {name: number for number, name in enumerate(self.label_names)}
         names_were_given = self.settings.label_names is not None and not self._names_are_the_models
         self._labels_are_names = (
@@ -94,7 +132,7 @@ class ClassTask:
                 raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, self.label_names)}")
             return self._numbers[value]
         if not isinstance(value, int):
-            raise UserError(f"{field}: {place} holds {value!r}, which is no class (a whole number or a name)")
+            raise UserError(f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)")
         if not 0 <= value < len(self.label_names):
             raise UserError(
                 f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(self.label_names) - 1} "
@@ -108,6 +146,38 @@ class ClassTask:
 
         found = torch.bincount(torch.as_tensor(labels), minlength=len(self.label_names)).tolist()
         return dict(zip(self.label_names, found))
+
+    # ---- the loss
+
+    def remember_classes(self, split: str, classes: dict[str, int]) -> None:
+        """Keep how many training examples are of which class; `rows` calls it for each split."""
+        if split == "train":
+            self.of_training = classes
+
+    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
+        """The training split as well where it gives the classes' weights."""
+        found = super().splits_to_measure(split, metrics)
+        return [*found, "train"] if self.given_weights == "balanced" and "train" not in found else found
+
+    def class_weights(self) -> list[float]:
+        """The weight of each class: as given, or n / (C n_c) of n training examples, n_c of them of class c of C.
+
+        (King and Zeng 2001, section 4.2; scikit-learn's "balanced".) Raises UserError for a class without an example.
+        """
+        if self.given_weights != "balanced":
+            return self.given_weights
+        counts = [self.of_training.get(name, 0) for name in self.label_names]
+        if 0 in counts:
+            raise UserError(
+                f"task.class_weights=balanced: no training example is of the class "
+                f"{self.label_names[counts.index(0)]!r}; give the weights as a list"
+            )
+        return [sum(counts) / (len(counts) * count) for count in counts]
+
+    def loss(self):
+        from .losses import WeightedClasses
+
+        return None if self.given_weights is None else WeightedClasses(self.class_weights())
 
     # ---- measuring: the objective itself is its scorer
 
@@ -132,8 +202,15 @@ def near(name: str, known: list[str]) -> str:
     return did_you_mean(name, known) or f"; there are {len(known)} classes"
 
 
-def names_in_data(label_field: str, splits: "dict[str, Examples]", cache: Path) -> list[str]:
+def held(value: Any) -> str:
+    """A value that is no label, for errors."""
+    return "null" if value is None else repr(value)
+
+
+def names_in_data(label_field: str, splits: "dict[str, Examples]", cache: Path, several: bool = False) -> list[str]:
     """The classes' names, of all splits: a class may be so rare that it is in one alone.
+
+    several: labels are lists of classes.
 
     Those that the data carries; else its strings in alphabetical order; else, of the numbers 0 to n, LABEL_0, LABEL_1,
     ...; else its numbers themselves.
@@ -147,30 +224,42 @@ def names_in_data(label_field: str, splits: "dict[str, Examples]", cache: Path) 
     folder = cached_folder(
         cache,
         "classes",
-        sha([[examples_fingerprint(examples) for examples in splits.values()], label_field]),
-        lambda work: (work / "names.json").write_text(json.dumps(_scan(label_field, splits))),
+        sha([[examples_fingerprint(examples) for examples in splits.values()], label_field, *["several"] * several]),
+        lambda work: (work / "names.json").write_text(json.dumps(_scan(label_field, splits, several))),
     )
     return json.loads((folder / "names.json").read_text())
 
 
-def _scan(label_field: str, splits: "dict[str, Examples]") -> list[str]:
+def labels_in(value: Any, place: str, label_field: str, several: bool) -> list:
+    """The labels in a column's value: itself, or with `several` those in the list; raises UserError for no list."""
+    if not several:
+        return [value]
+    if not isinstance(value, (list, tuple)):
+        raise UserError(
+            f"task.label_field={label_field!r}: {place} holds {held(value)}, which is no list of classes ([] is none)"
+        )
+    return list(value)
+
+
+def _scan(label_field: str, splits: "dict[str, Examples]", several: bool) -> list[str]:
     field = f"task.label_field={label_field!r}"
     found, kind = set(), None
     for split, examples in splits.items():
         for place, row in examples:
-            value = row[label_field]
-            if not isinstance(value, (str, int)):
-                raise UserError(f"{field}: {place} holds {value!r}, which is no class (a whole number or a name)")
-            if isinstance(value, int) and value < 0:
-                raise UserError(f"{field}: {place} holds {value}; classes are numbered from 0")
-            if kind not in (None, isinstance(value, str)):
-                raise UserError(f"{field}: {place} holds {value!r}, but others before it are of another type")
-            kind = isinstance(value, str)
-            found.add(value if kind else int(value))
+            for value in labels_in(row[label_field], place, label_field, several):
+                if not isinstance(value, (str, int)):
+                    raise UserError(
+                        f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)"
+                    )
+                if isinstance(value, int) and value < 0:
+                    raise UserError(f"{field}: {place} holds {value}; classes are numbered from 0")
+                if kind not in (None, isinstance(value, str)):
+                    raise UserError(f"{field}: {place} holds {value!r}, but others before it are of another type")
+                kind = isinstance(value, str)
+                found.add(value if kind else int(value))
         if split == "train" and len(found) < 2:
-            raise UserError(
-                f"{field}: every training example has the class {found.pop()!r}; it takes two to tell apart"
-            )
+            only = f"has the class {found.pop()!r}" if found else "has no class"
+            raise UserError(f"{field}: every training example {only}; it takes two to tell apart")
     if kind:
         return sorted(found)
     counted = found == set(range(len(found)))

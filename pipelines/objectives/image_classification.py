@@ -9,7 +9,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .base import pipeline_command
-from .classes import ClassTask
+from .classes import ClassSettings, ClassTask
 from .images import ImageObjective, NormalizedSettings
 
 if TYPE_CHECKING:
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ImageClassificationSettings(NormalizedSettings):
-    label_field: str = doc("column that holds the class, a number or a name", "label")
-    label_names: list[str] | None = doc(
-        "names of the classes, in the order of their numbers; null: taken from the data"
-    )
+class ImageClassificationSettings(ClassSettings, NormalizedSettings):
     crop_padding: int = doc(
         "training images are shifted at random by up to so many pixels", 0, at_least=0, at_most=2**16
     )
@@ -79,6 +75,7 @@ class ImageClassification(ClassTask, ImageObjective):
             classes=self.label_names,
             label_facts=lambda labels: {"classes": self.class_histogram(labels)},
         )
+        self.remember_classes(split, store.facts["classes"])
         if split == "train":
             self._train = store
             settle_normalisation(self.processor, store)

@@ -1,20 +1,17 @@
 """One class for a text or a pair of texts."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..plugins import register_objective
-from ..recipes.schema import doc
-from .classes import ClassTask
+from .classes import ClassSettings, ClassTask
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 
 
 @dataclass
-class SequenceClassificationSettings(LabelledTextSettings):
-    label_field: str = doc("column that holds the class, a number or a name", "label")
-    label_names: list[str] | None = doc(
-        "names of the classes, in the order of their numbers; null: taken from the data"
-    )
+class SequenceClassificationSettings(ClassSettings, LabelledTextSettings):
+    """Texts, and one class for each."""
 
 
 @register_objective
@@ -23,6 +20,11 @@ class SequenceClassification(ClassTask, LabelledTexts):
 
     name = "sequence_classification"
     Settings = SequenceClassificationSettings
+
+    def rows(self, source, split: str, cache: Path, progress: bool = False):
+        rows = super().rows(source, split, cache, progress)
+        self.remember_classes(split, rows.facts["classes"])
+        return rows
 
     def label_type(self):
         import pyarrow

@@ -209,6 +209,8 @@ def _check_evaluation(recipe: Recipe, objective) -> None:
             raise UserError("evaluation.best_metric needs evaluation.every_steps, the steps between two validations")
         if section.average_checkpoints is not None:
             raise UserError("evaluation.best_metric and evaluation.average_checkpoints exclude each other; keep one")
+    if section.patience is not None and section.best_metric is None:
+        raise UserError("evaluation.patience needs evaluation.best_metric, such as loss, which has to improve")
     if (section.average_checkpoints or 0) > recipe.training.save_total_limit:
         raise UserError(
             f"evaluation.average_checkpoints={section.average_checkpoints} needs so many checkpoints; set "

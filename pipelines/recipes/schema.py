@@ -170,6 +170,10 @@ class EvaluationSection:
         "loss, or one of `metrics` that compares classes or numbers: the final model is the one that was best by it in "
         "the validations during training; null: the last one"
     )
+    patience: int | None = doc(
+        "training ends after so many validations in which best_metric was no better; null: it goes on to the last step",
+        at_least=1,
+    )
     average_checkpoints: int | None = doc(
         "the final model is the mean of the newest so many checkpoints; null: the last",
         at_least=2,

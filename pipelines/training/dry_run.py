@@ -54,7 +54,7 @@ def trial_recipe(recipe: Recipe, rows: int | None, world_size: int, folder: str)
         report_to="none",
         logging_steps=1,
     )
-    evaluation = replace(recipe.evaluation, every_steps=None, best_metric=None, average_checkpoints=None)
+    evaluation = replace(recipe.evaluation, every_steps=None, best_metric=None, patience=None, average_checkpoints=None)
     return replace(recipe, training=training, evaluation=evaluation)
 
 

@@ -24,7 +24,7 @@ def interpret(run: dict) -> list[str]:
 
     run: what run.json holds; `validations` are those during training, {"step", "loss", ...} each.
     """
-    metrics, found = run.get("metrics", {}), []
+    metrics, found = run.get("metrics", {}), [run["ended_early"]] if "ended_early" in run else []
     more = "try more training.max_steps, or another training.learning_rate"
     for split in ("validation", "test"):
         ours, unigrams = metrics.get(f"{split}_perplexity"), metrics.get(f"{split}_unigram_perplexity")
@@ -64,7 +64,7 @@ def _may_choose(name: str, validations: list[dict]) -> bool:
     """Whether evaluation.best_metric takes it: a metric that compares classes or numbers."""
     return (
         name in METRICS
-        and METRICS[name].compares in ("classes", "numbers")
+        and METRICS[name].compares in ("classes", "label_sets", "numbers")
         and all(name in entry for entry in validations)
     )
 

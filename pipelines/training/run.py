@@ -178,6 +178,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         shifts_labels=data.objective.shifts_labels,
         scorer=data.objective.scorer(),
         own_loss=data.objective.loss(),
+        patience=recipe.evaluation.patience,
         pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
     )
 
@@ -238,6 +239,8 @@ def run(
             "validations": validations,
             "signatures": data.objective.signatures,
         }
+        if trainer.stopped_early:
+            facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, recipe.evaluation.best_metric)
         folder.write("finished", **facts)
         for name, text in data.objective.files(trainer.model.config).items():
             (folder.path / name).parent.mkdir(exist_ok=True)
@@ -330,5 +333,6 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
         "samples",
         "validations",
         "signatures",
+        "ended_early",
     )
     folder.write("finished", **{name: facts[name] for name in known if name in facts}, published=repo_id)

@@ -24,6 +24,7 @@ from .arguments import refusals
 from .best_checkpoint import locate_best
 from .checkpoint_average import average_weights
 from .checkpoint_staging import CheckpointStaging
+from .early_stopping import EarlyStopping
 from .evaluation_sums import EvaluationSums
 from .full_rounds import share_out_in_full_rounds
 from .loss_guard import LossGuard
@@ -49,6 +50,8 @@ class AnyformerTrainer(Trainer):
         scorer: has predictions(logits, labels) -> (B, K) integers, and compute_metrics(predictions) -> metrics from
             those of all evaluated rows; None: the loss alone is measured.
         own_loss: the objective's loss (objectives/losses.py) in place of the model's; None: it has none.
+        patience: training ends after so many validations without a better `args.metric_for_best_model`; None: it does
+            not.
         pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
         **kwargs: as for transformers' Trainer.
     """
@@ -61,6 +64,7 @@ class AnyformerTrainer(Trainer):
         shifts_labels: bool = True,
         scorer=None,
         own_loss=None,
+        patience: int | None = None,
         pass_metrics=None,
         **kwargs,
     ):
@@ -87,6 +91,9 @@ class AnyformerTrainer(Trainer):
         self.routers = RouterStatistics(folder)
         for callback in (self.stop_signal, self.progress, self.epochs, MetricsFile(folder), self.routers):
             self.add_callback(callback)
+        self.early_stopping = None if patience is None else EarlyStopping(patience)
+        if self.early_stopping is not None:
+            self.add_callback(self.early_stopping)
         self.trackers = replace_trackers(self)
 
     def _choose_loss(self) -> None:
@@ -136,7 +143,7 @@ class AnyformerTrainer(Trainer):
         self.throughput.start()
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
-            wants_best = self.args.metric_for_best_model is not None and self.state.global_step >= self.state.max_steps
+            wants_best = self.args.metric_for_best_model is not None and self.has_ended
             if wants_best and locate_best(self.state, self.args.output_dir):
                 self._load_best_model()
             return result
@@ -144,9 +151,19 @@ class AnyformerTrainer(Trainer):
             self.progress.close()
             self.model.config.use_cache = self._use_cache
 
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the training ended for want of better validations."""
+        return self.early_stopping is not None and self.early_stopping.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no step is left to make."""
+        return self.stopped_early or self.state.global_step >= self.state.max_steps
+
     def _run_epoch(self, *args, resume_from_checkpoint=None, **kwargs):
         """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
-        if self.state.global_step < self.state.max_steps:
+        if not self.has_ended:
             return super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         self._load_rng_state(resume_from_checkpoint)
         self.control.should_training_stop = True

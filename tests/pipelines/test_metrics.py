@@ -54,6 +54,17 @@ def test_class_metrics_are_scikit_learns(rows):
 
 
 @few
+@given(pairs(st.tuples(*[st.integers(0, 1)] * 3).map(list)))
+def test_metrics_of_sets_of_classes_are_scikit_learns(rows):
+    predictions, references = rows
+    assert value("accuracy", *rows) == sklearn.metrics.accuracy_score(np.array(references), np.array(predictions))
+    for average in ("micro", "macro", "weighted"):
+        expected = sklearn.metrics.f1_score(references, predictions, average=average, zero_division=0)
+        assert value(f"f1_{average}", *rows) == expected
+    assert METRICS["f1_macro"].fits("label_sets") and not METRICS["f1"].fits("label_sets")
+
+
+@few
 @given(pairs(st.integers(0, 1)))
 def test_without_an_average_the_score_is_that_of_class_1(rows):
     predictions, references = np.array(rows)
@@ -130,6 +141,7 @@ def test_bleu_says_how_it_was_computed():
 
 EXAMPLES = {
     "classes": ([0, 1, 1, 0, 1], [0, 1, 0, 1, 1]),
+    "label_sets": ([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], [[0, 1], [1, 0], [0, 1], [1, 0], [0, 0]]),
     "numbers": ([0.5, 1, 2, 4, 3], [1, 2, 3, 4, 5.5]),
     "texts": (["a b c d", "b", "c", "d e f", ""], ["a b c d", "c", "c", "d e f g", "a"]),
 }

@@ -9,7 +9,7 @@ from processes import end_in_micro_batch
 from safetensors.torch import load_file
 from task_data import task_recipe
 
-KINDS = ("sequence_classification", "translation", "sentence_similarity")
+KINDS = ("sequence_classification", "translation", "sentence_similarity", "multi_label_classification")
 
 
 def facts_of(run):

@@ -1,0 +1,94 @@
+"""Laws of class weights: the loss is torch's, exact over accumulated batches, and the same in an evaluation."""
+
+import json
+
+import pytest
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.losses import WeightedClasses
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from image_data import image_recipe
+from processes import logged_losses
+from task_data import reviews, task_recipe, write_lines
+
+WEIGHTS = [0.2, 1.0, 3.5]
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5)], ids=["texts", "tokens"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_weighted_loss_is_torchs(shape, smoothing, in_float64):
+    logits, labels = torch.randn(*shape, 3), torch.randint(0, 3, shape)
+    labels.view(-1)[2] = -100
+    loss, batch = WeightedClasses(WEIGHTS), {"labels": labels}
+    theirs = torch.nn.CrossEntropyLoss(torch.tensor(WEIGHTS), label_smoothing=smoothing)
+    got = loss.total({"logits": logits}, batch, smoothing) / loss.weight(batch)
+    torch.testing.assert_close(got, theirs(logits.flatten(0, -2), labels.flatten()))
+
+
+def test_shares_of_classes_weigh_as_the_classes_do(in_float64):
+    logits, labels, loss = torch.randn(6, 3), torch.randint(0, 3, (6,)), WeightedClasses(WEIGHTS)
+    whole = torch.nn.functional.one_hot(labels, 3).double()
+    for of_batch in (loss.weight, lambda batch: loss.total({"logits": logits}, batch)):
+        torch.testing.assert_close(of_batch({"labels": whole}), of_batch({"labels": labels}))
+
+
+def unequal(path, number=160):
+    """Reviews, a quarter of which is good."""
+    rows = [json.loads(line) for line in reviews(path, number).read_text().splitlines()]
+    return write_lines(path, [row for i, row in enumerate(rows) if row["label"] == 0 or i % 6 == 1])
+
+
+def test_balanced_weights_count_training_examples_and_accumulation_changes_nothing(tmp_path, command):
+    data = {"files": str(unequal(tmp_path / "unequal.jsonl"))}
+    training = {"max_steps": 6, "per_device_train_batch_size": 8, "learning_rate": 1e-3}
+    recipe = task_recipe(
+        tmp_path, "sequence_classification", data=data, training=training, task={"class_weights": "balanced"}
+    )
+    objective = prepare_data(load_recipe(str(recipe))).objective
+    bad, good = objective.of_training.values()
+    assert objective.class_weights() == [(bad + good) / (2 * bad), (bad + good) / (2 * good)] and bad > 2 * good
+    folders = [tmp_path / name for name in ("whole", "parts", "plain")]
+    parts = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=4"]
+    for folder, overrides in zip(folders, ([], parts, ["task.class_weights=null"])):
+        assert command("train", recipe, f"training.output_dir={folder}", *overrides) == 0
+    whole, in_parts, plain = map(logged_losses, folders)
+    assert in_parts == pytest.approx(whole, abs=2e-5)  # fp32: other sums
+    assert max(abs(a - b) for a, b in zip(whole, plain)) > 1e-3
+    metrics = json.loads((folders[0] / "run.json").read_text())["metrics"]
+    assert command("evaluate", folders[0], "training.per_device_eval_batch_size=3") == 0
+    again = json.loads((folders[0] / "evaluation-recipe.json").read_text())["metrics"]
+    assert again["loss"] == pytest.approx(metrics["test_loss"], abs=1e-5)
+
+
+def test_images_mixed_or_not_have_weights_too(tmp_path, command):
+    task = {"class_weights": [1, 2, 0.5], "mixup_alpha": 0.4}
+    recipe = image_recipe(tmp_path, task=task, training={"max_steps": 2})
+    classes = len(prepare_data(load_recipe(str(recipe), ["task.class_weights=null"])).objective.label_names)
+    weights = f"task.class_weights={[1.0 + i for i in range(classes)]}"
+    assert command("train", recipe, weights) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "task, says",
+    [
+        ({"class_weights": "balanced ones"}, "task.class_weights"),
+        ({"class_weights": [1, -1]}, "must be numbers from 0 on"),
+        ({"class_weights": [0, 0]}, "must be numbers from 0 on"),
+        ({"class_weights": [1, 2, 3], "label_names": ["a", "b"]}, "must be 2 numbers, for a, b"),
+        ({"class_weights": [1, 2, 3]}, "must be 2 numbers, for LABEL_0, LABEL_1"),
+        ({"class_weights": "balanced", "label_names": ["a", "b", "c"]}, "no training example is of the class 'c'"),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_sentence(task, says, tmp_path):
+    with pytest.raises(UserError, match=says):
+        prepare_data(load_recipe(str(task_recipe(tmp_path, "sequence_classification", task=task)))).objective.loss()
+
+
+def test_weights_of_a_model_with_experts_are_refused(tmp_path, command, capsys):
+    """Its routers' losses are part of the model's own loss."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 1}
+    recipe = task_recipe(tmp_path, "sequence_classification", model=experts, task={"class_weights": "balanced"})
+    assert command("train", recipe) == 2
+    assert "model.num_experts=4 does not go with this task" in capsys.readouterr().err

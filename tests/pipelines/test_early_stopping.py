@@ -1,0 +1,57 @@
+"""Laws of early stopping: it ends where transformers' callback ends, keeps the best model, and survives a kill."""
+
+import json
+
+import pytest
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.compose import load_recipe
+from processes import end_in_micro_batch
+from task_data import task_recipe
+
+PATIENCE = 2
+
+
+def recipe_of(folder, **evaluation):
+    return task_recipe(
+        folder,
+        "sequence_classification",
+        training={"max_steps": 60, "learning_rate": 0.05, "save_steps": 7},  # too fast to improve for long
+        evaluation={"every_steps": 4, "best_metric": "loss", "patience": PATIENCE, **evaluation},
+    )
+
+
+def facts_of(run):
+    return json.loads((run / "run.json").read_text())
+
+
+def test_the_run_ends_when_it_improves_no_more_also_after_kills_and_says_why(tmp_path, command, capsys):
+    recipe, whole, broken = recipe_of(tmp_path), tmp_path / "whole", tmp_path / "broken"
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    printed = capsys.readouterr().out
+    facts = facts_of(whole)
+    losses = [entry["loss"] for entry in facts["validations"]]
+    best, last = facts["best_step"], facts["steps"]
+    assert last < 60 and last == best + 4 * PATIENCE and losses.index(min(losses)) == best // 4 - 1
+    assert facts["metrics"]["validation_loss"] == pytest.approx(min(losses))
+    sentence = f"ended after step {last} of 60: loss was no better in the last {PATIENCE} validations"
+    assert sentence in facts["ended_early"] and sentence in printed
+
+    # Between the validations that were no better, and after the last of them.
+    arguments = ("train", recipe, f"training.output_dir={broken}", "training.save_steps=2")
+    end_in_micro_batch(last - 1, command, *arguments, output=tmp_path / "log.txt")
+    assert command(*arguments) == 0
+    other = facts_of(broken)
+    assert other["steps"] == last and other["metrics"] == facts["metrics"] and other["best_step"] == best
+    for name in ("run.json", "config.json", "model.safetensors"):
+        (broken / name).unlink()
+    capsys.readouterr()
+    assert command(*arguments) == 0  # from the checkpoint of the last step: none is left to make
+    assert facts_of(broken)["steps"] == last and facts_of(broken)["metrics"] == facts["metrics"]
+    assert f"checkpoint-{last}" in capsys.readouterr().out
+
+
+def test_patience_needs_something_to_improve(tmp_path):
+    with pytest.raises(UserError, match=r"evaluation.patience needs evaluation.best_metric, such as loss"):
+        load_recipe(str(recipe_of(tmp_path, best_metric=None)))
+    with pytest.raises(UserError, match=r"evaluation.patience=0"):
+        load_recipe(str(recipe_of(tmp_path, patience=0)))

@@ -1,0 +1,71 @@
+"""Laws of multi_label_classification: each class by itself, counted over all, answered by name."""
+
+import json
+
+import pytest
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.losses import SeveralLabels
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from task_data import CHARACTERS, SUBJECTS, task_recipe, write_lines
+
+
+def test_the_loss_is_the_mean_over_all_labels_without_rows_that_have_none(in_float64):
+    logits, labels = torch.randn(4, 3), torch.tensor([[0, 1, 1], [1, 0, 0], [0, 0, 0], [-100, -100, -100]])
+    loss, batch = SeveralLabels(), {"labels": labels}
+    expected = torch.nn.BCEWithLogitsLoss()(logits[:3], labels[:3].double())
+    torch.testing.assert_close(loss.total({"logits": logits}, batch) / loss.weight(batch), expected)
+    smoothed = loss.total({"logits": logits}, batch, label_smoothing=0.2) / loss.weight(batch)
+    expected = torch.nn.BCEWithLogitsLoss()(logits[:3], labels[:3].double() * 0.8 + 0.1)
+    torch.testing.assert_close(smoothed, expected)
+
+
+def test_several_classes_are_learned_and_answered_by_name(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path,
+        "multi_label_classification",
+        model={"pooler_type": "mean"},
+        training={"max_steps": 60, "gradient_accumulation_steps": 2, "learning_rate": 0.02},
+        tokenizer={"type": "wordpiece", "vocab_size": 60},
+        evaluation={"every_steps": 30, "best_metric": "f1_macro", "metrics": ["f1_micro", "f1_macro", "accuracy"]},
+    )
+    assert command("train", recipe) == 0
+    run = tmp_path / "run"
+    metrics = json.loads((run / "run.json").read_text())["metrics"]
+    assert metrics["test_f1_micro"] > 0.9 and metrics["test_f1_macro"] > 0.9 and metrics["test_accuracy"] > 0.6
+    assert "top_k=None" in capsys.readouterr().out
+
+    import transformers
+
+    classify = transformers.pipeline("text-classification", str(run))
+    (found,) = classify(["the man was with the dog"], top_k=None)
+    assert {answer["label"] for answer in found if answer["score"] > 0.5} == {"person", "animal"}
+    assert {answer["label"] for answer in found} == set(SUBJECTS)
+    assert command("evaluate", run, "task.threshold=0.999999") == 0
+    assert json.loads((run / "evaluation-recipe.json").read_text())["metrics"]["f1_micro"] == 0
+
+
+def test_numbers_and_names_are_labels_and_no_label_is_one_too(tmp_path):
+    def labels(values, **task):
+        path = write_lines(tmp_path / "some.jsonl", [{"text": f"a {i}", "labels": v} for i, v in enumerate(values)])
+        data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+        sections = {"data": data, "task": task, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+        prepared = prepare_data(load_recipe(str(task_recipe(tmp_path, "multi_label_classification", **sections))))
+        return prepared.objective.label_names, [row["labels"].tolist() for row in prepared.rows["train"]]
+
+    assert labels([["b"], [], ["a", "b"]]) == (["a", "b"], [[0, 1], [0, 0], [1, 1]])
+    assert labels([[1], [0, 2]]) == (["LABEL_0", "LABEL_1", "LABEL_2"], [[0, 1, 0], [1, 0, 1]])
+    assert labels([[1], ["no"]], label_names=["yes", "no", "maybe"])[1] == [[0, 1, 0], [0, 1, 0]]
+    for values, says in (
+        ([["a"], "b"], "line 2 holds 'b', which is no list of classes"),
+        ([["a"], None], r"line 2 holds null, which is no list of classes \(\[\] is none\)"),
+        ([["a"], [None]], "line 2 holds null, which is no class"),
+        ([["a"], [1]], "line 2 holds 1, but others before it are of another type"),
+        ([["a"], ["a"]], "every training example has the class 'a'; it takes two"),
+        ([[], []], "every training example has no class"),
+    ):
+        with pytest.raises(UserError, match=says):
+            labels(values)
+    with pytest.raises(UserError, match="line 1 holds 3, but the classes are numbered 0 to 1"):
+        labels([[3]], label_names=["yes", "no"])
