@@ -14,6 +14,7 @@ LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "s
 PLUGIN_HELP = (
     "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
 )
+SEEDS_HELP = "so many runs (or of seeds 1,2,3), each in output_dir/seed-N; then mean and deviation of every metric"
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
@@ -197,6 +198,7 @@ def _add_train(verbs) -> Parser:
         "  anyformer train quickstart\n"
         "  anyformer train quickstart training.learning_rate=1e-3 training.output_dir=runs/faster\n"
         "  anyformer train my_recipe.yaml --dry-run\n"
+        "  anyformer train my_recipe.yaml --seeds 3\n"
         "  torchrun --nproc_per_node 8 scripts/train.py gpt2_small\n"
         "  anyformer train --help training\n"
         f"\nsettings, explained by --help SECTION (or all):\n{sections_help()}",
@@ -210,6 +212,7 @@ def _add_train(verbs) -> Parser:
         "--dry-run", action="store_true", help="check everything, up to one step and one validation batch; keep nothing"
     )
     parser.add_argument("--print-recipe", action="store_true", help="print the composed recipe as YAML and stop")
+    parser.add_argument("--seeds", metavar="N", help=SEEDS_HELP)
     _add_trust(parser)
     # torch.distributed.launch and deepspeed pass it; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -393,6 +396,10 @@ def _run_train(args) -> int:
     if args.print_recipe:
         print(recipe.to_yaml(), end="")
         return 0
+    if args.seeds is not None:
+        from .seeds import train_with_seeds
+
+        return train_with_seeds(recipe, args.seeds, args.dry_run, _say_loading)
     _say_loading()
     from ..training.run import train
 

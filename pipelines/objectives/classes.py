@@ -121,12 +121,14 @@ class ClassTask:
     def class_of(self, value, place: str) -> int:
         """The number of the class that a label means. Raises UserError.
 
-        A string is the class's name. A number is its own, or its name where the classes were named after the numbers in
-        the data, such as 3 and 7.
+        A string is the class's name; digits that are none, as in CSV files, are a number. A number is the class's own,
+        or its name where the classes were named after the numbers in the data, such as 3 and 7.
         """
         field = f"task.label_field={self.settings.label_field!r}"
         if isinstance(value, int) and self._labels_are_names:
             value = str(int(value))
+        if isinstance(value, str) and value not in self._numbers and value.isdecimal():
+            value = int(value)
         if isinstance(value, str):
             if value not in self._numbers:
                 raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, self.label_names)}")

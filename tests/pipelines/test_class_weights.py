@@ -88,7 +88,7 @@ def test_weights_that_do_not_fit_are_one_sentence(task, says, tmp_path):
 
 def test_weights_of_a_model_with_experts_are_refused(tmp_path, command, capsys):
     """Its routers' losses are part of the model's own loss."""
-    experts = {"num_experts": 4, "num_experts_per_tok": 1}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
     recipe = task_recipe(tmp_path, "sequence_classification", model=experts, task={"class_weights": "balanced"})
     assert command("train", recipe) == 2
     assert "model.num_experts=4 does not go with this task" in capsys.readouterr().err

@@ -1,13 +1,14 @@
 """Whole runs of tasks: they learn, are measured exactly, keep the best model, and go on bit-identically when killed."""
 
 import json
+import random
 
 import pytest
 import torch
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from processes import end_in_micro_batch
 from safetensors.torch import load_file
-from task_data import task_recipe
+from task_data import GOOD, NEUTRAL, task_recipe, write_lines
 
 KINDS = ("sequence_classification", "translation", "sentence_similarity", "multi_label_classification")
 
@@ -53,6 +54,31 @@ def test_a_classifier_learns_keeps_its_best_and_answers_with_names(tmp_path, com
     assert answer[0]["label"] == "glad"
     card = (run / "README.md").read_text()
     assert "text-classification" in card and "accuracy" in card and "sad, glad" in card
+
+
+def test_a_pair_of_texts_is_judged_together_as_inference_is(tmp_path, command):
+    """Premise and hypothesis, which is entailed where all of its words are in the premise."""
+    draw, rows = random.Random(0), []
+    for i in range(120):
+        words = draw.sample(NEUTRAL, 5)
+        rows.append({"text": " ".join(words), "other": words[0] if i % 2 else draw.choice(GOOD), "label": i % 2})
+    names = ["neutral", "entailment"]
+    recipe = task_recipe(
+        tmp_path,
+        "sequence_classification",
+        data={"files": str(write_lines(tmp_path / "pairs.jsonl", rows)), "test_files": None},
+        task={"text_pair_field": "other", "label_names": names, "max_length": 40},
+        tokenizer={"type": "wordpiece", "vocab_size": 90},
+        training={"max_steps": 20, "learning_rate": 0.02},
+    )
+    assert command("train", recipe) == 0
+    assert facts_of(tmp_path / "run")["metrics"]["validation_accuracy"] > 0.9
+
+    import transformers
+
+    classify = transformers.pipeline("text-classification", str(tmp_path / "run"))
+    pairs = [{"text": "the film was long", "text_pair": word} for word in ("good", "film")]
+    assert [classify(pair)["label"] for pair in pairs] == names
 
 
 def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, command, capsys):

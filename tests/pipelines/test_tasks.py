@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from task_data import CHARACTERS, reviews, task_recipe, write_lines
 
 COLUMNS = {"text_field": "text", "label_field": "label"}
+NESTED = {"text_field": "doc.body", "label_field": "meta.label"}
 
 
 @pytest.fixture
@@ -73,6 +74,29 @@ def test_jsonl_gzip_and_parquet_hold_the_same_examples(tmp_path, prepare):
         data = prepare("sequence_classification", data={"files": str(path)})
         found.append([[*row["input_ids"].tolist(), int(row["labels"])] for row in data.rows["train"]])
     assert found[0] == found[1] == found[2]
+
+
+def test_tables_and_keys_within_keys_hold_the_same_examples(tmp_path, prepare):
+    import csv
+
+    plain = reviews(tmp_path / "reviews.jsonl", 60)
+    rows = [json.loads(line) for line in plain.read_text().splitlines()]
+    nested = [{"doc": {"body": row["text"]}, "meta": {"label": row["label"]}} for row in rows]
+    files = {"json": (plain, {}), "nested": (write_lines(tmp_path / "nested.jsonl", nested), NESTED)}
+    for suffix, delimiter in (("csv", ","), ("tsv", "\t")):
+        path = tmp_path / f"reviews.{suffix}"
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, ["text", "label"], delimiter=delimiter)
+            table.writeheader()
+            table.writerows(rows)
+        files[suffix] = path, {"label_names": ["bad", "good"]}  # "1" in a table is class number 1
+    found = {}
+    for kind, (path, task) in files.items():
+        data = prepare(
+            "sequence_classification", data={"files": str(path), "test_files": None}, task=task, tokenizer=CHARACTERS
+        )
+        found[kind] = [[*row["input_ids"].tolist(), int(row["labels"])] for row in data.rows["train"]]
+    assert all(kind == found["json"] for kind in found.values()) and len(found) == 4
 
 
 def test_a_data_set_in_a_folder_brings_its_class_names(tmp_path, prepare):
@@ -148,6 +172,13 @@ MISTAKES = {
         {},
         r"task.label_field='label': no such column in .*did you mean l",
     ),
+    "empty-text": (
+        [*GOOD_ROWS, {"text": " \n", "label": 1}],
+        {},
+        r"task.text_field='text': .*line 9 holds an empty text; remove the example",
+    ),
+    "no-label": ([*GOOD_ROWS, {"text": "a", "label": None}], {}, r"line 9 holds null, which is no class"),
+    "label-forgotten": ([*GOOD_ROWS, {"text": "a"}], {}, r"task.label_field='label': no such column in .*line 9"),
     "no-text": ([{"text": None, "label": 1}], {}, r"task.text_field='text': .*line 1 holds null, not text"),
     "a-number-as-text": ([{"text": 7, "label": 1}], {}, r"task.text_field='text': .*line 1 holds int, not text"),
     "a-fraction-as-class": ([*GOOD_ROWS, {"text": "a", "label": 0.5}], {}, r"line 9 holds 0.5, which is no class"),

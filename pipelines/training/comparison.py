@@ -1,0 +1,34 @@
+"""Several runs side by side: what their final metrics are on average, and how far they lie apart."""
+
+import statistics
+
+from rich.table import Table
+
+from .progress import short_metric
+
+
+def compared(runs: dict[str, dict[str, float]]) -> dict[str, dict]:
+    """{metric: {"mean", "deviation", "values": {run: value}}} of the metrics that all runs have.
+
+    deviation: the standard deviation of a sample (divided by n - 1); None of a single run.
+    """
+    first, *others = runs.values()
+    found = {}
+    for name in first:
+        if all(name in metrics for metrics in others):
+            values = {run: metrics[name] for run, metrics in runs.items()}
+            spread = statistics.stdev(values.values()) if len(values) > 1 else None
+            found[name] = {"mean": statistics.fmean(values.values()), "deviation": spread, "values": values}
+    return found
+
+
+def comparing_table(runs: dict[str, dict[str, float]]) -> Table:
+    """A row for each metric: its value in each run, and mean ± standard deviation."""
+    table = Table("metric", *runs, "mean ± deviation", title=None, show_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, row in compared(runs).items():
+        spread = "" if row["deviation"] is None else f" ± {short_metric(row['deviation'])}"
+        values = [short_metric(value) for value in row["values"].values()]
+        table.add_row(name.replace("_", " "), *values, f"{short_metric(row['mean'])}{spread}")
+    return table
