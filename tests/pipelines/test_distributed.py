@@ -95,6 +95,28 @@ def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropo
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, task, metric",
+    [
+        ("sequence_classification", {"class_weights": [0.3, 2.0]}, "accuracy"),
+        ("multi_label_classification", {}, "f1_micro"),
+        ("sentence_similarity", {}, "pearson"),
+    ],
+)
+def test_two_processes_compute_the_losses_of_tasks_as_one_does(kind, task, metric, command, two_ranks, tmp_path):
+    """Of 13 rows, so that the last round of an epoch has a process without any."""
+    training = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_steps": 5}
+    recipe = task_recipe(tmp_path, kind, training=training, task=task, evaluation={"metrics": [metric]})
+    rows = ("data.max_documents=13", f"data.validation_files={tmp_path / f'{kind}-test.jsonl'}")
+    single, doubled = tmp_path / "single", "training.gradient_accumulation_steps=2"
+    assert command("train", recipe, f"training.output_dir={single}", doubled, *rows) == 0
+    facts, losses = two_ranks(recipe, *rows)
+    assert_close(losses, logged_losses(single))
+    for name, value in json.loads((single / "run.json").read_text())["metrics"].items():
+        assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
+
+
 # Training rows. The last round of an epoch on two processes has 5, 3 (none on the second one), and 3 mixed images.
 TASKS = {"sequence_classification": 13, "translation": 19, "image_classification": 11}
 

@@ -26,9 +26,8 @@ def test_several_classes_are_learned_and_answered_by_name(tmp_path, command, cap
         tmp_path,
         "multi_label_classification",
         model={"pooler_type": "mean"},
-        training={"max_steps": 60, "gradient_accumulation_steps": 2, "learning_rate": 0.02},
-        tokenizer={"type": "wordpiece", "vocab_size": 60},
-        evaluation={"every_steps": 30, "best_metric": "f1_macro", "metrics": ["f1_micro", "f1_macro", "accuracy"]},
+        training={"max_steps": 100, "per_device_train_batch_size": 16, "learning_rate": 0.01},
+        evaluation={"every_steps": 50, "best_metric": "f1_macro", "metrics": ["f1_micro", "f1_macro", "accuracy"]},
     )
     assert command("train", recipe) == 0
     run = tmp_path / "run"

@@ -68,8 +68,9 @@ def test_a_pair_of_texts_is_judged_together_as_inference_is(tmp_path, command):
         "sequence_classification",
         data={"files": str(write_lines(tmp_path / "pairs.jsonl", rows)), "test_files": None},
         task={"text_pair_field": "other", "label_names": names, "max_length": 40},
-        tokenizer={"type": "wordpiece", "vocab_size": 90},
-        training={"max_steps": 20, "learning_rate": 0.02},
+        model={"pooler_type": "mean"},
+        training={"max_steps": 60},
+        evaluation={"every_steps": 30, "best_metric": "accuracy"},
     )
     assert command("train", recipe) == 0
     assert facts_of(tmp_path / "run")["metrics"]["validation_accuracy"] > 0.9
