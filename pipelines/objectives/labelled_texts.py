@@ -115,8 +115,8 @@ class LabelledTexts(TextTask):
                 [filled_text_of(row, column, field, place) for place, row in batch] for field, column in columns.items()
             ]
             encoded = self.encoded(tokenizer, texts)
-            for (place, _), ids in zip(batch, encoded["input_ids"]):
-                if not ids:
+            for (place, _), lengths in zip(batch, self.lengths_of(encoded)):
+                if not all(lengths):
                     raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
             yield {**encoded, "labels": [self.label_of(self.label_in(row), place) for place, row in batch]}
 
@@ -124,15 +124,15 @@ class LabelledTexts(TextTask):
         """The value of an example that `label_of` takes."""
         return row[self.settings.label_field]
 
-    def longest(self, batch: dict[str, list]) -> list[int]:
-        """Tokens of each encoded example that max_length bounds."""
-        return [len(ids) for ids in batch["input_ids"]]
+    def lengths_of(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
+        """Of each encoded example the numbers of tokens that max_length bounds."""
+        return [(len(ids),) for ids in batch["input_ids"]]
 
     def _facts(self, batch: dict[str, list]) -> dict:
         return {
             "examples": len(batch["input_ids"]),
             "tokens": sum(len(ids) for ids in batch["input_ids"]),
-            "at_max_length": sum(length >= self.settings.max_length for length in self.longest(batch)),
+            "at_max_length": sum(max(lengths) >= self.settings.max_length for lengths in self.lengths_of(batch)),
             **self.label_facts(batch["labels"]),
         }
 

@@ -129,8 +129,8 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
         )
         return {"input_ids": [a + b for a, b in zip(first, second)], SECOND: [len(ids) for ids in first]}
 
-    def longest(self, batch: dict[str, list]) -> list[int]:
-        return [max(at, len(ids) - at) for ids, at in zip(batch["input_ids"], batch[SECOND])]
+    def lengths_of(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
+        return [(at, len(ids) - at) for ids, at in zip(batch["input_ids"], batch[SECOND])]
 
     def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
         rows = super().rows(source, split, cache, progress)
