@@ -68,9 +68,8 @@ def test_a_pair_of_texts_is_judged_together_as_inference_is(tmp_path, command):
         "sequence_classification",
         data={"files": str(write_lines(tmp_path / "pairs.jsonl", rows)), "test_files": None},
         task={"text_pair_field": "other", "label_names": names, "max_length": 40},
-        model={"pooler_type": "mean"},
-        training={"max_steps": 60},
-        evaluation={"every_steps": 30, "best_metric": "accuracy"},
+        training={"max_steps": 80},
+        evaluation={"every_steps": 40},
     )
     assert command("train", recipe) == 0
     assert facts_of(tmp_path / "run")["metrics"]["validation_accuracy"] > 0.9
