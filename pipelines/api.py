@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .adapters import load_model
 from .errors import UserError
 from .plugins import OBJECTIVES
 from .recipes.compose import load_recipe
@@ -69,7 +70,7 @@ class Run:
         recipe = self.facts["recipe"]
         objective = OBJECTIVES[(recipe.get("task") or recipe["objective"])["name"]]
         auto_class = getattr(transformers, objective.auto_class)
-        return auto_class.from_pretrained(self.path, trust_remote_code=self.trust_remote_code).eval()
+        return load_model(auto_class, self.path, trust_remote_code=self.trust_remote_code).eval()
 
     @cached_property
     def tokenizer(self):

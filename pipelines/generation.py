@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from .adapters import is_adapter, load_config, load_model
 from .errors import UserError, did_you_mean, loading_reason
 
 DEFAULT_TEMPERATURE = 0.8
@@ -13,16 +14,16 @@ HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
 def locate_model(name_or_path: str) -> str:
-    """Return the argument of `from_pretrained`: a folder with config.json, or the name of a Hub repository.
+    """Return the argument of `from_pretrained`: a model's or adapter's folder, or the name of a Hub repository.
 
     Raises:
         UserError: no such folder, or a folder without a model.
     """
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
-        if (folder / "config.json").is_file():
+        if _holds_model(folder):
             return str(folder)
-        checkpoints = [path for path in folder.glob("checkpoint-*") if (path / "config.json").is_file()]
+        checkpoints = [path for path in folder.glob("checkpoint-*") if _holds_model(path)]
         if checkpoints:
             newest = max(checkpoints, key=lambda path: path.stat().st_mtime)
             raise UserError(f"MODEL={name_or_path}: the run there is not finished; its newest checkpoint is {newest}")
@@ -33,6 +34,10 @@ def locate_model(name_or_path: str) -> str:
         raise UserError(f"MODEL={name_or_path}: no such folder, and not a name the Hub could have (owner/name)")
     _check_runs(name_or_path, folder)
     return name_or_path
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or is_adapter(folder)
 
 
 def _check_runs(name_or_path: str, folder: Path) -> None:
@@ -72,6 +77,7 @@ def generate_text(
     seed: int = 42,
     trust_remote_code: bool = False,
     on_text: Callable[[str], None] | None = None,
+    chat: bool = False,
 ) -> str:
     """Return `prompt` and its continuation by at most `max_new_tokens` tokens; an encoder-decoder's answer alone.
 
@@ -84,6 +90,7 @@ def generate_text(
         seed: of the draws; the same seed gives the same text on the same machine.
         on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
             pieces are the beginning of what is returned.
+        chat: the prompt is a question, put by the tokenizer's chat template; the answer alone is returned.
 
     Raises:
         UserError: no model there, one that does not generate text, settings out of range, or a prompt too long for it.
@@ -93,7 +100,16 @@ def generate_text(
     import torch
 
     model, tokenizer = _load(source, trust_remote_code)
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    if chat and not tokenizer.chat_template:
+        raise UserError(f"--chat: the tokenizer of MODEL={name_or_path} has no chat template; leave out --chat")
+    if chat:
+        question = [{"role": "user", "content": prompt}]
+        inputs = tokenizer.apply_chat_template(
+            question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    else:
+        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     if inputs["input_ids"].shape[1] == 0:
         if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
             raise UserError(f"PROMPT={prompt!r} is empty, and the model's tokenizer has no token to begin a text with")
@@ -102,7 +118,7 @@ def generate_text(
         inputs = {"input_ids": torch.tensor([[start]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
     inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
     length = inputs["input_ids"].shape[1]
-    room = min(max_new_tokens, _free_positions(model.config, length))
+    room = min(max_new_tokens, free_positions(model.config, length))
 
     answers = bool(model.config.is_encoder_decoder)
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -119,12 +135,14 @@ def generate_text(
         options["pad_token_id"] = padding
     beams = options.get("num_beams", model.generation_config.num_beams) or 1
     # Pieces of text only where the prompt's tokens are its text: some tokenizers change case or spaces.
-    told = answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt
+    told = not chat and (answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt)
     if on_text is not None and beams == 1 and told:
         options["streamer"] = _streamer(tokenizer, on_text)
     torch.manual_seed(seed)
     with torch.inference_mode():
         output = model.generate(**inputs, **options)[0].tolist()
+    if chat and not answers:
+        return tokenizer.decode(output[length:], skip_special_tokens=True)
     # Decoded in one piece: a character's bytes may be split between prompt and continuation.
     text = tokenizer.decode(output, skip_special_tokens=True)
     if answers or text.startswith(prompt):
@@ -167,7 +185,7 @@ def _article(name: str) -> str:
 
 def _load(source: str, trust_remote_code: bool):
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils import logging
 
     import anyformer
@@ -176,11 +194,11 @@ def _load(source: str, trust_remote_code: bool):
     logging.disable_progress_bar()
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        config = load_config(source, trust_remote_code=trust_remote_code)
         _check_writes_text(source, config)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model = auto_class.from_pretrained(source, dtype="auto", trust_remote_code=trust_remote_code)
+        model = load_model(auto_class, source, dtype="auto", trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         if isinstance(error, OSError) and not Path(source).is_dir():
             raise UserError(
@@ -205,7 +223,7 @@ def _streamer(tokenizer, on_text: Callable[[str], None]):
     return Pieces(tokenizer, skip_special_tokens=True)
 
 
-def _free_positions(config, length: int) -> float:
+def free_positions(config, length: int) -> float:
     """How many tokens fit after a prompt of `length` tokens; infinity where positions are not learned vectors."""
     positions = getattr(config, "max_position_embeddings", None)
     scheme = getattr(config, "position_encoding", None)

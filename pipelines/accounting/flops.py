@@ -45,6 +45,10 @@ def count_tokens(inputs: dict, config):
     return tokens + inputs["labels"].ne(IGNORE_INDEX).sum() if config.is_encoder_decoder else tokens
 
 
+# What PEFT puts after a layer's name: the layer itself, its adapter's matrices, and the copy of one trained whole.
+OF_ADAPTER = re.compile(r"\.(base_layer|lora_[AB]\.\w+|modules_to_save\.\w+)(?=\.|$)")
+
+
 def linear_weights(model: torch.nn.Module) -> dict[str, float]:
     """Number of weights that a token is multiplied with in each linear layer, by the layer's name; tied heads included.
 
@@ -53,11 +57,16 @@ def linear_weights(model: torch.nn.Module) -> dict[str, float]:
     share = active_share(model.config)
     found = {}
     for name, module in model.named_modules():
+        if ".original_module" in name:  # of a module that an adapter trains whole: the copy is at work
+            continue
+        name = OF_ADAPTER.sub("", name)
+        # A frozen layer has no gradient of its weights, a third of its work (2 forward, 2 for each gradient).
+        frozen = 1 if all(p.requires_grad for p in module.parameters(recurse=False)) else 2 / 3
         # ZeRO-3 empties the parameters and keeps their sizes in ds_numel and ds_shape.
         sizes = [getattr(p, "ds_numel", p.numel()) for p in module.parameters(recurse=False)]
         dims = [len(getattr(p, "ds_shape", p.shape)) for p in module.parameters(recurse=False)]
         if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's Linear
-            found[name] = sizes[0] * (share if ".experts." in name else 1)
+            found[name] = found.get(name, 0) + sizes[0] * frozen * (share if ".experts." in name else 1)
         elif type(module).__name__.endswith("Router"):
             found[name] = sum(size for size, dim in zip(sizes, dims) if dim == 2)
         elif hasattr(module, "num_experts"):  # one tensor holds all experts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UserError, did_you_mean
 
-VERBS = ("list", "train", "preview", "evaluate", "generate", "convert", "publish")
+VERBS = ("list", "train", "preview", "evaluate", "generate", "convert", "merge", "publish")
 LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "sources")
 PLUGIN_HELP = (
     "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
@@ -134,7 +134,16 @@ def build_parser() -> Parser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
     verbs = parser.add_subparsers(title="commands", metavar="VERB", required=True, parser_class=Parser)
-    for add in (_add_list, _add_train, _add_preview, _add_evaluate, _add_generate, _add_convert, _add_publish):
+    for add in (
+        _add_list,
+        _add_train,
+        _add_preview,
+        _add_evaluate,
+        _add_generate,
+        _add_convert,
+        _add_merge,
+        _add_publish,
+    ):
         verb = add(verbs)
         # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
         verb.add_argument(
@@ -287,6 +296,7 @@ def _add_generate(verbs) -> Parser:
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
     parser.add_argument("--max-new-tokens", type=_at_least(1), default=64, help="tokens to add (default 64)")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a question, put by the chat template")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--greedy", action="store_true", help="always the likeliest token (with --num-beams: beam search)")
     how.add_argument(
@@ -322,6 +332,20 @@ def _add_convert(verbs) -> Parser:
     )
     _add_trust(parser)
     parser.set_defaults(run=_run_convert)
+    return parser
+
+
+def _add_merge(verbs) -> Parser:
+    parser = verbs.add_parser(
+        "merge",
+        help="make a whole model of an adapter and its base",
+        description="Add an adapter (of training.lora, or of PEFT) to the weights of its base model, and save the sum.",
+        epilog="examples:\n  anyformer merge runs/my_adapter models/my_model",
+    )
+    parser.add_argument("adapter", metavar="ADAPTER", help="folder of an adapter, such as that of a run with LoRA")
+    parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
+    _add_trust(parser)
+    parser.set_defaults(run=_run_merge)
     return parser
 
 
@@ -473,6 +497,7 @@ def _run_generate(args) -> int:
         do_sample=do_sample,
         num_beams=args.num_beams,
         seed=args.seed,
+        chat=args.chat,
         trust_remote_code=args.trust_remote_code,
         on_text=lambda piece: shown.append(piece) or print(piece, end="", flush=True),
         **sampling,
@@ -487,6 +512,15 @@ def _run_convert(args) -> int:
     destination_folder(args.destination)
     _say_loading()
     print(convert(args.model, args.destination, to=args.to, trust_remote_code=args.trust_remote_code))
+    return 0
+
+
+def _run_merge(args) -> int:
+    from ..interop.merge_adapter import check_adapter, merge
+
+    check_adapter(args.adapter, args.destination)
+    _say_loading()
+    print(merge(args.adapter, args.destination, trust_remote_code=args.trust_remote_code))
     return 0
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import Subset
 
 import anyformer
 
+from ..adapters import load_config, load_model
 from ..data.rows import Rows
 from ..errors import UserError, loading_reason
 from ..objectives.base import FinishedModel, Objective, evenly_spread
@@ -126,7 +127,10 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
         kwargs["config"] = load(transformers.AutoConfig, recipe)
     try:
         with errors_only():  # transformers has a table of missing weights, which our sentence sums up
-            loaded = auto_class.from_pretrained(source, trust_remote_code=recipe.trust_remote_code, **kwargs)
+            if is_model:
+                loaded = load_model(auto_class, source, trust_remote_code=recipe.trust_remote_code, **kwargs)
+            else:
+                loaded = load_config(source, trust_remote_code=recipe.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {loading_reason(error)}") from error
     if not is_model:

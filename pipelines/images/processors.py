@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import transformers
-from transformers import AutoConfig
 
 # transformers < 5.23: from `transformers` itself the class would need torchvision.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
+from ..adapters import load_config
 from ..data.example_store import in_batches
 from ..data.examples import Examples, examples_fingerprint
 from ..data.image_store import ImageStore, decode, store_images
@@ -52,7 +52,7 @@ def image_shape(recipe: Recipe) -> tuple[int, int, int]:
     config = config_namespace(recipe)
     if config is None:
         try:
-            config = AutoConfig.from_pretrained(recipe.model.name_or_path, trust_remote_code=recipe.trust_remote_code)
+            config = load_config(recipe.model.name_or_path, trust_remote_code=recipe.trust_remote_code)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"model.name_or_path={recipe.model.name_or_path!r} cannot be loaded: {loading_reason(error)}"

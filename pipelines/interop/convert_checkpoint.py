@@ -60,7 +60,7 @@ def convert(
         kind = "an anyformer" if to == "anyformer" else "a native"
         raise UserError(f"MODEL={source} is {kind} model already ({config.model_type}); leave out --to {to}")
     trust = {"trust_remote_code": trust_remote_code}
-    parts = [_tokenizer(source, **trust), _image_processor(source, to=direction, **trust)]
+    parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to=direction, **trust)]
     model = load_model(source, **trust)
     twin = to_native(model) if direction == "native" else from_native(model)
     count = sum(parameter.numel() for parameter in twin.parameters())
@@ -77,7 +77,7 @@ def convert(
     kind = "an image processor" if "pixel_values" in inputs else "a tokenizer"
     del model
     parts = [part for part in parts if part is not None]
-    _save([twin, *parts], destination, source)
+    save([twin, *parts], destination, source, {"converted_from": source})
     return (
         f"{kinds}: {count:,} parameters, largest difference of logits {difference:.2g} (largest logit {scale:.3g}); "
         f"written to {destination}{'' if parts else f', without {kind}, since the source has none'}"
@@ -95,10 +95,10 @@ def destination_folder(destination: str | os.PathLike) -> Path:
     return path
 
 
-def _save(parts: list, destination: Path, source: str) -> None:
+def save(parts: list, destination: Path, source: str, facts: dict) -> None:
     """Save each part (a model, a tokenizer, a processor) and a card into a folder aside, then rename it.
 
-    What is known of the run that made the source travels along, in run.json.
+    What is known of the run that made the source travels along, in run.json, with `facts` over it.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     aside = make_sibling_folder(destination)
@@ -107,8 +107,7 @@ def _save(parts: list, destination: Path, source: str) -> None:
             part.save_pretrained(aside)
         known = RunFacts.read(Path(source)).run if Path(source).is_dir() else {}
         known = {name: value for name, value in known.items() if name not in ("status", "published", "world_size")}
-        facts = known | {"converted_from": source}
-        (aside / "run.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
+        (aside / "run.json").write_text(json.dumps(known | facts, indent=1, ensure_ascii=False), encoding="utf-8")
         write_model_card(aside, name=destination.name)
         os.replace(aside, destination)
     except BaseException:
@@ -116,7 +115,7 @@ def _save(parts: list, destination: Path, source: str) -> None:
         raise
 
 
-def _tokenizer(source: str, trust_remote_code: bool):
+def saved_tokenizer(source: str, trust_remote_code: bool):
     """The source's tokenizer, or None. Saved again rather than copied: some are found by the config's model_type."""
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
@@ -131,7 +130,7 @@ def _tokenizer(source: str, trust_remote_code: bool):
         raise UserError(f"MODEL={source}: its tokenizer cannot be loaded: {loading_reason(error)}") from error
 
 
-def _image_processor(source: str, to: str, trust_remote_code: bool):
+def saved_image_processor(source: str, to: str, trust_remote_code: bool):
     """The source's image processor, or None; for a native model transformers' own, where it computes the same."""
     from transformers import ViTImageProcessorPil
     from transformers.models.auto.image_processing_auto import AutoImageProcessor

@@ -35,15 +35,12 @@ class MaskedImage(ImageObjective):
         self.check_normalization()
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:
-        from transformers import AutoConfig
-
+        from ..adapters import load_config
         from ..recipes.checks import config_namespace
 
         super().prepare(splits, cache, progress)
         name = self.recipe.model.name_or_path
-        config = config_namespace(self.recipe) or AutoConfig.from_pretrained(
-            name, trust_remote_code=self.recipe.trust_remote_code
-        )
+        config = config_namespace(self.recipe) or load_config(name, trust_remote_code=self.recipe.trust_remote_code)
         if not config.model_type.startswith("anyformer_"):
             raise UserError(
                 f"objective.name=masked_image trains models of family vit, and model.name_or_path={name!r} is a "

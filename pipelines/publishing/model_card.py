@@ -13,8 +13,10 @@ from typing import Any
 
 from anyformer.modeling.serving import ENGINES, VLLM, refusal
 
+from ..adapters import base_of
 from ..recipes import introspection
 from ..storage.checkpoints import write_atomically
+from ..storage.local_facts import path_name
 from ..storage.model_folder import ModelFolder, open_model_folder, read_json
 from .objective_facts import objective_facts
 from .run_facts import SIZES, RunFacts
@@ -145,7 +147,8 @@ def fence(text: str) -> str:
 def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
     """What the template shows, as plain values."""
     objective = objective_facts(facts.recipe)
-    parameters, picture, splits, run = model.parameter_count(), objective.picture, facts.splits, facts.run
+    picture, splits, run = objective.picture, facts.splits, facts.run
+    parameters = (model.is_adapter and run.get("parameters")) or model.parameter_count()
     return {
         "kind": _kind(model.config),
         "parameters": parameters,
@@ -153,6 +156,9 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "is_ours": model.is_ours,
         "engines": _engines(model),
         "has_code": bool(model.auto_map),
+        "adapter_of": path_name(base_of(model.path)) if model.is_adapter else None,
+        "num_labels": len(model.config.get("id2label") or {}) if _kind(model.config).head.endswith("tion") else None,
+        "trained_parameters": run.get("trained_parameters"),
         "has_tokenizer": (model.path / "tokenizer_config.json").is_file(),
         "has_image_processor": (model.path / "preprocessor_config.json").is_file(),
         "recipe": {key: facts.recipe.get(key) for key in ("name", "description")},
@@ -198,14 +204,14 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
     ]
     family = [model.config["model_type"].removeprefix("anyformer_")] if "model_type" in model.config else []
     return ModelCardData(
-        library_name="transformers",
+        library_name="peft" if model.is_adapter else "transformers",
         pipeline_tag=task,
         license=license,
         base_model=facts.hub_base_model,
         widget=_widget(model, facts, task),
         datasets=datasets or None,
         metrics=sorted({score.metric_type for score in scores} - {"loss", "word_perplexity"}) or None,
-        tags=["anyformer", *family, *objective_facts(facts.recipe).hub_tags],
+        tags=["anyformer", *family, *objective_facts(facts.recipe).hub_tags, *(["lora"] if model.is_adapter else [])],
         model_name=name if scores else None,
         eval_results=scores or None,
     )

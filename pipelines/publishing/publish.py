@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
+from ..adapters import ADAPTED_CONFIG, ADAPTER_CONFIG, base_of
 from ..errors import UserError
 from ..recipes import secrets
 from ..recipes.strict_yaml import format_yaml, parse_yaml
@@ -18,11 +19,19 @@ from ..storage.model_folder import ModelFolder, open_model_folder, read_json
 from ..words import counted
 from .model_card import MARKER, is_own_card, render_model_card, write_model_card
 from .objective_facts import objective_facts
-from .run_facts import RunFacts
+from .run_facts import RunFacts, is_on_hub
 
 # Files published beside weights, code, card and its picture. No others: checkpoints, optimizer states, pickles, logs.
 PUBLISHED = [
-    *("config.json", "generation_config.json", "recipe.yaml", "run.json", "metrics.jsonl"),
+    *(
+        "config.json",
+        ADAPTER_CONFIG,
+        ADAPTED_CONFIG,
+        "generation_config.json",
+        "recipe.yaml",
+        "run.json",
+        "metrics.jsonl",
+    ),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
@@ -135,6 +144,11 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
     Raises:
         UserError: weights are damaged, code is missing, or a text file holds an access token of the Hub.
     """
+    if model.is_adapter and not is_on_hub(base_of(model.path)):
+        raise UserError(
+            f"{model.path} is an adapter of {base_of(model.path)}, a folder of this machine that nobody else could "
+            f"load it with; publish a whole model instead, made by: anyformer merge {model.path} OUT"
+        )
     model.parameter_count()  # reads the header of every weight file, so a damaged one is found before the upload
     picture = objective_facts(RunFacts.read(model.path).recipe).picture
     patterns = PUBLISHED if picture is None else [*PUBLISHED, picture]

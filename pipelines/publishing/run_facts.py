@@ -76,7 +76,7 @@ class RunFacts:
     def hub_base_model(self) -> str | None:
         """The same where it is a model on the Hub."""
         name = self.run.get("converted_from") or self.section("model").get("name_or_path")
-        return name if isinstance(name, str) and _is_on_hub(name) else None
+        return name if isinstance(name, str) and is_on_hub(name) else None
 
     @property
     def sources(self) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ class RunFacts:
     def hub_datasets(self) -> list[str]:
         """Ids of the data sets on the Hub that the run read; a folder that `load_dataset` reads is none."""
         named = {source.get("dataset") or "" for source in self.sources}
-        return sorted(name for name in named if _is_on_hub(name))
+        return sorted(name for name in named if is_on_hub(name))
 
     @property
     def prompts(self) -> list[str]:
@@ -145,7 +145,7 @@ def _source_name(source: dict[str, Any]) -> str | None:
     return None
 
 
-def _is_on_hub(name: str) -> bool:
+def is_on_hub(name: str) -> bool:
     """Whether a name is a repository's; a folder that is there, or one for runs, is none."""
     is_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
     return bool(is_id) and not Path(name).exists() and not name.startswith("runs/")

@@ -112,6 +112,11 @@ def _check_training(recipe: Recipe) -> None:
         for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
             if training.extra.get(name):
                 raise UserError(f"training.{name} has no effect without training.dataloader_num_workers; set both")
+    if training.lora is not None and recipe.model.name_or_path is None:
+        raise UserError(
+            "training.lora adapts weights that were trained, and this model's are fresh; set model.name_or_path, or "
+            "remove training.lora"
+        )
     if training.bf16 is True and training.extra.get("fp16"):
         raise UserError("training.bf16=true and training.fp16=true exclude each other; keep one")
 

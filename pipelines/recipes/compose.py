@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
@@ -450,7 +450,9 @@ def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
             f"{path}.{row.name}", type_words(row.type) + bounds_words(row), default_of(row), row.metadata["help"]
         )
         inner = next((arm for arm in get_args(row.type) if is_dataclass(arm)), None)
-        if inner is not None:  # of data.mixture's entries only what a plain source does not have
+        if inner is not None and get_origin(row.type) is not list:
+            yield from _describe(inner, f"{path}.{row.name}")
+        elif inner is not None:  # of data.mixture's entries only what a plain source does not have
             base = {f.name for f in fields(inner.__mro__[1])}
             yield from (doc for doc in _describe(inner, f"{path}.{row.name}.N") if doc.name.split(".")[-1] not in base)
 

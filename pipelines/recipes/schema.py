@@ -126,6 +126,23 @@ class ObjectiveSettings:
 
 
 @dataclass
+class LoraSettings:
+    """LoRA (Hu et al. 2021): matrices of low rank are trained beside the weights of a checkpoint, which stay."""
+
+    r: int = doc("rank of the trained matrices", 16, at_least=1, at_most=2**16)
+    alpha: float = doc("what they add is scaled by alpha / r", 32, above=0)
+    dropout: float = doc("dropout on their input", 0.05, at_least=0, below=1)
+    target_modules: str | list[str] | None = doc(
+        "layers that get them: names, or all-linear; null: those that PEFT names for the architecture"
+    )
+    modules_to_save: list[str] | None = doc(
+        "further modules that are trained and saved whole; new ones, such as a classifier's head, always are"
+    )
+    use_rslora: bool = doc("scale by alpha / sqrt(r) instead (Kalajdzievski 2023)", False)
+    merge: bool = doc("save the whole model with what was learned added to its weights, not the adapter alone", False)
+
+
+@dataclass
 class TrainingSection:
     """The fields with a default or a meaning of our own; every other field of TrainingArguments is accepted, too."""
 
@@ -151,6 +168,10 @@ class TrainingSection:
     bf16: bool | Literal["auto"] = doc("bfloat16 autocast; auto: where the device is faster in it", "auto")
     gradient_checkpointing: bool = doc("recompute activations in the backward pass to save memory", False)
     torch_compile: bool = doc("compile the model with torch.compile", False)
+    lora: LoraSettings | None = doc(
+        "train an adapter of low rank on the checkpoint model.name_or_path, and save it alone (needs anyformer[peft]); "
+        "such as {r: 16}, or {} for the defaults"
+    )
     logging_steps: int = doc("steps between two lines of metrics", 10, at_least=1)
     save_steps: int = doc("steps between two checkpoints", 500, at_least=1)
     save_total_limit: int = doc("complete checkpoints to keep, at least 2", 2, at_least=2)

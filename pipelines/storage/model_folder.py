@@ -9,6 +9,7 @@ from typing import Any
 
 from anyformer import modeling
 
+from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from ..errors import UserError
 from .checkpoints import list_checkpoints
 
@@ -30,6 +31,11 @@ class ModelFolder:
         return str(self.config.get("model_type", "")).startswith("anyformer_")
 
     @property
+    def is_adapter(self) -> bool:
+        """Whether its weights are an adapter's; `config` is then that of the adapted model."""
+        return is_adapter(self.path)
+
+    @property
     def auto_map(self) -> dict[str, Any]:
         """Classes that the model loads with, by Auto class: those of its config, tokenizer and processors."""
         joined = dict(self.config.get("auto_map") or {})
@@ -48,6 +54,10 @@ class ModelFolder:
         Raises:
             UserError: there are none, or a shard that the index names is missing.
         """
+        if self.is_adapter:
+            if not (self.path / ADAPTER_WEIGHTS).is_file():
+                raise UserError(f"{self.path} holds no {ADAPTER_WEIGHTS}; save the adapter again")
+            return [self.path / ADAPTER_WEIGHTS]
         single, index = self.path / WEIGHTS, self.path / WEIGHTS_INDEX
         if single.is_file():
             return [single]
@@ -90,6 +100,8 @@ class ModelFolder:
             UserError: a file is missing and cannot be supplied, because the model is not ours or because the files
                 in the folder are of another version, with which new files must not be mixed.
         """
+        if self.is_adapter:
+            return {}  # its base has them
         if self.is_ours and not self.config.get("auto_map"):
             raise UserError(
                 f"{self.path / 'config.json'} has no auto_map, so the model cannot load without anyformer; load it "
@@ -139,6 +151,11 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; name the folder of a finished run or of a saved model")
+    if is_adapter(folder):
+        own = folder / ADAPTED_CONFIG
+        model = ModelFolder(folder, read_json(own) if own.is_file() else {})
+        model.weight_files()
+        return model
     if not (folder / "config.json").is_file():
         checkpoints = list_checkpoints(folder)
         hint = f"finish the run, or name {checkpoints[0]}" if checkpoints else "name one written by save_pretrained"

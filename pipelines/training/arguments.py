@@ -13,6 +13,7 @@ from ..errors import UserError, first_line
 from ..recipes.checks import check_schedule
 from ..recipes.schema import Recipe, TrainingSection
 from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
+from .lora import check_lora
 
 SCHEDULES = {"wsd": "warmup_stable_decay"}
 OWN_OPTIMIZERS = {"adamw": "adamw_torch_fused", "muon": "adamw_torch_fused"}
@@ -75,6 +76,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     for tracker in set(trackers) & {"wandb", "trackio", "tensorboard"}:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
+    check_lora(recipe)
     extra = dict(section.extra)
     if extra.get("fp16") and device == "cpu":
         raise UserError("training.fp16=true needs an accelerator, and this machine has none; set it to false")

@@ -10,7 +10,7 @@ def average_weights(checkpoints: list[Path]) -> dict[str, torch.Tensor]:
     """The mean of the weights of the checkpoints; integer buffers are those of the first one."""
     total: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
-        for file in checkpoint.glob("model*.safetensors"):  # one file, or the shards of a large model
+        for file in checkpoint.glob("*model*.safetensors"):  # one file, the shards of a large model, or an adapter
             for name, tensor in load_file(file).items():
                 total[name] = total[name] + tensor if name in total else tensor
     return {name: x / len(checkpoints) if x.is_floating_point() else x for name, x in total.items()}

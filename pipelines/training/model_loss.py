@@ -9,6 +9,7 @@ import torch
 from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from .cross_entropy import loss_of_logits
+from .lora import plain
 
 if TYPE_CHECKING:
     from ..objectives.losses import OwnLoss
@@ -43,7 +44,7 @@ class ModelLoss:
         label_smoothing: float,
         own: "OwnLoss | None" = None,
     ):
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        model = plain(model)
         known = inspect.signature(model.forward).parameters
         self.shifts_labels, self.own = shifts_labels, own
         if own is not None and getattr(model.config, "num_experts", None):

@@ -6,6 +6,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 
+from ..adapters import is_adapter, load_config, load_merged
 from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
@@ -13,6 +14,7 @@ from ..recipes.checks import check_token_ids
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
 from .deepspeed_engine import whole_weights
+from .lora import with_lora
 
 
 def model_config(recipe: Recipe, tokenizer, task_fields: dict):
@@ -62,9 +64,10 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
             ) from error
     else:
         speak, unused = arguments.process_index == 0 and not quiet, objective.unused_weights
-        model = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, speak, unused)
+        model, fresh = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, speak, unused)
     objective.prepare_model(model)
-    return model
+    lora = recipe.training.lora
+    return model if lora is None else with_lora(model, lora, objective.auto_class, fresh)
 
 
 def backend_of(recipe: Recipe) -> dict[str, str]:
@@ -83,9 +86,9 @@ def check_backend(recipe: Recipe, error: Exception) -> None:
 def load_checkpoint(
     recipe: Recipe, tokenizer, auto_class, task_fields: dict, speak: bool, unused: tuple[str, ...] = ()
 ):
-    """The checkpoint with the head of `auto_class`; one line says which weights it does not have.
+    """(the checkpoint with the head of `auto_class`, names of the weights that it does not have, which a line tells).
 
-    unused: how the names of weights begin that nobody misses.
+    An adapter is added to its base, and the sum trained. unused: how the names of weights begin that nobody misses.
 
     Raises UserError where it cannot be loaded, cannot take a field the recipe sets, or has too small a vocabulary.
     """
@@ -93,35 +96,32 @@ def load_checkpoint(
     try:
         with errors_only():  # transformers has a table of missing weights, which our line sums up
             trust = {"trust_remote_code": recipe.trust_remote_code}
-            config = with_fields(AutoConfig.from_pretrained(name, **trust), recipe.model.fields, name)
+            config = with_fields(load_config(name, **trust), recipe.model.fields, name)
             for field, value in task_fields.items():
                 if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                     setattr(config, field, value)
-            model, found = auto_class.from_pretrained(
-                name,
-                config=config,
-                dtype=torch.float32,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **trust,
-                **backend_of(recipe),
-            )
+            how = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+            how |= trust | backend_of(recipe)
+            if is_adapter(name):
+                model, fresh = load_merged(auto_class, name, **how)
+            else:
+                model, found = auto_class.from_pretrained(name, output_loading_info=True, **how)
+                fresh = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
     except (OSError, ValueError, ImportError) as error:
         check_backend(recipe, error)
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
-    fresh = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
-    fresh = sorted(key for key in fresh if not key.startswith(unused))
-    if fresh and speak:
-        print(f"new weights, not taken from {name}: {', '.join(fresh[:12])}{', ...' if len(fresh) > 12 else ''}")
+    missed = sorted(key for key in fresh if not key.startswith(unused))
+    if missed and speak:
+        print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
     if tokenizer is None:
-        return model
+        return model, fresh
     size = model.get_input_embeddings().weight.shape[0]
     if size < len(tokenizer):
         raise UserError(
             f"model.name_or_path={name!r} has a vocabulary of {size}, the tokenizer has {len(tokenizer)} entries; "
             f"set tokenizer.name_or_path={name!r}"
         )
-    return model
+    return model, fresh
 
 
 def check_length(objective: Objective, config, trains: bool = False) -> None:

@@ -15,6 +15,7 @@ from transformers import TrainingArguments, set_seed
 
 import anyformer
 
+from ..adapters import ADAPTER_CONFIG, load_model
 from ..errors import UserError
 from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
@@ -30,6 +31,7 @@ from .checkpoint_staging import disk_full_sentence
 from .deepspeed_engine import start_deepspeed, whole_weights
 from .dry_run import try_step
 from .interpret import validations_of
+from .lora import trainable_parameters
 from .models import build_model, check_length
 from .run_folder import RunFolder
 from .stop_signal import StopAtOnce
@@ -220,6 +222,7 @@ def run(
     trainer.guard.check()
     validations = validations_of(trainer.state.log_history, recipe.evaluation.metrics)
     average(trainer, recipe, quiet)
+    trained = trainable_parameters(trainer.model)
     metrics = evaluate_splits(trainer, recipe, data)
     save_final(trainer, folder)
     found, samples = finish(trainer, recipe, data)
@@ -230,6 +233,7 @@ def run(
         facts = {
             "metrics": metrics,
             "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in trainer.model.parameters()),
+            "trained_parameters": trained,
             "steps": trainer.state.global_step,
             "best_step": trainer.state.best_global_step,
             "world_size": trainer.args.world_size,
@@ -291,8 +295,8 @@ def finish(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict
 
     def load():
         auto_class = getattr(transformers, data.objective.auto_class)
-        model = auto_class.from_pretrained(
-            recipe.training.output_dir, dtype=torch.float32, trust_remote_code=recipe.trust_remote_code
+        model = load_model(
+            auto_class, recipe.training.output_dir, dtype=torch.float32, trust_remote_code=recipe.trust_remote_code
         )
         return model.to(arguments.device).eval()
 
@@ -305,12 +309,14 @@ def finish(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict
 
 
 def save_final(trainer, folder: RunFolder) -> None:
-    """Save the finished model into the run folder: written beside it first, then moved, config.json last."""
-    staged = folder.path / STAGING / "final"
+    """Save the finished model into the run folder: written beside it first, then moved, its config last."""
+    staged, lora = folder.path / STAGING / "final", folder.recipe.training.lora
+    if lora is not None and lora.merge:
+        trainer.model = trainer.model.merge_and_unload()
     trainer.save_model(str(staged), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.is_main_process:
-        for file in sorted(staged.iterdir(), key=lambda f: f.name == "config.json"):
+        for file in sorted(staged.iterdir(), key=lambda f: f.name in ("config.json", ADAPTER_CONFIG)):
             os.replace(file, folder.path / file.name)
         shutil.rmtree(folder.path / STAGING, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
@@ -325,6 +331,7 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
     known = (
         "metrics",
         "parameters",
+        "trained_parameters",
         "steps",
         "best_step",
         "world_size",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..adapters import ADAPTER_CONFIG
 from ..errors import UserError
 from ..plugins import loaded_plugins
 from ..recipes.compose import resume_difference
@@ -132,7 +133,7 @@ class RunFolder:
             return None
         stored = read_identity(path)
         if stored is None:
-            if not checkpoints and (self.path / "config.json").exists():
+            if not checkpoints and any((self.path / name).exists() for name in ("config.json", ADAPTER_CONFIG)):
                 raise UserError(
                     f"{path} cannot be read, and no checkpoint says which run the model in {self.path} is of; choose "
                     f"another output_dir"

@@ -7,11 +7,13 @@ from rich.table import Table
 
 from ..accounting.flops import active_parameters
 from ..accounting.parameter_count import short_number
+from ..adapters import is_adapter
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
 from ..recipes.schema import Recipe
 from ..words import aligned, counted
 from .interpret import interpret, with_interval
+from .lora import plain, trainable_parameters
 from .progress import human_time
 from .throughput_log import peak_memory
 
@@ -20,12 +22,13 @@ console = Console(highlight=False, soft_wrap=True)
 
 def describe_model(model) -> str:
     """One line: class, parameters, layers, width, heads, vocabulary."""
-    config = model.config
+    config, trained = model.config, trainable_parameters(model)
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
     active = active_parameters(model)
     at_work = f" ({short_number(active)} at work on a token)" if active < parameters else ""
+    at_work += f" ({short_number(trained)} of them trained)" if trained < parameters else ""
     return (
-        f"{type(model).__name__}, {short_number(parameters)} parameters{at_work}, "
+        f"{type(plain(model)).__name__}, {short_number(parameters)} parameters{at_work}, "
         f"{counted(config.num_hidden_layers, 'layer')}, width {config.hidden_size}, "
         f"{counted(config.num_attention_heads, 'head')}, {what_it_reads(config)}"
     )
@@ -95,7 +98,11 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     console.rule()
     reader = "image processor" if (folder / "preprocessor_config.json").is_file() else "tokenizer"
     took = f"{counted(run['steps'], 'step')} in {human_time(run['wall_seconds'])}"
-    where = f"model, {reader}, card and metrics are in {folder}"
+    what = "adapter" if is_adapter(folder) else "model"
+    where = f"{what}, {reader}, card and metrics are in {folder}"
+    trained, parameters = run.get("trained_parameters"), run.get("parameters")
+    if trained is not None and trained < parameters:
+        print_facts([("trained", f"{trained:,} of {parameters:,} parameters, {trained / parameters:.2%}")])
     print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
     there = [name for name in ("README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()]
     console.print(f"look at: {' · '.join(there)}", markup=False)

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 
 from ..accounting.flops import FlopCount, count_tokens, peak_flops
 from .evaluation_sums import float64_device
+from .lora import plain
 
 
 class ThroughputLog:
@@ -41,7 +42,7 @@ class ThroughputLog:
 
     def add_batch(self, model: torch.nn.Module, inputs: dict) -> None:
         if self._flop_count is None:
-            self._flop_count = FlopCount(model)
+            self._flop_count = FlopCount(plain(model))
         self.batch_tokens = count_tokens(inputs, model.config)
         self.tokens = self.tokens + self.batch_tokens
         self.flops = self.flops + self._flop_count.of_batch(inputs)

@@ -27,6 +27,7 @@ from .checkpoint_staging import CheckpointStaging
 from .early_stopping import EarlyStopping
 from .evaluation_sums import EvaluationSums
 from .full_rounds import share_out_in_full_rounds
+from .lora import is_adapted, load_weights, save_adapted_config
 from .loss_guard import LossGuard
 from .model_loss import ModelLoss
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
@@ -283,7 +284,10 @@ class AnyformerTrainer(Trainer):
         """Give the model the mean of the weights of the newest `number` checkpoints; returns how many there were."""
         found = list_checkpoints(Path(self.args.output_dir))[:number]
         model = self.accelerator.unwrap_model(self.model)
-        self._issue_warnings_after_load(model.load_state_dict(average_weights(found), strict=False))
+        if is_adapted(model):
+            load_weights(model, average_weights(found))
+        else:
+            self._issue_warnings_after_load(model.load_state_dict(average_weights(found), strict=False))
         return len(found)
 
     def _get_output_dir(self, trial):
@@ -320,6 +324,8 @@ class AnyformerTrainer(Trainer):
             state_dict = {name: tensor for name, tensor in state_dict.items() if name not in twice}
         try:
             super()._save(output_dir, state_dict)
+            if is_adapted(self.model):
+                save_adapted_config(self.model, Path(output_dir or self.args.output_dir))
         finally:
             config.use_cache = training
 

@@ -1,0 +1,48 @@
+"""`anyformer merge`: an adapter and its base model become one model, in a folder of the usual form."""
+
+import os
+from pathlib import Path
+
+from ..adapters import base_of, is_adapter, load_config, load_merged, need_peft
+from ..errors import UserError, loading_reason
+from .convert_checkpoint import destination_folder, save, saved_image_processor, saved_tokenizer
+
+
+def check_adapter(source: str, destination: str | os.PathLike) -> Path:
+    """The folder to write; raise UserError for no adapter, without PEFT, or where something is there already."""
+    if not is_adapter(source):
+        raise UserError(f"ADAPTER={source} holds no adapter (adapter_config.json); name the folder of a run with LoRA")
+    need_peft(f"ADAPTER={source} is an adapter and")
+    return destination_folder(destination)
+
+
+def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: bool = False) -> str:
+    """Save the model that the adapter in `source` and its base make up; return what was done, in one line.
+
+    Tokenizer and card are saved with it, and the facts of the run that trained the adapter. The folder appears complete
+    or not at all. Raises UserError as check_adapter does, and where adapter or base cannot be loaded.
+    """
+    destination = check_adapter(source, destination)
+    import transformers
+    from transformers.utils import logging
+
+    import anyformer
+
+    anyformer.register()
+    logging.disable_progress_bar()
+    trust = {"trust_remote_code": trust_remote_code}
+    try:
+        config = load_config(source, **trust)
+        name = (config.architectures or ["a model without a name"])[0]
+        model_class = getattr(anyformer, name, None) or getattr(transformers, name, None)
+        if model_class is None:
+            raise UserError(f"ADAPTER={source} adapts {name}, which neither anyformer nor transformers has")
+        model, lacking = load_merged(model_class, source, config=config, dtype="auto")
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"ADAPTER={source} cannot be loaded on its base: {loading_reason(error)}") from error
+    if lacking:
+        raise UserError(f"ADAPTER={source}: neither it nor its base {base_of(source)} has the weight {min(lacking)}")
+    parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to="anyformer", **trust)]
+    save([model, *(part for part in parts if part is not None)], destination, source, {})
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return f"{name} of {count:,} parameters, the adapter added to {base_of(source)}; written to {destination}"

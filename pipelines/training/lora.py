@@ -1,0 +1,123 @@
+"""LoRA (Hu et al. 2021) through PEFT: matrices of low rank are trained beside the weights of a checkpoint, which stay.
+
+New weights of the model, such as the head of a classifier, are trained and saved whole (PEFT's modules_to_save).
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from ..adapters import ADAPTED_CONFIG, is_adapter, need_peft
+from ..errors import UserError, did_you_mean, first_line
+from ..recipes.schema import LoraSettings, Recipe
+
+# What PEFT calls the heads of transformers' Auto classes; of others it knows the model's class alone.
+TASK_TYPES = {
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+    "AutoModelForQuestionAnswering": "QUESTION_ANS",
+}
+
+
+def check_lora(recipe: Recipe) -> None:
+    """Raise UserError where the recipe asks for LoRA and it cannot be had here; nothing heavy is imported."""
+    if recipe.training.lora is None:
+        return
+    need_peft("training.lora")
+    name = recipe.model.name_or_path
+    if name is not None and is_adapter(name):
+        raise UserError(
+            f"training.lora: model.name_or_path={name!r} is an adapter itself; make a whole model of it first, with "
+            f"anyformer merge {name} OUT"
+        )
+
+
+def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[str]):
+    """The PeftModel around a model: all of its weights are frozen but the adapter's and the new ones.
+
+    fresh: names of weights that the checkpoint did not have. Raises UserError for target modules that the model does
+    not have, and for new weights that cannot be saved beside an adapter.
+    """
+    import peft
+
+    whole = [*modules_of(model, fresh), *(settings.modules_to_save or [])]
+    check_modules(model, "modules_to_save", settings.modules_to_save or [])
+    targets = settings.target_modules
+    check_modules(model, "target_modules", targets if isinstance(targets, list) else [])
+    config = peft.LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        modules_to_save=whole or None,
+        use_rslora=settings.use_rslora,
+        task_type=TASK_TYPES.get(auto_class),
+    )
+    base = model.name_or_path
+    model.name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base  # found from any folder
+    try:
+        adapted = peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise UserError(
+            f"training.lora.target_modules={targets!r} does not suit {type(model).__name__} ({first_line(error)}); "
+            f"all-linear does"
+        ) from error
+    adapted.create_or_update_model_card = lambda folder: None  # README.md is our card
+    return adapted
+
+
+def modules_of(model, fresh: Collection[str]) -> list[str]:
+    """The modules that these new weights make up. Raises UserError for a module with other weights as well."""
+    names, found = set(fresh), {}
+    for name in fresh:
+        module = name.rpartition(".")[0]
+        others = [f"{module}.{other}" for other, _ in model.get_submodule(module).named_parameters()]
+        if not module or not set(others) <= names:
+            raise UserError(
+                f"training.lora: {name} is new, but stands in no layer of its own, and could not be saved beside an "
+                f"adapter; train without training.lora"
+            )
+        found[module] = None
+    return list(found)
+
+
+def check_modules(model, field: str, wanted: Collection[str]) -> None:
+    """Raise UserError for a name that no module of the model ends with."""
+    there = [name for name, _ in model.named_modules() if name]
+    for name in wanted:
+        if not any(module == name or module.endswith(f".{name}") for module in there):
+            leaves = dict.fromkeys(module.rpartition(".")[2] for module in there)
+            near = did_you_mean(name, [leaf for leaf in leaves if not leaf.isdecimal()])
+            raise UserError(f"training.lora.{field}: {type(model).__name__} has no module {name!r}{near}")
+
+
+def plain(model: torch.nn.Module) -> torch.nn.Module:
+    """The model without the wrapper that PEFT puts around it; any other model as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def is_adapted(model: torch.nn.Module) -> bool:
+    """Whether the weights that are saved of a model are an adapter's."""
+    return plain(model) is not model
+
+
+def save_adapted_config(model, folder: Path) -> None:
+    """Write what the adapted model's config says into the folder of its adapter."""
+    config = plain(model).config
+    config.architectures = [type(plain(model)).__name__]
+    config.to_json_file(str(folder / ADAPTED_CONFIG))
+
+
+def load_weights(model, weights: dict[str, torch.Tensor]) -> None:
+    """Give an adapted model the weights of its adapter, named as they are saved."""
+    from peft import set_peft_model_state_dict
+
+    set_peft_model_state_dict(model, weights)
+
+
+def trainable_parameters(model: torch.nn.Module) -> int:
+    """How many parameters a training changes."""
+    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)

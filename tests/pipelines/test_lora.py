@@ -1,0 +1,151 @@
+"""training.lora: an adapter is trained and saved, its base stays as it was, and everything works on its folder."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from processes import end_in_micro_batch
+from safetensors.torch import load_file
+from task_data import task_recipe
+
+peft = pytest.importorskip("peft")
+
+SAVED = 1e-5  # the merged weights are stored in fp32, in which the model then computes
+MERGED = 1e-6  # float64: the product of the two matrices is added to the weights, not to their outputs
+ADAPTER = "adapter_model.safetensors"
+
+
+def facts_of(run):
+    return json.loads((run / "run.json").read_text())
+
+
+@pytest.fixture
+def masked_base(tmp_path, command):
+    """A masked language model of three steps, on the text that a classifier then reads."""
+    base = tmp_path / "base"
+    recipe = task_recipe(tmp_path, "sequence_classification", "base", training={"output_dir": str(base)})
+    masked = ["task=null", "objective={name: masked, sequence_length: 32}", "evaluation={metrics: [perplexity]}"]
+    assert command("train", recipe, *masked, "training.max_steps=3", "model.hidden_dropout=0.1") == 0
+    return base
+
+
+def test_an_adapted_classifier_survives_a_kill_loads_everywhere_and_merges(tmp_path, command, capsys, masked_base):
+    import transformers
+
+    before = (masked_base / "model.safetensors").read_bytes()
+    steps = {"max_steps": 20, "gradient_accumulation_steps": 2, "learning_rate": 0.02}  # epochs of 8 steps
+    recipe = task_recipe(
+        tmp_path,
+        "sequence_classification",
+        training=steps | {"lora": {"r": 4, "target_modules": "all-linear"}},
+        task={"label_names": ["sad", "glad"]},
+        evaluation={"best_metric": "loss"},
+    )
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    start = ("train", recipe, f"model.name_or_path={masked_base}")
+    capsys.readouterr()
+    assert command(*start, f"training.output_dir={whole}") == 0
+    printed = capsys.readouterr().out
+    arguments = (*start, f"training.output_dir={broken}")
+    end_in_micro_batch(28, command, *arguments, output=tmp_path / "log.txt")  # in the middle of step 14
+    assert not (broken / ADAPTER).exists()
+    assert command(*arguments) == 0
+    one, other = load_file(whole / ADAPTER), load_file(broken / ADAPTER)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert facts_of(whole)["metrics"] == facts_of(broken)["metrics"]
+    assert facts_of(whole)["best_step"] == facts_of(broken)["best_step"] is not None
+
+    facts = facts_of(whole)
+    trained = sum(x.numel() for x in one.values())
+    assert facts["trained_parameters"] == trained < facts["parameters"]
+    assert f"trained: {trained:,} of {facts['parameters']:,} parameters" in printed and "adapter, tokenizer" in printed
+    assert {name.split(".")[2] for name in one if "lora" not in name} == {"score", "model"}  # new head and pooler
+    assert (masked_base / "model.safetensors").read_bytes() == before
+
+    # PEFT's own way, and transformers' with the config beside it.
+    from anyformer.pipelines.adapters import load_config, load_merged, load_model
+    from anyformer.pipelines.interop.verify import Float64Mode
+
+    auto = transformers.AutoModelForSequenceClassification
+    config = load_config(whole)
+    assert config.id2label == {0: "sad", 1: "glad"} and json.loads((whole / "adapter_config.json").read_text())[
+        "base_model_name_or_path"
+    ] == str(masked_base)
+    adapted = load_model(auto, whole, dtype=torch.float64).eval()
+    wrapped = peft.AutoPeftModelForSequenceClassification.from_pretrained(whole, dtype=torch.float64).eval()
+    ids = torch.randint(4, 200, (3, 12), generator=torch.Generator().manual_seed(0))
+    sum_of_both = load_merged(auto, whole, dtype=torch.float64)[0].eval()
+    with Float64Mode():
+        expected = adapted(input_ids=ids).logits
+        assert torch.equal(wrapped(input_ids=ids).logits, expected)
+        torch.testing.assert_close(sum_of_both(input_ids=ids).logits, expected, atol=MERGED, rtol=0)
+    base = load_file(masked_base / "model.safetensors")
+    state = {name.replace(".base_layer", ""): x for name, x in adapted.state_dict().items()}
+    kept = [name for name in base if name in state]
+    assert len(kept) > 10 and all(torch.equal(state[name], base[name].double()) for name in kept)
+
+    assert command("merge", whole, tmp_path / "merged") == 0
+    assert "the adapter added to" in capsys.readouterr().out
+    merged = auto.from_pretrained(tmp_path / "merged").eval()
+    assert merged.config.id2label == config.id2label and not list((tmp_path / "merged").glob("adapter*"))
+    torch.testing.assert_close(merged(input_ids=ids).logits, expected.float(), atol=SAVED, rtol=0)
+    answer = transformers.pipeline("text-classification", str(tmp_path / "merged"))("a lovely film with two actors")
+    assert answer[0]["label"] in ("sad", "glad")
+
+    assert command("evaluate", whole) == 0
+    measured = json.loads(next(whole.glob("evaluation-*.json")).read_text())["metrics"]
+    assert measured["accuracy"] == facts["metrics"]["test_accuracy"]
+    assert measured["loss"] == pytest.approx(facts["metrics"]["test_loss"], abs=1e-6)
+    card = (whole / "README.md").read_text()
+    assert "library_name: peft" in card and "PeftModel.from_pretrained" in card and "num_labels=2" in card
+    capsys.readouterr()
+    assert command("publish", whole, "me/mine") == 2
+    assert "anyformer merge" in capsys.readouterr().err
+
+
+def test_an_adapted_decoder_writes_goes_on_and_is_saved_merged_on_request(tmp_path, tiny_recipe, command, capsys):
+    base = tmp_path / "base"
+    recipe = tiny_recipe(training={"max_steps": 3, "output_dir": str(base)})
+    assert command("train", recipe) == 0
+    lora = ["training.lora={r: 2, alpha: 8}", "training.max_steps=4", "evaluation.average_checkpoints=2"]
+    lora += ["training.save_steps=2", "evaluation.sample_prompts=[The]", "evaluation.sample_tokens=4"]
+    run = tmp_path / "run"
+    assert command("train", recipe, f"model.name_or_path={base}", *lora, f"training.output_dir={run}") == 0
+    found = [load_file(run / f"checkpoint-{step}" / ADAPTER) for step in (2, 4)]
+    mean = {name: (found[0][name] + found[1][name]) / 2 for name in found[0]}
+    torch.testing.assert_close(load_file(run / ADAPTER), mean, atol=1e-7, rtol=0)
+    assert facts_of(run)["samples"][0]["text"].startswith("The")
+    capsys.readouterr()
+    assert command("generate", run, "The", "--max-new-tokens", "4", "--greedy") == 0
+    assert capsys.readouterr().out.startswith("The")
+    # An adapter is a start like any other: its base with it is trained on.
+    again = [f"model.name_or_path={run}", "training.max_steps=1", f"training.output_dir={tmp_path / 'again'}"]
+    assert command("train", recipe, *again) == 0 and (tmp_path / "again" / "model.safetensors").is_file()
+    assert command("train", recipe, *again, "training.lora={}") == 2
+    assert "is an adapter itself" in capsys.readouterr().err
+    merged = [f"model.name_or_path={base}", "training.lora={merge: true}", "training.max_steps=1"]
+    assert command("train", recipe, *merged, f"training.output_dir={tmp_path / 'merged'}") == 0
+    one, other = load_file(base / "model.safetensors"), load_file(tmp_path / "merged" / "model.safetensors")
+    assert one.keys() == other.keys() and not (tmp_path / "merged" / ADAPTER).exists()
+    changed = {name.split(".")[-2] for name in one if not torch.equal(one[name], other[name])}
+    assert changed == {"q_proj", "v_proj"}  # what PEFT adapts where nobody says
+
+
+def test_lora_that_cannot_be_had_is_refused_in_one_sentence(tmp_path, tiny_recipe, command, capsys, monkeypatch):
+    recipe = tiny_recipe(training={"max_steps": 1})
+    assert command("train", recipe, "training.lora={r: 4}") == 2
+    assert "this model's are fresh; set model.name_or_path" in capsys.readouterr().err
+    assert command("train", recipe, "training.lora={rank: 4}") == 2
+    assert "training.lora.rank: no such setting" in capsys.readouterr().err
+    assert command("train", recipe) == 0
+    start = ("train", recipe, f"model.name_or_path={tmp_path / 'run'}", f"training.output_dir={tmp_path / 'x'}")
+    capsys.readouterr()
+    assert command(*start, "training.lora={target_modules: [q_porj]}") == 2
+    assert "has no module 'q_porj'; did you mean q_proj?" in capsys.readouterr().err
+    assert command("merge", tmp_path / "run", tmp_path / "y") == 2
+    assert "holds no adapter" in capsys.readouterr().err
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else find(name, *rest))
+    assert command(*start, "training.lora={}") == 2
+    assert "training.lora needs the package peft; install anyformer[peft]" in capsys.readouterr().err
