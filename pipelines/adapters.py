@@ -61,7 +61,18 @@ def load_model(auto_class, name_or_path: str | Path, **kwargs):
         if kwargs.get("config") is None:
             trust = {name: kwargs[name] for name in ("trust_remote_code",) if name in kwargs}
             kwargs["config"] = load_config(name_or_path, **trust)
+        loaded = auto_class.from_pretrained(name_or_path, **kwargs)
+        give_generation_config(loaded[0] if isinstance(loaded, tuple) else loaded, name_or_path)
+        return loaded
     return auto_class.from_pretrained(name_or_path, **kwargs)
+
+
+def give_generation_config(model, folder: str | Path) -> None:
+    """Let a model loaded from an adapter generate as it was trained to: transformers takes the base's settings."""
+    from transformers import GenerationConfig
+
+    if model.can_generate() and (Path(folder) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 def load_merged(auto_class, folder: str | Path, **kwargs):
@@ -80,4 +91,5 @@ def load_merged(auto_class, folder: str | Path, **kwargs):
         there = {name.removeprefix(PREFIX) for name in weights.keys()}  # noqa: SIM118 - iterating over it fails
     lacking = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])} - there
     merged = PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
+    give_generation_config(merged, folder)
     return merged.requires_grad_(True), lacking  # PEFT had frozen the base

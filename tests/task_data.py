@@ -60,6 +60,51 @@ def pairs(path: Path, number=160, seed=0) -> Path:
     return write_lines(path, rows)
 
 
+def questions(path: Path, number=160, seed=0) -> Path:
+    """What to do with two to five words, and the answer: {"instruction", "input", "output"}."""
+    draw, rows = random.Random(seed), []
+    for i in range(number):
+        words = draw.choices(list(WORDS), k=draw.randint(2, 5))
+        ask, answer = [("Say it in German.", " ".join(map(WORDS.get, words))), ("Say it twice.", " ".join(words * 2))][
+            i % 2
+        ]
+        rows.append({"instruction": ask, "input": " ".join(words), "output": answer})
+    return write_lines(path, rows)
+
+
+def opinions(path: Path, number=160, seed=0) -> Path:
+    """An instruction with its better and its worse answer: {"instruction", "input", "chosen", "rejected"}."""
+    draw, rows = random.Random(seed), []
+    for _ in range(number):
+        words = " ".join(draw.choices(list(WORDS), k=draw.randint(2, 4)))
+        better, worse = draw.choice(GOOD), draw.choice(BAD)
+        ask = {"instruction": "What is it like?", "input": words}
+        rows.append({**ask, "chosen": f"{words} is {better}", "rejected": f"{words} is {worse}"})
+    return write_lines(path, rows)
+
+
+def random_decoder(folder: Path, **fields) -> Path:
+    """A saved decoder with random weights, and a tokenizer of bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    import anyformer
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    letters, special = pre_tokenizers.ByteLevel.alphabet(), ["<|endoftext|>", "<|pad|>"]
+    backend.train_from_iterator(
+        [], trainers.BpeTrainer(vocab_size=258, initial_alphabet=letters, special_tokens=special, show_progress=False)
+    )
+    names = {"bos_token": special[0], "eos_token": special[0], "pad_token": special[1]}
+    inputs = ["input_ids", "attention_mask"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names)
+    config = anyformer.AnyformerDecoderConfig(vocab_size=258, bos_token_id=0, eos_token_id=0, pad_token_id=1, **fields)
+    anyformer.AnyformerDecoderForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
     """Write a recipe of the task `kind` that trains in a second or two; keyword sections override single settings."""
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -71,8 +116,11 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
             *("encoder", pairs),
             {"text_pair_field": "other", "label_range": [0, 5], "max_length": 40},
         ),
+        "instruction_tuning": ("decoder", questions, {"max_length": 128}),
+        "preference": ("decoder", opinions, {"max_length": 128}),
     }
     family, write, settings = tasks[kind]
+    small |= {"max_position_embeddings": 128} if settings["max_length"] > 64 else {}
     recipe = {
         "model": {"family": family, **small},
         "tokenizer": {"type": "byte_bpe", "vocab_size": 300},
@@ -93,6 +141,12 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
         },
         "evaluation": {"every_steps": 5},
     }
+    if family == "decoder":  # it writes answers at the end, token by token
+        recipe["evaluation"]["sample_tokens"] = 4
+    if kind == "preference":  # which tunes a model that is there
+        base = random_decoder(folder / "base", **small)
+        recipe["model"] = {"name_or_path": str(base)}
+        del recipe["tokenizer"]
     for section, values in sections.items():
         recipe[section] = {**recipe.get(section, {}), **values}
     path = folder / f"{name}.yaml"

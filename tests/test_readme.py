@@ -39,7 +39,8 @@ TINY = [
     *("training.per_device_eval_batch_size=32", "training.warmup_steps=0.1"),
 ]
 # Recipes with a task have no rows of a length of their own.
-TASKS = ("imdb_classify", "multi30k_en_de", "fashion_mnist_vit", "fashion_mnist_pixels")
+CHATS = ("instructions_1k", "preferences_1k")
+TASKS = ("imdb_classify", "multi30k_en_de", "fashion_mnist_vit", "fashion_mnist_pixels", *CHATS)
 IMAGES = ("fashion_mnist_vit", "fashion_mnist_pixels")
 SMALL_VOCABULARY = "tokenizer.vocab_size=400"  # not for recipes whose tokenizer keeps every character
 
@@ -141,6 +142,12 @@ NOT_RUN = [
     NotRun("anyformer train quickstart data.dataset=", "the Hub", arguments_parse),
     NotRun("vllm serve ", "an environment of its own; ecosystem/test_vllm.py runs the engine", serves_with_our_code),
     NotRun("anyformer convert gpt2 ", "the Hub", arguments_parse),
+    NotRun(
+        "anyformer train imdb_classify model.name_or_path=runs/imdb_mlm 'training.lora=",
+        "PEFT is no part of the dev extra; test_lora.py runs it",
+        arguments_parse,
+    ),
+    NotRun("anyformer merge ", "PEFT is no part of the dev extra; test_lora.py runs it", arguments_parse),
     NotRun("anyformer publish ", "an account; test_publishing.py has a Hub of its own", arguments_parse),
 ]
 
@@ -174,9 +181,13 @@ def write_texts(folder: Path) -> None:
     sentences = [line for name in names for line in topics[name].splitlines() if len(line) > 40][:24]
     labelled = [{"text": line, "label": number % 2} for number, line in enumerate(sentences)]
     pairs = [{"en": line, "de": line.upper()} for line in sentences]
+    asked = [{"instruction": line[:20], "input": "", "output": line[20:30]} for line in sentences]
+    chosen = [row | {"chosen": row["output"], "rejected": row["output"].upper()} for row in asked]
     for rows, place, splits in (
         (labelled, "imdb_5k", ("train", "test")),
         (pairs, "multi30k_en_de", ("train", "validation", "test_2016_flickr")),
+        (asked, "instructions_1k", ("train", "validation", "test")),
+        (chosen, "preferences_1k", ("train", "validation", "test")),
     ):
         (folder / "data" / place).mkdir()
         for split in splits:
@@ -202,6 +213,8 @@ PREPARED = (
     "anyformer train imdb_mlm",
     "anyformer train imdb_classify model.name_or_path=",
     "anyformer train fashion_mnist_vit",
+    "anyformer train instructions_1k",
+    "anyformer train preferences_1k",
     "anyformer train stdlib_long_context_base",
 )
 
@@ -251,7 +264,8 @@ def made_tiny(words: list[str]) -> list[str]:
     if set(IMAGES) & set(words):
         tiny = [setting for setting in tiny if not setting.startswith(("data.", "evaluation."))]
         return [*words, *tiny, "evaluation.every_steps=2"]
-    if any("name_or_path" in word for word in words) or "stdlib_long_context" in words:
+    of_checkpoint = ("stdlib_long_context", *CHATS)
+    if any("name_or_path" in word for word in words) or set(of_checkpoint) & set(words):
         return [*words, *(setting for setting in tiny if not setting.startswith("model."))]
     if "multi30k_en_de" in words:
         tiny += ["task.max_new_tokens=4", "training.save_steps=2"]

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+from ..adapters import is_adapter
 from ..errors import UserError, loading_reason
 from ..generation import locate_model
 from ..publishing.model_card import write_model_card
@@ -43,6 +44,10 @@ def convert(
         raise UserError(f"to={to!r} is no direction; known: {', '.join(DIRECTIONS)}")
     destination = destination_folder(destination)
     source = locate_model(str(source))
+    if is_adapter(source):
+        raise UserError(
+            f"MODEL={source} is an adapter; make a whole model of it first, with anyformer merge {source} OUT"
+        )
     from transformers.utils import logging
 
     import anyformer

@@ -23,10 +23,11 @@ class MetricRow:
     """One metric.
 
     compares: "classes", "label_sets" (for each class 0 or 1), "numbers" or "texts", where predictions stand beside
-    references; "tokens" or "pixels", where it is computed from summed losses. also: what else it compares.
-    load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for
-    metrics of losses. of_losses: computes it from objectives/perplexity.py's TokenLosses or PixelLosses; None where a
-    pass over the rows does not give it. every_token: it needs each token predicted once. whole_text: it means nothing
+    references; "rewards", those of chosen answers beside those of rejected ones; "tokens" or "pixels", where it is
+    computed from summed losses. also: what else it compares. load: makes the evaluate.Metric, called with
+    evaluate.Metric's arguments; None for metrics of losses. of_losses: computes it from objectives/perplexity.py's
+    TokenLosses or PixelLosses; None where a pass over the rows does not give it. every_token: it needs each token
+    predicted once. whole_text: it means nothing
     for a part of the rows. needs_train: it reads the training rows, too. two_classes: it is of two classes alone.
     needs: package beyond every installation's, and the extra that has it: ("rouge_score", "metrics").
     interval: (value, number of examples) -> the bounds of its 95 % confidence interval; None where it has none.
@@ -175,6 +176,8 @@ for _name, (_cls, _words) in _OF_CLASSES.items():
         )
 _built_in("f1_micro", "label_sets", "F1", "harmonic mean of precision and recall, over all labels at once", "micro")
 _built_in("matthews_correlation", "classes", "MatthewsCorrelation", "correlation of predicted and true classes")
+_built_in("reward_accuracy", "rewards", "RewardAccuracy", "share of pairs whose chosen answer has the higher reward")
+_built_in("reward_margin", "rewards", "RewardMargin", "mean difference of the rewards of chosen and rejected answers")
 _built_in("pearson", "numbers", "Pearson", "linear correlation of predicted and true numbers")
 _built_in("spearman", "numbers", "Spearman", "correlation of the ranks of predicted and true numbers")
 _built_in("bleu", "texts", "Bleu", "BLEU of sacrebleu, 0 to 100: word n-grams shared with the reference")

@@ -5,10 +5,12 @@ The interface is base.py. A new objective is a file here and a line below; nothi
 
 from .causal import Causal
 from .image_classification import ImageClassification
+from .instruction_tuning import InstructionTuning
 from .masked import Masked
 from .masked_image import MaskedImage
 from .multi_label_classification import MultiLabelClassification
 from .pixels import Pixels
+from .preference import Preference
 from .sentence_similarity import SentenceSimilarity
 from .sequence_classification import SequenceClassification
 from .sequence_regression import SequenceRegression
@@ -18,10 +20,12 @@ from .translation import Translation
 __all__ = [
     "Causal",
     "ImageClassification",
+    "InstructionTuning",
     "Masked",
     "MaskedImage",
     "MultiLabelClassification",
     "Pixels",
+    "Preference",
     "SentenceSimilarity",
     "SequenceClassification",
     "SequenceRegression",

@@ -5,7 +5,7 @@ all processes, so accumulating and more processes change nothing. torch is impor
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..data.batch_keys import IGNORE_INDEX
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 class OwnLoss(ABC):
     """What Objective.loss gives. A batch is a dict of the model's inputs and `labels`; labels of -100 are not counted.
 
-    outputs: of the model, which gets the batch without its labels.
+    outputs: of the model, which gets the batch without what is named in `beside`.
     """
+
+    beside: ClassVar[tuple[str, ...]] = ("labels",)
 
     @abstractmethod
     def weight(self, batch: dict) -> "torch.Tensor":

@@ -103,6 +103,19 @@ class Tokenized:
                 f"model.vocab_size={rows} is smaller than tokenizer.vocab_size={size}; remove model.vocab_size"
             )
 
+    def prompt_tokens(self, prompt: str) -> int:
+        """How many tokens the model reads of one of evaluation.sample_prompts."""
+        return len(self.tokenizer(prompt)["input_ids"])
+
+    def check_prompts(self, most: int) -> None:
+        """Raise UserError for a prompt that leaves a model of `most` positions no room for an answer."""
+        for i, prompt in enumerate(self.recipe.evaluation.sample_prompts):
+            tokens = self.prompt_tokens(prompt)
+            if tokens >= most:
+                raise UserError(
+                    f"evaluation.sample_prompts.{i} has {tokens} tokens, but the model has {most} positions; shorten it"
+                )
+
     def need_tokens(self, **words: str) -> None:
         """Raise UserError where the tokenizer lacks one of the tokens: need_tokens(eos="an end-of-text")."""
         for name, noun in words.items():
@@ -110,26 +123,12 @@ class Tokenized:
                 raise UserError(f"{self.setting} needs a tokenizer with {noun} token; this one has none")
 
 
-class TextObjective(Tokenized, Objective):
-    """Packed rows of text (data/packing.py). A subclass says what a batch is; most change `collator` alone.
+class TokenPredictions:
+    """What objectives and tasks share whose metrics follow from the summed loss of the predicted tokens."""
 
-    With shifts_labels a row that cuts a document is followed by one that begins with the cut document's last token
-    again; without it rows follow each other, and labels are all of a row's tokens, from which the collator chooses.
-    """
-
-    Settings = TextSettings
-    special_tokens = "none"
     compares = "tokens"
     default_metrics = ("perplexity",)
     counts_every_token: ClassVar[bool] = False  # whether each token is predicted once: then texts can be compared
-
-    def check_framing(self) -> None:
-        if self.special_tokens != "none" and self.framing() != self.special_tokens:
-            raise UserError(
-                f"tokenizer.framing={self.framing()} does not go with {self.setting}; it takes {self.special_tokens}"
-            )
-        if self.sentinels and self.recipe.tokenizer.sentinels == 0:
-            raise UserError(f"tokenizer.sentinels=0 does not go with {self.setting}; T5 has {SENTINELS}")
 
     @classmethod
     def metric_names(cls) -> list[str]:
@@ -144,6 +143,33 @@ class TextObjective(Tokenized, Objective):
                     f"known: perplexity"
                 )
         super().check_metrics()
+
+    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
+        from .perplexity import TokenLosses
+
+        store = getattr(train, "store", None)  # tokens of a text; None of a stream, and of examples
+        losses = TokenLosses(result["nll"], result["predictions"], rows, store, len(self.tokenizer))
+        chosen = {name: METRICS[name] for name in metrics}
+        return {name: row.of_losses(losses) for name, row in chosen.items() if store is not None or not row.needs_train}
+
+
+class TextObjective(TokenPredictions, Tokenized, Objective):
+    """Packed rows of text (data/packing.py). A subclass says what a batch is; most change `collator` alone.
+
+    With shifts_labels a row that cuts a document is followed by one that begins with the cut document's last token
+    again; without it rows follow each other, and labels are all of a row's tokens, from which the collator chooses.
+    """
+
+    Settings = TextSettings
+    special_tokens = "none"
+
+    def check_framing(self) -> None:
+        if self.special_tokens != "none" and self.framing() != self.special_tokens:
+            raise UserError(
+                f"tokenizer.framing={self.framing()} does not go with {self.setting}; it takes {self.special_tokens}"
+            )
+        if self.sentinels and self.recipe.tokenizer.sentinels == 0:
+            raise UserError(f"tokenizer.sentinels=0 does not go with {self.setting}; T5 has {SENTINELS}")
 
     def lengths(self) -> dict[str, int | None]:
         return {"sequence_length": self.settings.sequence_length}
@@ -209,24 +235,11 @@ class TextObjective(Tokenized, Objective):
         needs_train = any(METRICS[name].needs_train for name in metrics) and not self.recipe.data.streaming
         return [split, "train"] if needs_train else [split]
 
-    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        from .perplexity import TokenLosses
-
-        store = None if train is None or train.is_stream else train.store
-        losses = TokenLosses(result["nll"], result["predictions"], rows, store, len(self.tokenizer))
-        chosen = {name: METRICS[name] for name in metrics}
-        return {name: row.of_losses(losses) for name, row in chosen.items() if store is not None or not row.needs_train}
-
     # ---- the end of a run
 
     def check_model_length(self, most: int) -> None:
         super().check_model_length(most)
-        for i, prompt in enumerate(self.recipe.evaluation.sample_prompts):
-            tokens = len(self.tokenizer(prompt)["input_ids"])
-            if tokens >= most:
-                raise UserError(
-                    f"evaluation.sample_prompts.{i} has {tokens} tokens, but the model has {most} positions; shorten it"
-                )
+        self.check_prompts(most)
 
     def finishes_on(self) -> str:
         return "one" if self.recipe.evaluation.sample_prompts else "none"

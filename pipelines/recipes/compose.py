@@ -254,6 +254,10 @@ NOT_BUILT_IN = {
 }
 
 
+# What other libraries call ours.
+OTHER_NAMES = {"sft": "instruction_tuning", "chat": "instruction_tuning", "dpo": "preference"}
+
+
 def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
     """The error for a name that is none of the section's."""
     if found is not None:
@@ -263,6 +267,8 @@ def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
     known = names_of(section)
     missing = NOT_BUILT_IN.get(str(name))
     near = f"; {missing}; known: {', '.join(known)}" if missing else did_you_mean(str(name), known)
+    meant = OTHER_NAMES.get(str(name).lower())
+    near = f"; did you mean {meant}?" if meant in known else near
     return UserError(f"{section}.name={show(name)} is not one of its choices{near}")
 
 

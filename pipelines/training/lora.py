@@ -3,6 +3,7 @@
 New weights of the model, such as the head of a classifier, are trained and saved whole (PEFT's modules_to_save).
 """
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def check_lora(recipe: Recipe) -> None:
     if recipe.training.lora is None:
         return
     need_peft("training.lora")
+    engines = [os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true" for name in ("DEEPSPEED", "FSDP")]
+    if recipe.training.lora.merge and (any(engines) or recipe.training.extra.get("deepspeed") is not None):
+        raise UserError(
+            "training.lora.merge=true needs whole weights, but DeepSpeed and FSDP split them; leave it out, and make a "
+            "whole model of the run's folder with anyformer merge"
+        )
     name = recipe.model.name_or_path
     if name is not None and is_adapter(name):
         raise UserError(
@@ -105,10 +112,12 @@ def is_adapted(model: torch.nn.Module) -> bool:
 
 
 def save_adapted_config(model, folder: Path) -> None:
-    """Write what the adapted model's config says into the folder of its adapter."""
-    config = plain(model).config
-    config.architectures = [type(plain(model)).__name__]
-    config.to_json_file(str(folder / ADAPTED_CONFIG))
+    """Write what the adapted model's config says, and how it generates, into the folder of its adapter."""
+    model = plain(model)
+    model.config.architectures = [type(model).__name__]
+    model.config.to_json_file(str(folder / ADAPTED_CONFIG))
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
 
 
 def load_weights(model, weights: dict[str, torch.Tensor]) -> None:

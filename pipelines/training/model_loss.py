@@ -83,6 +83,10 @@ class ModelLoss:
             else {name: x for name, x in inputs.items() if name != "labels"}
         )
 
+    def _seen(self, batch: dict) -> dict:
+        """What of a batch the model gets where the loss is the objective's."""
+        return {name: x for name, x in batch.items() if name not in self.own.beside}
+
     def training_inputs(self, inputs: dict) -> dict:
         """The arguments of a forward pass that computes the training loss itself."""
         return {**inputs, **self._training_extras}
@@ -93,7 +97,7 @@ class ModelLoss:
         Trainer takes out the labels and hands them to `function`: in their place stands what that wants.
         """
         if self.own is not None:
-            return {**inputs, "labels": inputs}
+            return {**self._seen(inputs), "labels": inputs}
         if self._make_decoder_inputs is None or "decoder_input_ids" in inputs:
             return inputs
         return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}
@@ -101,7 +105,7 @@ class ModelLoss:
     def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(loss summed over a batch's labels, without smoothing; logits, or None where they are not needed)."""
         if self.own is not None:
-            outputs = model(**{name: x for name, x in inputs.items() if name != "labels"})
+            outputs = model(**self._seen(inputs))
             return self.own.total(outputs, inputs), self.own.logits(outputs, inputs) if needs_logits else None
         if self.is_exact and not needs_logits:
             extras = {"return_logits": False} if self._skips_logits else {}

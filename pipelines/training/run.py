@@ -16,6 +16,7 @@ from transformers import TrainingArguments, set_seed
 import anyformer
 
 from ..adapters import ADAPTER_CONFIG, load_model
+from ..data.reference import weights_identity
 from ..errors import UserError
 from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
@@ -23,6 +24,7 @@ from ..plugins import METRICS
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.schema import Recipe
 from ..storage.atomic import write_atomically
+from ..storage.cache import sha
 from ..storage.checkpoints import STAGING, list_checkpoints
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
@@ -84,6 +86,8 @@ def prepared(recipe: Recipe, arguments) -> tuple[PreparedData, TrainingArguments
     main = arguments.process_index == 0
     with arguments.main_process_first(local=False, desc="preparing data"):
         data = prepare_data(recipe, progress=main and sys.stdout.isatty())
+    if recipe.training.lora is not None:
+        data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
     rows = data.rows["train"]
     arguments = training_arguments(recipe, rows=None if rows.is_stream else len(rows))
     if recipe.evaluation.every_steps is not None and "validation" not in data.rows:

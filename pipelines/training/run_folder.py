@@ -79,6 +79,9 @@ class RunFolder:
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
                 f"{self.data['fingerprint'][:12]} here)"
             )
+        base = "base_weights"  # of a run with LoRA, whose checkpoints do not hold them
+        if difference is None and stored["data"].get(base) != self.data.get(base):
+            difference = f"the weights of model.name_or_path={self.recipe.model.name_or_path!r} have changed since"
         if difference is not None:
             raise UserError(
                 f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir, "

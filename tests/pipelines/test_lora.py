@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from processes import end_in_micro_batch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from task_data import task_recipe
 
 peft = pytest.importorskip("peft")
@@ -102,6 +102,16 @@ def test_an_adapted_classifier_survives_a_kill_loads_everywhere_and_merges(tmp_p
     capsys.readouterr()
     assert command("publish", whole, "me/mine") == 2
     assert "anyformer merge" in capsys.readouterr().err
+    # With a base that everybody has, the adapter and what belongs to it are published, and no path of this machine.
+    from anyformer.pipelines.publishing.publish import files_to_publish
+    from anyformer.pipelines.storage.model_folder import open_model_folder
+
+    own = json.loads((whole / "adapter_config.json").read_text())
+    (whole / "adapter_config.json").write_text(json.dumps(own | {"base_model_name_or_path": "me/base"}))
+    files = files_to_publish(open_model_folder(whole))
+    assert {"adapter_config.json", ADAPTER, "adapted_config.json", "tokenizer.json", "run.json"} <= files.keys()
+    texts = [file if isinstance(file, bytes) else file.read_bytes() for name, file in files.items() if name != ADAPTER]
+    assert "config.json" not in files and not any(str(tmp_path).encode() in text for text in texts)
 
 
 def test_an_adapted_decoder_writes_goes_on_and_is_saved_merged_on_request(tmp_path, tiny_recipe, command, capsys):
@@ -119,6 +129,20 @@ def test_an_adapted_decoder_writes_goes_on_and_is_saved_merged_on_request(tmp_pa
     capsys.readouterr()
     assert command("generate", run, "The", "--max-new-tokens", "4", "--greedy") == 0
     assert capsys.readouterr().out.startswith("The")
+    settings = json.loads((run / "generation_config.json").read_text()) | {"repetition_penalty": 1.5}
+    (run / "generation_config.json").write_text(json.dumps(settings))
+    import transformers
+    from anyformer.pipelines.adapters import load_model
+
+    assert load_model(transformers.AutoModelForCausalLM, run).generation_config.repetition_penalty == 1.5
+    assert command("convert", run, tmp_path / "native") == 2
+    assert "is an adapter; make a whole model of it first" in capsys.readouterr().err
+    # Its checkpoints do not hold the base, so a run does not go on from another one.
+    changed = load_file(base / "model.safetensors")
+    save_file({name: x + 1 for name, x in changed.items()}, base / "model.safetensors", {"format": "pt"})
+    assert command("train", recipe, f"model.name_or_path={base}", *lora, f"training.output_dir={run}") == 2
+    assert "have changed since" in capsys.readouterr().err
+    save_file(changed, base / "model.safetensors", {"format": "pt"})
     # An adapter is a start like any other: its base with it is trained on.
     again = [f"model.name_or_path={run}", "training.max_steps=1", f"training.output_dir={tmp_path / 'again'}"]
     assert command("train", recipe, *again) == 0 and (tmp_path / "again" / "model.safetensors").is_file()
@@ -145,6 +169,10 @@ def test_lora_that_cannot_be_had_is_refused_in_one_sentence(tmp_path, tiny_recip
     assert "has no module 'q_porj'; did you mean q_proj?" in capsys.readouterr().err
     assert command("merge", tmp_path / "run", tmp_path / "y") == 2
     assert "holds no adapter" in capsys.readouterr().err
+    with monkeypatch.context() as launched:
+        launched.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+        assert command(*start, "training.lora={merge: true}") == 2
+    assert "needs whole weights, but DeepSpeed and FSDP split them" in capsys.readouterr().err
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else find(name, *rest))
     assert command(*start, "training.lora={}") == 2

@@ -9,13 +9,15 @@ from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped, shipped_yaml
 from image_data import pictures
-from task_data import pairs, reviews, sentences, write_lines
+from task_data import opinions, pairs, questions, random_decoder, reviews, sentences, write_lines
 
 EXAMPLES = {
     "sequence_classification": reviews,
     "translation": sentences,
     "sequence_regression": pairs,
     "sentence_similarity": pairs,
+    "instruction_tuning": questions,
+    "preference": opinions,
 }
 COLUMNS = {"text_field": "text", "text_pair_field": "other", "label_field": "label"}  # of these examples
 
@@ -46,22 +48,24 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
 ):
     monkeypatch.chdir(tmp_path)
     overrides = [*TINY_DATA, *TINY_MODEL, f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
-    checkpoint = shipped_yaml("recipes", name)["model"].get("name_or_path")
-    if checkpoint is not None:  # of another recipe, which comes first
+    checkpoint, task = (shipped_yaml("recipes", name).get(key, {}) for key in ("model", "task"))
+    checkpoint = checkpoint.get("name_or_path")
+    if checkpoint is not None and task:
+        random_decoder(checkpoint, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    elif checkpoint is not None:  # of another recipe, which comes first
         base = [f"data.files={text_file}", f"training.output_dir={checkpoint}", "training.max_steps=1"]
         tiny = [*TINY_DATA, *TINY_MODEL, *base, "evaluation={}"]
         assert command("train", Path(checkpoint).name, *tiny) == 0
         overrides = [each for each in overrides if not each.startswith(("model.", "tokenizer="))]
     if name == "tinyshakespeare_char":
         overrides = [f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
-    task = shipped_yaml("recipes", name).get("task")
-    if task is not None and task["name"] in EXAMPLES:
+    if task and task["name"] in EXAMPLES:
         text_file = EXAMPLES[task["name"]](tmp_path / "examples.jsonl")
         named = {column: task.get(field, column) for field, column in COLUMNS.items()}
         rows = [json.loads(line) for line in text_file.read_text().splitlines()]
         write_lines(text_file, [{named.get(name, name): value for name, value in row.items()} for row in rows])
-        tokenizer = "tokenizer={type: byte_bpe, vocab_size: 300}"
-        overrides = [f"data.files={text_file}", tokenizer, f"training.output_dir={tmp_path / 'run'}"]
+        tokenizer = ["tokenizer={type: byte_bpe, vocab_size: 300}"] if checkpoint is None else []
+        overrides = [f"data.files={text_file}", *tokenizer, f"training.output_dir={tmp_path / 'run'}"]
     if objective_of(load_recipe(name)).special_tokens is None:  # images
         overrides = [f"data.files={pictures(tmp_path / 'pictures.parquet')}", f"training.output_dir={tmp_path / 'run'}"]
     overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]

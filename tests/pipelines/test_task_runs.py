@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from task_data import GOOD, NEUTRAL, task_recipe, write_lines
 
 KINDS = ("sequence_classification", "translation", "sentence_similarity", "multi_label_classification")
+KINDS += ("instruction_tuning", "preference")
 
 
 def facts_of(run):
@@ -114,7 +115,10 @@ def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, com
     assert rates[21] == pytest.approx(max(rates), rel=0.1) and rates[80] == pytest.approx(max(rates) / 2, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW = ("instruction_tuning",)  # rows as others have them; the fast suite keeps one kind of chat
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k in SLOW else ()) for k in KINDS])
 def test_a_killed_run_ends_bit_identical_past_the_end_of_an_epoch(tmp_path, command, kind):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     best = {"best_metric": "loss"}

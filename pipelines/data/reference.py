@@ -1,0 +1,58 @@
+"""Rows beside what another model says of them, computed once and kept in the cache."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from ..adapters import base_of, is_adapter
+from ..storage.cache import cached_folder, sha
+from ..storage.checksums import crc32
+from .rows import Rows
+
+FILE = "reference.npy"
+
+
+class WithReference(Rows, Dataset):
+    """The rows of an encoded split, each with `reference`: float32 of shape (K,).
+
+    numbers: (N, K). key: identity of what they were computed from.
+    """
+
+    def __init__(self, rows, numbers: np.ndarray, key: str):
+        self.rows, self.numbers = rows, numbers
+        self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
+        self.row_lengths = rows.row_lengths
+
+    @classmethod
+    def cached(cls, rows, cache: Path, key: str, compute: Callable[[], np.ndarray]) -> "WithReference":
+        """The rows with the numbers of cache/reference/key, which `compute` gives where they are missing."""
+        folder = cached_folder(Path(cache), "reference", key, lambda work: np.save(work / FILE, compute()))
+        return cls(rows, np.load(folder / FILE), key)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.rows[index] | {"reference": torch.from_numpy(self.numbers[index])}
+
+    def texts(self, column: str) -> list[str]:
+        """A column of raw texts, in the order of the rows."""
+        return self.rows.texts(column)
+
+
+def weights_identity(name_or_path: str) -> list:
+    """JSON that changes whenever the weights of a model do: checksums of its files, or its revision on the Hub."""
+    folder = Path(name_or_path).expanduser()
+    if not folder.is_dir():
+        from transformers.utils import cached_file
+
+        try:  # the path in the Hub's cache has the commit in it
+            return [name_or_path, cached_file(name_or_path, "config.json")]
+        except (OSError, ValueError):  # who loads it says what is wrong
+            return [name_or_path]
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*config.json")])
+    base = weights_identity(base_of(folder)) if is_adapter(folder) else []
+    return [[file.name, crc32(file)] for file in files] + base

@@ -1,0 +1,272 @@
+"""What tasks share that learn answers in conversations: messages from columns, chat template, samples at the end."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.documents import Corpus, Document, SkipCounts
+from ..errors import UserError
+from ..recipes.schema import ObjectiveSettings, doc
+from .base import SAMPLES, FinishedModel
+from .examples import TextTask
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
+
+# For a tokenizer that has none: the role in a line of its own, then the text, ended by the end-of-text token. All of
+# these are in every vocabulary, so a model of any tokenizer learns them without a new embedding, and generation stops
+# by itself. Zephyr's template (Tunstall et al. 2023), with the answer marked as transformers and TRL want it.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] | trim + eos_token }}{% endgeneration %}"
+    "{% else %}{{ message['content'] | trim + eos_token }}{% endif %}"
+    "{{ '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+ASSISTANT = "assistant"
+
+Messages = list[dict[str, str]]
+
+
+@dataclass
+class ChatSettings(ObjectiveSettings):
+    """What all tasks over conversations have."""
+
+    prompt_field: str | None = doc(
+        "column of what is asked: a text, or a list of messages {role, content}", "instruction"
+    )
+    input_field: str | None = doc(
+        "column of a text that belongs to it, put after an empty line where there is one; null: none", "input"
+    )
+    system: str | None = doc("text of a system message before each conversation that has none")
+    max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, at_least=2, at_most=2**20)
+
+
+class ChatTask(TextTask):
+    """A subclass says which columns hold answers, and makes rows of conversations."""
+
+    auto_class = "AutoModelForCausalLM"
+    families = ("decoder", "moe")
+    special_tokens = "none"
+    hub_task = "text-generation"
+    continues_prompts = True
+    samples_are_answers = True
+
+    def columns(self) -> dict[str, str]:
+        section = self.settings
+        names = {"prompt_field": section.prompt_field, "input_field": section.input_field}
+        return {field: column for field, column in names.items() if column is not None}
+
+    def check(self) -> None:
+        section = self.settings
+        if section.prompt_field is None and section.input_field is not None:
+            raise UserError(
+                f"task.input_field={section.input_field!r} belongs to task.prompt_field, which is null; set both so"
+            )
+        super().check()
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+    # ---- messages
+
+    def prompt_of(self, place: str, row: dict) -> Messages:
+        """What is asked, as messages. Raises UserError."""
+        section = self.settings
+        if section.prompt_field is None:
+            messages = []
+        else:
+            messages = self.messages_of("prompt_field", section.prompt_field, place, row, "user")
+        more = row[section.input_field] if section.input_field is not None else None
+        if more is not None and not isinstance(more, str):
+            raise UserError(f"task.input_field={section.input_field!r}: {place} holds {type(more).__name__}, not text")
+        if more and more.strip():
+            messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n\n{more}"}
+        return messages
+
+    def messages_of(self, field: str, column: str, place: str, row: dict, role: str) -> Messages:
+        """The messages in a column; a text is one message of `role`. Raises UserError, naming `field`, for none."""
+        value, where = row[column], f"task.{field}={column!r}: {place}"
+        if isinstance(value, str):
+            value = [{"role": role, "content": value}]
+        if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+            held = "null" if value is None else type(value).__name__
+            raise UserError(f"{where} holds {held}, neither a text nor a list of messages {{role, content}}")
+        for message in value:
+            for name in ("role", "content"):
+                if not isinstance(message.get(name), str):
+                    raise UserError(f"{where} holds a message without {name}, which must be a text")
+            if not message["content"].strip():
+                raise UserError(f"{where} holds an empty text of the {message['role']}; leave the example out")
+        if not value:
+            raise UserError(f"{where} holds no message")
+        return [{"role": message["role"], "content": message["content"]} for message in value]
+
+    def conversation(self, field: str, prompt: Messages, answer: Messages, place: str) -> Messages:
+        """Prompt and answer, whose last message is the assistant's, after the recipe's system message."""
+        messages = [*prompt, *answer]
+        if messages[-1]["role"] != ASSISTANT:
+            raise UserError(
+                f"task.{field}: {place} ends with a message of the {messages[-1]['role']}, not with an answer of the "
+                f"{ASSISTANT}, which alone is learned"
+            )
+        return self.with_system(messages)
+
+    def with_system(self, messages: Messages) -> Messages:
+        system = self.settings.system
+        if system is None or (messages and messages[0]["role"] == "system"):
+            return messages
+        return [{"role": "system", "content": system}, *messages]
+
+    @abstractmethod
+    def conversations(self, place: str, row: dict) -> list[Messages]:
+        """The conversations of an example, each ending with an answer. Raises UserError."""
+
+    # ---- tokens
+
+    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+        """Raises UserError for a tokenizer without end-of-text token, or with a template that cannot be used."""
+        self.processor = self.train_or_load_tokenizer(ChatTexts(splits["train"], self), cache, progress)
+        self.need_tokens(eos="an end-of-text")
+        tokenizer = self.tokenizer
+        if tokenizer.chat_template is None:
+            tokenizer.chat_template = CHAT_TEMPLATE
+        self.padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        probe = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
+        ((ids, learned),) = self.encode([("a probe", probe)])
+        self.end_of_answer = [number for number, is_learned in zip(ids, learned) if is_learned][-1]
+
+    def render(self, messages: Messages, place: str, **kwargs) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+        except TemplateError as error:
+            raise UserError(f"{place} does not suit the tokenizer's chat template: {error}") from error
+
+    def answers_in(self, messages: Messages, place: str, last_only: bool) -> tuple[str, list[tuple[int, int]]]:
+        """(a conversation as text, from where to where answers stand in it). Raises UserError."""
+        text = self.render(messages, place)
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != ASSISTANT or (last_only and number < len(messages) - 1):
+                continue
+            before = self.render(messages[:number], place, add_generation_prompt=True)
+            through = self.render(messages[: number + 1], place).rstrip()
+            if not through.startswith(before) or not text.startswith(through):
+                raise UserError(
+                    f"the tokenizer's chat template writes a message otherwise once another follows ({place}), so its "
+                    f"answers cannot be told apart; set tokenizer.name_or_path to one with a plainer template"
+                )
+            spans.append((len(before), len(through)))
+        return text, spans
+
+    def encode(
+        self, conversations: list[tuple[str, Messages]], last_only: bool = False
+    ) -> list[tuple[list[int], list[bool]]]:
+        """(token ids, whether each belongs to an answer, with the mark that ends it) of each (place, messages).
+
+        An answer is what the template writes between the prompt for it and the next message, without white space at its
+        end. A token that begins before it is not learned. last_only: whether only the last answer counts.
+        """
+        parts = [self.answers_in(messages, place, last_only) for place, messages in conversations]
+        texts = [text for text, _ in parts]
+        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+        found = []
+        for (_, spans), ids, offsets in zip(parts, encoded["input_ids"], encoded["offset_mapping"]):
+            found.append((ids, [any(a <= start and end <= b for a, b in spans) for start, end in offsets]))
+        return found
+
+    def no_room(self, what: str, examples: "Examples") -> UserError:
+        """The error for a split of which no example leaves room for an answer."""
+        longest = self.settings.max_length
+        return UserError(
+            f"task.max_length={longest}: no {what} of {examples.name} leaves room for an answer; set it higher"
+        )
+
+    # ---- the model
+
+    def prepare_model(self, model) -> None:
+        """Let generation stop at the mark that ends an answer."""
+        config = model.generation_config
+        known = config.eos_token_id if config.eos_token_id is not None else []
+        known = known if isinstance(known, list) else [known]
+        if self.end_of_answer in self.tokenizer.all_special_ids and self.end_of_answer not in known:
+            config.eos_token_id = [*known, self.end_of_answer] if known else self.end_of_answer
+        if config.pad_token_id is None:
+            config.pad_token_id = self.padding
+
+    # ---- samples
+
+    def prompt_tokens(self, prompt: str) -> int:
+        messages = self.with_system([{"role": "user", "content": prompt}])
+        return len(
+            self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        )
+
+    def check_model_length(self, most: int) -> None:
+        super().check_model_length(most)
+        self.check_prompts(most)
+
+    def finishes_on(self) -> str:
+        return "one"
+
+    def samples(self, finished: FinishedModel, splits: dict[str, Any]) -> list[dict]:
+        """Answers to the first conversations of the validation, or to evaluation.sample_prompts."""
+        prompts = [([{"role": "user", "content": text}], None) for text in self.recipe.evaluation.sample_prompts]
+        others = [rows for split, rows in splits.items() if split != "train"]
+        if not prompts and others:
+            asked, answers = others[0].texts("prompt")[:SAMPLES], others[0].texts("answer")[:SAMPLES]
+            prompts = [(json.loads(messages), answer) for messages, answer in zip(asked, answers)]
+        found = []
+        for messages, reference in prompts:
+            text = self.answer(finished.model, self.with_system(messages))
+            found.append({"prompt": messages[-1]["content"], "text": text})
+            if reference is not None:
+                found[-1]["reference"] = reference
+        return found
+
+    def answer(self, model, messages: Messages) -> str:
+        """The model's likeliest answer, of evaluation.sample_tokens tokens at most."""
+        import torch
+
+        from ..generation import free_positions
+
+        inputs = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        inputs = {name: inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
+        length = inputs["input_ids"].shape[1]
+        room = min(self.recipe.evaluation.sample_tokens, free_positions(model.config, length))
+        with torch.inference_mode():
+            output = model.generate(**inputs, max_new_tokens=room, do_sample=False)
+        return self.tokenizer.decode(output[0, length:], skip_special_tokens=True)
+
+    def sample_title(self, prompt: str) -> str:
+        return f"answer to {prompt!r}"
+
+    def how_to_use(self, folder: Path) -> str:
+        return f'anyformer generate {folder} "your question" --chat'
+
+
+class ChatTexts(Corpus):
+    """The texts of conversations as documents, for a tokenizer to be trained on."""
+
+    def __init__(self, examples: "Examples", task: ChatTask):
+        self.examples, self.task = examples, task
+        self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
+
+    def documents(self) -> Iterator[Document]:
+        for place, row in self.examples:
+            for messages in self.task.conversations(place, row):
+                # With the template's marks, of which a vocabulary of characters has to hold every one.
+                yield Document("".join(f"<|{part['role']}|>\n{part['content']}\n" for part in messages), place)
+
+    def identity(self) -> Any:
+        return {"examples": self.examples.identity(), "texts": "chats", "system": self.task.settings.system}

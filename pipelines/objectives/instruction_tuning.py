@@ -1,0 +1,156 @@
+"""Instructions and their answers, or whole conversations: the answers alone are learned."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..plugins import register_objective
+from ..recipes.schema import doc
+from ..words import counted
+from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
+from .text import TokenPredictions
+
+if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+    from ..data.packed_examples import PackedExamples
+
+
+@dataclass
+class InstructionTuningSettings(ChatSettings):
+    answer_field: str = doc("column of the answer: a text, or a list of messages {role, content}", "output")
+    messages_field: str | None = doc(
+        "column of whole conversations, lists of messages {role, content}; takes the place of the other columns"
+    )
+    packing: bool = doc("several whole conversations share a row, none sees another; false: one to a row", True)
+
+
+@register_objective
+class InstructionTuning(TokenPredictions, ChatTask):
+    """Answers to instructions, or the assistant's part of conversations, by a chat template.
+
+    Next-token prediction on the tokens of the answers (Ouyang et al. 2022, section 3.4), as TRL's SFTTrainer with
+    assistant_only_loss computes it. The template is the tokenizer's own, else a plain one that is saved with it.
+    """
+
+    name = "instruction_tuning"
+    Settings = InstructionTuningSettings
+    shifts_labels = True
+    loss_unit = "nats per token of the answers"
+
+    def columns(self) -> dict[str, str]:
+        section = self.settings
+        if section.messages_field is not None:
+            return {"messages_field": section.messages_field}
+        return super().columns() | {"answer_field": section.answer_field}
+
+    def conversations(self, place: str, row: dict) -> list[Messages]:
+        section = self.settings
+        if section.messages_field is not None:
+            messages = self.messages_of("messages_field", section.messages_field, place, row, ASSISTANT)
+            return [self.conversation("messages_field", [], messages, place)]
+        answer = self.messages_of("answer_field", section.answer_field, place, row, ASSISTANT)
+        return [self.conversation("answer_field", self.prompt_of(place, row), answer, place)]
+
+    # ---- rows
+
+    def rows(
+        self, source: "Examples", split: str, cache: Path, progress: bool = False
+    ) -> "EncodedExamples | PackedExamples":
+        """The conversations as input_ids and labels (-100 but for answers), one or several to a row."""
+        import pyarrow
+
+        from ..data.example_store import encode_examples
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
+        section, ids = self.settings, pyarrow.list_(pyarrow.int32())
+        columns = [("input_ids", ids), ("labels", ids)]
+        if split != "train":
+            columns += [("prompt", pyarrow.string()), ("answer", pyarrow.string())]
+        schema = pyarrow.schema(columns)
+        settings = [section.max_length, section.system, self.tokenizer.chat_template, schema.names]
+        key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
+        encoded = encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+        if not section.packing:
+            return encoded
+        from ..data.packed_examples import PackedExamples
+
+        return PackedExamples(encoded, section.max_length, self.padding)
+
+    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.example_store import in_batches
+
+        longest, kept = self.settings.max_length, 0
+        for batch in in_batches(examples):
+            columns: dict[str, list] = {name: [] for name in ("input_ids", "labels", "prompt", "answer", "left_out")}
+            asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
+            for (_, messages), (ids, learned) in zip(asked, self.encode(asked)):
+                ids, learned = ids[:longest], learned[:longest]
+                columns["left_out"].append(not any(learned))
+                if any(learned):
+                    columns["input_ids"].append(ids)
+                    columns["labels"].append([number if own else IGNORE_INDEX for number, own in zip(ids, learned)])
+                    columns["prompt"].append(json.dumps(messages[:-1], ensure_ascii=False))
+                    columns["answer"].append(messages[-1]["content"])
+            kept += len(columns["input_ids"])
+            yield columns
+        if not kept:
+            raise self.no_room("conversation", examples)
+
+    def _facts(self, batch: dict[str, list]) -> dict:
+        return {
+            "examples": len(batch["input_ids"]),
+            "tokens": sum(len(ids) for ids in batch["input_ids"]),
+            "answer_tokens": sum(sum(label >= 0 for label in labels) for labels in batch["labels"]),
+            "at_max_length": sum(len(ids) >= self.settings.max_length for ids in batch["input_ids"]),
+            "left_out": sum(batch["left_out"]),
+        }
+
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
+        from ..data.length_batching import PaddingCollator
+        from .causal import CausalCollator
+
+        return CausalCollator(packed) if self.settings.packing else PaddingCollator(self.padding)
+
+    def describe(self, rows: "EncodedExamples | PackedExamples") -> str:
+        facts = rows.facts
+        number = facts["examples"]
+        text = (
+            f"{counted(number, 'conversation')} of {rows.name}, {facts['tokens'] / number:.0f} tokens each, of which "
+            f"{facts['answer_tokens'] / number:.0f} are answers; {facts['at_max_length'] / number:.1%} fill "
+            f"max_length={self.settings.max_length}"
+        )
+        if facts["left_out"]:
+            text += f"; {counted(facts['left_out'], 'more')} left out, whose prompt alone is longer"
+        if "fill_rate" in facts:
+            text += f"\npacked into {counted(len(rows), 'row')}, {facts['fill_rate']:.1%} filled"
+        return text
+
+    # ---- words
+
+    def step_words(self) -> str:
+        return f"rows x {self.settings.max_length} tokens" if self.settings.packing else "conversations"
+
+    def legend(self):
+        from .showing import NOT_PREDICTED, PADDING, marked
+
+        return marked(
+            "a colour per conversation; ",
+            ("underlined", NOT_PREDICTED),
+            ": read, but not learned; the rest is learned: the answers and what ends them; ",
+            ("struck through", PADDING),
+            ": padding",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import is_label, row_text
+
+        documents = rows.documents(number, row) or [(number, 0, len(row["input_ids"]))]
+        learned = int(is_label(row["labels"]).sum())
+        what = counted(len(documents), "conversation")
+        console.rule(f"row {number}: {len(row['input_ids'])} tokens, {what}, {learned} learned", align="left")
+        console.print(row_text(row, documents, self.tokenizer))

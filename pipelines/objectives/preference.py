@@ -1,0 +1,333 @@
+"""Which of two answers is preferred, learned from pairs by direct preference optimization."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from ..errors import UserError
+from ..plugins import register_objective
+from ..recipes.schema import doc
+from ..words import counted, watched
+from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
+from .losses import OwnLoss
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
+    from ..data.reference import WithReference
+
+ANSWERS, REFERENCE = "answers", "reference"  # of a batch: which tokens are answers; what the reference says of them
+PARTS = ("chosen", "rejected")
+
+
+@dataclass
+class PreferenceSettings(ChatSettings):
+    prompt_field: str | None = doc(
+        "column of what is asked: a text, or a list of messages {role, content}; null: the answers are conversations",
+        "instruction",
+    )
+    chosen_field: str = doc("column of the better answer: a text, or a list of messages", "chosen")
+    rejected_field: str = doc("column of the worse answer", "rejected")
+    beta: float = doc("how dear it is to leave the reference model: the paper's beta", 0.1, above=0)
+    reference: str | None = doc(
+        "the model that answers are compared with; null: model.name_or_path, from which the training starts"
+    )
+
+
+@register_objective
+class Preference(ChatTask):
+    """The better of two answers, by direct preference optimization (DPO).
+
+    Rafailov et al. 2023, eq. 7, as TRL's DPOTrainer computes it. The reference model's log-probabilities are computed
+    once, before the training, and kept in the cache.
+    """
+
+    name = "preference"
+    Settings = PreferenceSettings
+    compares = "rewards"
+    default_metrics = ("reward_accuracy", "reward_margin")
+    validates_metrics = True
+    loss_unit = "nats per pair"
+    row_noun = "pair"
+
+    def check(self) -> None:
+        if self.recipe.model.name_or_path is None:
+            raise UserError(
+                "task.name=preference tunes a model that answers already, and this one's weights are fresh; set "
+                "model.name_or_path, such as to a run with task.name=instruction_tuning"
+            )
+        if self.settings.reference is None:
+            # Spelled out, so that the saved recipe says with what the trained model was compared.
+            self.settings.reference = self.recipe.model.name_or_path
+        super().check()
+
+    def columns(self) -> dict[str, str]:
+        section = self.settings
+        answers = {"chosen_field": section.chosen_field, "rejected_field": section.rejected_field}
+        return super().columns() | answers
+
+    def conversations(self, place: str, row: dict) -> list[Messages]:
+        """The two conversations that differ in their last message, the better one first."""
+        prompt, found = self.prompt_of(place, row), []
+        for field, column in self.columns().items():
+            if field in ("chosen_field", "rejected_field"):
+                answer = self.messages_of(field, column, place, row, ASSISTANT)
+                found.append(self.conversation(field, prompt, answer, place))
+        if found[0] == found[1]:
+            raise UserError(
+                f"task.rejected_field={self.settings.rejected_field!r}: {place} holds the answer that is chosen; leave "
+                f"the example out"
+            )
+        return found
+
+    # ---- rows
+
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "WithReference":
+        """Pairs: the tokens of both conversations one after the other, where answers begin, and the reference."""
+        import pyarrow
+
+        from ..data.example_store import encode_examples
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
+        section, ids, number = self.settings, pyarrow.list_(pyarrow.int32()), pyarrow.int32()
+        columns = [("input_ids", ids), ("labels", number)]
+        columns += [(f"{part}_{what}", number) for part in PARTS for what in ("length", "start")]
+        if split != "train":
+            columns += [("prompt", pyarrow.string()), ("answer", pyarrow.string())]
+        schema = pyarrow.schema(columns)
+        settings = [section.max_length, section.system, self.tokenizer.chat_template, schema.names]
+        key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
+        encoded = encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+        return self._with_reference(encoded, cache, progress)
+
+    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+        from ..data.example_store import in_batches
+
+        longest, kept = self.settings.max_length, 0
+        names = ["input_ids", "labels", "prompt", "answer", "left_out"]
+        names += [f"{part}_{what}" for part in PARTS for what in ("length", "start")]
+        for batch in in_batches(examples):
+            columns: dict[str, list] = {name: [] for name in names}
+            asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
+            answers = [one_answer(*found, longest) for found in self.encode(asked, last_only=True)]
+            for (_, messages), *encoded in zip(asked[::2], answers[::2], answers[1::2]):
+                columns["left_out"].append(any(start >= len(ids) for ids, start in encoded))
+                if columns["left_out"][-1]:
+                    continue
+                columns["input_ids"].append([number for ids, _ in encoded for number in ids])
+                columns["labels"].append(0)  # the number of the answer that is chosen
+                for part, (ids, start) in zip(PARTS, encoded):
+                    columns[f"{part}_length"].append(len(ids))
+                    columns[f"{part}_start"].append(start)
+                columns["prompt"].append(json.dumps(messages[:-1], ensure_ascii=False))
+                columns["answer"].append(messages[-1]["content"])
+            kept += len(columns["labels"])
+            yield columns
+        if not kept:
+            raise self.no_room("pair", examples)
+
+    def _facts(self, batch: dict[str, list]) -> dict:
+        return {
+            "examples": len(batch["labels"]),
+            "tokens": sum(len(ids) for ids in batch["input_ids"]),
+            "at_max_length": sum(
+                max(lengths) >= self.settings.max_length for lengths in zip(*(batch[f"{p}_length"] for p in PARTS))
+            ),
+            "left_out": sum(batch["left_out"]),
+        }
+
+    def _with_reference(self, encoded, cache: Path, progress: bool) -> "WithReference":
+        from ..data.reference import WithReference, weights_identity
+        from ..storage.cache import sha
+
+        reference = self.settings.reference
+        reference = str(Path(reference).expanduser()) if Path(reference).expanduser().is_dir() else reference
+        key = sha(["log-probabilities", encoded.fingerprint, weights_identity(reference), self.padding])
+        return WithReference.cached(encoded, cache, key, lambda: self._log_probabilities(encoded, reference, progress))
+
+    def _log_probabilities(self, rows, reference: str, progress: bool):
+        """(N, 2) float32: what the reference model gives the two answers of each row."""
+        import numpy as np
+        import torch
+        import transformers
+
+        import anyformer
+
+        from ..adapters import load_model
+        from ..data.example_store import in_batches
+        from ..errors import loading_reason
+
+        anyformer.register()
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+        try:
+            trust = {"trust_remote_code": self.recipe.trust_remote_code}
+            model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
+        except (OSError, ValueError, ImportError) as error:
+            raise UserError(f"task.reference={reference!r} cannot be loaded: {loading_reason(error)}") from error
+        model, collator = model.to(device).eval(), self.collator(packed=False)
+        found = np.zeros((len(rows), 2), dtype=np.float32)
+        batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), self._reference_batch()))
+        for numbers in watched(batches, "reference model, batch") if progress else batches:
+            batch = collator([rows[number] | {REFERENCE: torch.zeros(2)} for number in numbers])
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
+            with torch.inference_mode():
+                outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+                found[numbers] = answer_log_probs(outputs.logits, batch).cpu().numpy()
+        return found
+
+    def _reference_batch(self) -> int:
+        training = self.recipe.training
+        return training.extra.get("per_device_eval_batch_size") or training.per_device_train_batch_size
+
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
+        return PairCollator(self.padding)
+
+    def describe(self, rows: "WithReference") -> str:
+        facts = rows.facts
+        number = facts["examples"]
+        text = (
+            f"{counted(number, 'pair')} of {rows.name}, {facts['tokens'] / (2 * number):.0f} tokens in each of the two "
+            f"conversations; {facts['at_max_length'] / number:.1%} fill max_length={self.settings.max_length}"
+        )
+        if facts["left_out"]:
+            text += f"; {counted(facts['left_out'], 'more')} left out, whose prompt alone is longer"
+        return text
+
+    # ---- measuring: the task itself is its scorer
+
+    def loss(self) -> OwnLoss:
+        return PreferenceLoss(self.settings.beta)
+
+    def check_metrics(self) -> None:
+        from ..metrics import check_metrics
+
+        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
+
+    def scorer(self):
+        return self
+
+    def predictions(self, logits, labels):
+        """(B, 2) rewards and (B,) -> (B, 3): rewards of the chosen and the rejected answer, and the label."""
+        import torch
+
+        return torch.cat([logits.float(), labels[:, None].float()], dim=-1)
+
+    def compute_metrics(self, predictions) -> dict[str, float]:
+        """Metrics of the predictions of all rows, an array of shape (rows, 3)."""
+        from ..metrics import compute_metrics
+
+        chosen, rejected = predictions[:, 0].tolist(), predictions[:, 1].tolist()
+        return compute_metrics(self.recipe.evaluation.metrics, chosen, rejected)[0]
+
+    # ---- words
+
+    def legend(self):
+        from .showing import NOT_PREDICTED, marked
+
+        return marked(
+            "the chosen and the rejected conversation; ",
+            ("underlined", NOT_PREDICTED),
+            ": read alone; the rest is the answer, whose log-probability counts, beside that of the reference model",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from rich.text import Text
+
+        from .showing import DOCUMENT_COLORS, NOT_PREDICTED, token_text
+
+        console.rule(f"pair {number}: {len(row['input_ids'])} tokens", align="left")
+        for (name, ids, start), log_prob, color in zip(parts_of(row), row[REFERENCE].tolist(), DOCUMENT_COLORS):
+            text = Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"))
+            for place, token in enumerate(ids.tolist()):
+                style = f"{color} {NOT_PREDICTED}" if place < start else color
+                text.append(token_text(self.tokenizer, token), style=style)
+            console.print(text)
+
+
+def one_answer(ids: list[int], learned: list[bool], longest: int) -> tuple[list[int], int]:
+    """(tokens up to the end of the answer, cut to `longest`; where the answer begins)."""
+    inside = [number for number, is_learned in enumerate(learned) if is_learned]
+    return ids[: inside[-1] + 1][:longest], inside[0]
+
+
+def parts_of(row: dict) -> list[tuple[str, Any, int]]:
+    """(chosen or rejected, its tokens, where its answer begins) of both conversations of a row."""
+    split = int(row["chosen_length"])
+    tokens = row["input_ids"][:split], row["input_ids"][split:]
+    return [(part, ids, int(row[f"{part}_start"])) for part, ids in zip(PARTS, tokens)]
+
+
+class PairCollator:
+    """Rows -> one batch: input_ids and attention_mask (2B, T), the chosen conversations of all B pairs first.
+
+    answers: (2B, T), whether a token is of the answer. reference: (B, 2), the reference model's log-probabilities of
+    chosen and rejected answers. labels: (B,), 0: the first of the two is chosen; -100: the pair does not count.
+    """
+
+    def __init__(self, pad_token_id: int):
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, rows: list[dict]) -> dict:
+        import torch
+
+        from ..data.length_batching import pad
+        from ..data.sample_ids import row_ids
+
+        both = [parts_of({name: x for name, x in row.items() if name not in (ROW_IDS, EPOCH)}) for row in rows]
+        parts = [pair[side] for side in range(2) for pair in both]
+        ids = [ids for _, ids, _ in parts]
+        places = torch.arange(max(len(each) for each in ids))
+        starts, lengths = torch.tensor([start for *_, start in parts]), torch.tensor([len(each) for each in ids])
+        inside = places < lengths[:, None]
+        return {
+            "input_ids": pad(ids, self.pad_token_id),
+            "attention_mask": inside.long(),
+            ANSWERS: inside & (places >= starts[:, None]),
+            REFERENCE: torch.stack([row[REFERENCE] for row in rows]),
+            "labels": torch.stack([row["labels"] for row in rows]),
+        } | row_ids(rows)
+
+
+def answer_log_probs(logits, batch: dict):
+    """(2B, T, V) logits of a PairCollator's batch -> (B, 2): log-probabilities of chosen and rejected answers."""
+    import torch
+
+    labels = batch["input_ids"].masked_fill(~batch[ANSWERS], IGNORE_INDEX)[:, 1:]
+    losses = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+    )
+    return -losses.view(labels.shape).sum(dim=-1).view(2, -1).T
+
+
+class PreferenceLoss(OwnLoss):
+    """-log sigmoid(r(chosen) - r(rejected)), where r = beta * (log p(answer) - log p_reference(answer)) is the reward.
+
+    Rafailov et al. 2023, eq. 7; the rewards are logits of two classes, of which the first is right. By label_smoothing
+    e the pair is taken for its reverse with probability e / 2 (conservative DPO, Mitchell 2023).
+    """
+
+    beside = ("labels", ANSWERS, REFERENCE)
+
+    def __init__(self, beta: float):
+        self.beta = beta
+
+    def logits(self, outputs, batch):
+        """(B, 2): the rewards."""
+        return self.beta * (answer_log_probs(super().logits(outputs, batch), batch) - batch[REFERENCE])
+
+    def weight(self, batch):
+        return batch["labels"].ne(IGNORE_INDEX).sum()
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(
+            self.logits(outputs, batch),
+            batch["labels"],
+            ignore_index=IGNORE_INDEX,
+            reduction="sum",
+            label_smoothing=label_smoothing,
+        )

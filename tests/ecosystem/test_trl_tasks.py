@@ -1,0 +1,111 @@
+"""The tasks instruction_tuning and preference compute what TRL's trainers compute on the same rows."""
+
+import copy
+import json
+
+import pytest
+import torch
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.training.models import model_config
+from datasets import Dataset
+from task_data import task_recipe
+
+trl = pytest.importorskip("trl")
+
+TOLERANCE = 1e-5  # fp32; log-probabilities are sums over tokens, near -100
+
+
+def arguments(config_class, folder, rows, **options):
+    return config_class(
+        output_dir=str(folder),
+        max_steps=1,
+        per_device_train_batch_size=rows,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=False,
+        max_length=128,
+        **options,
+    )
+
+
+def fresh_model(data):
+    import transformers
+
+    recipe = data.objective.recipe
+    recipe.model.fields = recipe.model.fields or {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    recipe.model.family = "decoder"
+    return transformers.AutoModelForCausalLM.from_config(model_config(recipe, data.tokenizer, {}))
+
+
+def first_log(trainer):
+    trainer.train()
+    return next(line for line in trainer.state.log_history if "loss" in line)
+
+
+def test_instruction_tuning_has_rows_and_loss_of_the_sft_trainer(tmp_path):
+    recipe = load_recipe(task_recipe(tmp_path, "instruction_tuning", task={"packing": False}))
+    data = prepare_data(recipe)
+    rows, model = data.rows["test"], fresh_model(data)
+    asked, told = (rows.texts(name) for name in ("prompt", "answer"))
+    chats = [[*json.loads(a), {"role": "assistant", "content": b}] for a, b in zip(asked, told)]
+    batch = data.collator([rows[number] for number in range(len(rows))])
+    count = (batch["labels"][:, 1:] != -100).sum()
+    with torch.no_grad():
+        ours = (model(**batch, num_items_in_batch=1).loss / count).item()
+    trainer = trl.SFTTrainer(
+        model=model,
+        args=arguments(trl.SFTConfig, tmp_path / "sft", len(rows), assistant_only_loss=True),
+        train_dataset=Dataset.from_dict({"messages": chats}),
+        processing_class=data.tokenizer,
+    )
+    for number, theirs in enumerate(trainer.train_dataset):
+        assert theirs["input_ids"] == rows[number]["input_ids"].tolist()
+        assert theirs["labels"] == rows[number]["labels"].tolist()
+    assert first_log(trainer)["loss"] == pytest.approx(ours, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0])
+def test_preference_has_log_probabilities_loss_and_rewards_of_the_dpo_trainer(tmp_path, label_smoothing):
+    recipe = load_recipe(task_recipe(tmp_path, "preference"))
+    data = prepare_data(recipe)
+    rows = data.rows["test"]
+    import transformers
+
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    policy = copy.deepcopy(reference)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    batch = data.collator([rows[number] for number in range(len(rows))])
+    own = data.objective.loss()
+    with torch.no_grad():
+        outputs = policy(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        rewards = own.logits(outputs, batch)
+        loss = (own.total(outputs, batch, label_smoothing) / own.weight(batch)).item()
+    measured = data.objective.compute_metrics(data.objective.predictions(rewards, batch["labels"]).numpy())
+
+    pairs = []
+    for number, asked in enumerate(rows.texts("prompt")):
+        prompt = data.tokenizer.apply_chat_template(json.loads(asked), add_generation_prompt=True, tokenize=False)
+        split, whole = int(rows[number]["chosen_length"]), rows[number]["input_ids"]
+        texts = [data.tokenizer.decode(ids) for ids in (whole[:split], whole[split:])]
+        answers = [text.removeprefix(prompt).removesuffix("<|endoftext|>") for text in texts]  # which TRL adds
+        pairs.append({"prompt": prompt, "chosen": answers[0], "rejected": answers[1]})
+    trainer = trl.DPOTrainer(
+        model=policy,
+        ref_model=reference,
+        args=arguments(trl.DPOConfig, tmp_path / "dpo", len(rows), beta=recipe.task.beta),
+        train_dataset=Dataset.from_list(pairs),
+        processing_class=data.tokenizer,
+    )
+    theirs = first_log(trainer)
+    assert theirs["loss"] == pytest.approx(loss, rel=TOLERANCE)
+    assert theirs["rewards/chosen"] == pytest.approx(rewards[:, 0].mean().item(), rel=1e-4)
+    assert theirs["rewards/margins"] == pytest.approx(measured["reward_margin"], rel=1e-4)
+    assert theirs["rewards/accuracies"] == pytest.approx(measured["reward_accuracy"])
+    chosen = (rewards / recipe.task.beta + batch["reference"])[:, 0].mean().item()
+    assert theirs["logps/chosen"] == pytest.approx(chosen, rel=TOLERANCE)

@@ -1,0 +1,187 @@
+"""Instruction tuning: which tokens are learned, how conversations share rows, what a user may get wrong."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from anyformer.pipelines.data.packed_examples import best_fit
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_data import CHARACTERS, task_recipe, write_lines
+
+SAME = 1e-6  # fp32: attention adds up in another order
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<|>"), min_size=1, max_size=20)
+
+
+def prepared(tmp_path, **sections):
+    sections["model"] = {"max_position_embeddings": 256} | sections.get("model", {})
+    return prepare_data(load_recipe(task_recipe(tmp_path, "instruction_tuning", **sections)))
+
+
+def answers_in(tokenizer, input_ids, labels):
+    """The texts of the runs of labels that count."""
+    runs, last = [], None
+    for place, label in enumerate(labels.tolist()):
+        if label != -100:
+            assert label == input_ids[place]
+            if last != place - 1:
+                runs.append([])
+            runs[-1].append(label)
+            last = place
+    return [tokenizer.decode(run) for run in runs]
+
+
+def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
+    data = prepared(tmp_path, task={"packing": False}, data={"test_files": None})
+    rows, tokenizer = data.rows["validation"], data.tokenizer
+    for number, answer in enumerate(rows.texts("answer")):
+        row = rows[number]
+        assert answers_in(tokenizer, row["input_ids"], row["labels"]) == [f"{answer}<|endoftext|>"]
+        (prompt,) = json.loads(rows.texts("prompt")[number])
+        asked = tokenizer.apply_chat_template([prompt], add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(row["input_ids"]) == f"{asked}{answer}<|endoftext|>\n"
+        assert prompt["content"].count("\n\n") == 1  # instruction, empty line, input
+
+    # Of any conversation: the learned tokens are those of the assistant's texts, in order.
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3))
+    def law(turns):
+        messages = [
+            {"role": role, "content": text}
+            for asked, told in turns
+            for role, text in (("user", asked), ("assistant", told))
+            if text.strip()
+        ]
+        if not messages or messages[-1]["role"] != "assistant":
+            return
+        ids, learned = map(torch.tensor, data.objective.encode([("here", messages)])[0])
+        labels = ids.masked_fill(~learned, -100)
+        said = [f"{m['content'].strip()}<|endoftext|>" for m in messages if m["role"] == "assistant"]
+        assert answers_in(tokenizer, ids, labels) == said
+        ids, learned = map(torch.tensor, data.objective.encode([("here", messages)], last_only=True)[0])
+        assert answers_in(tokenizer, ids, ids.masked_fill(~learned, -100)) == said[-1:]
+
+    law()
+
+
+def test_packed_conversations_learn_what_they_learn_alone(tmp_path):
+    import transformers
+    from anyformer.pipelines.training.models import model_config
+
+    both = [prepared(tmp_path, task={"packing": packing}, data={"test_files": None}) for packing in (True, False)]
+    config = model_config(both[0].objective.recipe, both[0].tokenizer, {})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    sums, counts = [], []
+    for data in both:
+        rows = data.rows["validation"]
+        batch = data.collator([rows[number] for number in range(len(rows))])
+        counts.append(int((batch["labels"][:, 1:] != -100).sum()))
+        with torch.no_grad():
+            sums.append(model(**batch, num_items_in_batch=1).loss / counts[-1])
+    packed, alone = (data.rows["validation"] for data in both)
+    assert counts[0] == counts[1] > 100 and len(packed) < len(alone) / 2 and packed.is_packed
+    torch.testing.assert_close(sums[0], sums[1], atol=SAME, rtol=SAME)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
+def test_every_example_has_one_place_and_no_row_is_too_long(lengths):
+    rows = best_fit(np.array(lengths), 20)
+    assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
+    assert all(sum(lengths[number] for number in row) <= 20 for row in rows)
+    halves = [row for row in rows if sum(lengths[number] for number in row) <= 10]
+    assert len(halves) <= 1  # two of them would have shared a row
+
+
+def test_conversations_and_prompt_and_completion_are_read_as_well(tmp_path):
+    chats = [
+        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}] * 2}
+        for i in range(12)
+    ]
+    files = {"files": str(write_lines(tmp_path / "chats.jsonl", chats)), "test_files": None}
+    task = {"messages_field": "messages", "system": "Be short.", "packing": False}
+    data = prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
+    row = data.rows["train"][0]
+    text = data.tokenizer.decode(row["input_ids"])
+    assert text.startswith("<|system|>\nBe short.<|endoftext|>\n<|user|>\nq")
+    assert len(answers_in(data.tokenizer, row["input_ids"], row["labels"])) == 2
+    files["files"] = str(write_lines(tmp_path / "pairs.jsonl", [{"prompt": "q", "completion": "a"}] * 12))
+    task = {"prompt_field": "prompt", "input_field": None, "answer_field": "completion", "packing": False}
+    data = prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
+    assert data.tokenizer.decode(data.rows["train"][0]["input_ids"]).split("\n")[1::2] == [
+        "q<|endoftext|>",
+        "a<|endoftext|>",
+    ]
+
+
+GOOD = {"instruction": "a", "input": "", "output": "b"}
+BAD = {
+    "holds null, neither a text nor a list of messages": {"output": None},
+    "line 13 holds an empty text of the assistant": {"output": " "},
+    "holds a message without content": {"output": [{"role": "assistant"}]},
+    "ends with a message of the user, not with an answer": {"output": [{"role": "user", "content": "x"}]},
+    "task.input_field='input': ": {"input": 3},
+}
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_a_conversation_that_cannot_be_learned_is_named_with_its_place(tmp_path, sentence):
+    files = write_lines(tmp_path / "bad.jsonl", [*[GOOD] * 12, GOOD | BAD[sentence]])
+    with pytest.raises(UserError, match="line 13") as error:
+        prepared(tmp_path, data={"files": str(files), "test_files": None, "validation_fraction": 0})
+    assert sentence in str(error.value)
+
+
+def test_a_prompt_that_leaves_no_room_is_left_out_and_counted(tmp_path):
+    rows = [*[GOOD] * 12, GOOD | {"instruction": "long " * 100}]
+    files = {"files": str(write_lines(tmp_path / "long.jsonl", rows)), "test_files": None, "validation_fraction": 0}
+    data = prepared(tmp_path, data=files, task={"max_length": 60}, tokenizer=CHARACTERS)
+    assert "1 more left out, whose prompt alone is longer" in data.objective.describe(data.rows["train"])
+    with pytest.raises(UserError, match=r"task.max_length=10: no conversation of .* leaves room for an answer"):
+        prepared(tmp_path, data=files, task={"max_length": 10}, tokenizer=CHARACTERS)
+
+
+def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path):
+    objective = prepared(tmp_path, data={"test_files": None}).objective
+    objective.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] + ('!' if loop.last else '?') + m['content'] }}{% endfor %}"
+    )
+    with pytest.raises(UserError, match="writes a message otherwise once another follows"):
+        objective.encode([("here", [{"role": r, "content": "x"} for r in ("user", "assistant") * 2])])
+
+
+def test_the_preview_underlines_what_is_not_learned_and_the_run_answers(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path,
+        "instruction_tuning",
+        model={"max_position_embeddings": 256},
+        training={"max_steps": 4, "learning_rate": 0.01},
+        evaluation={"sample_tokens": 5},
+    )
+    assert command("preview", recipe, "--rows", "1") == 0
+    printed = capsys.readouterr().out
+    assert "read, but not learned" in printed and "conversations" in printed and "assistant" in printed
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    facts = json.loads((run / "run.json").read_text())
+    assert {"validation_perplexity", "test_perplexity"} <= facts["metrics"].keys()
+    assert "answer to" in printed and "reference:" in printed and "--chat" in printed and "packed into" in printed
+    assert "{% generation %}" in (run / "chat_template.jinja").read_text()
+    assert command("generate", run, "Say it twice.", "--chat", "--greedy", "--max-new-tokens", "4") == 0
+    assert "Say it twice" not in capsys.readouterr().out
+    # The words "--chat" need a template, which a plain decoder's tokenizer lacks.
+    (run / "chat_template.jinja").unlink()
+    assert command("generate", run, "Say it twice.", "--chat") == 2
+    assert "has no chat template" in capsys.readouterr().err
+
+
+def test_a_sample_prompt_longer_than_the_positions_is_refused_before_the_training(tmp_path):
+    prompts = {"sample_prompts": ["short", "a long question " * 10]}
+    objective = prepared(tmp_path, data={"test_files": None}, evaluation=prompts).objective
+    with pytest.raises(UserError, match=r"evaluation.sample_prompts.1 has \d+ tokens, but the model has 128 positions"):
+        objective.check_model_length(128)
