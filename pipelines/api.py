@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from .adapters import load_model
 from .errors import UserError
-from .plugins import OBJECTIVES
-from .recipes.compose import load_recipe
+from .plugins import objective_of
+from .recipes.compose import load_recipe, recipe_from_dict
 from .recipes.schema import Recipe
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Run:
         """The finished model, in evaluation mode, as transformers' Auto class loads it from the folder."""
         import transformers
 
-        recipe = self.facts["recipe"]
-        objective = OBJECTIVES[(recipe.get("task") or recipe["objective"])["name"]]
-        auto_class = getattr(transformers, objective.auto_class)
+        recipe = recipe_from_dict(self.facts["recipe"] | {"model": {"name_or_path": str(self.path)}, "tokenizer": {}})
+        recipe.trust_remote_code = self.trust_remote_code
+        auto_class = getattr(transformers, objective_of(recipe).auto_class)
         return load_model(auto_class, self.path, trust_remote_code=self.trust_remote_code).eval()
 
     @cached_property

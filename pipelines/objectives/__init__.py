@@ -4,13 +4,17 @@ The interface is base.py. A new objective is a file here and a line below; nothi
 """
 
 from .causal import Causal
+from .denoising import Denoising
+from .fill_in_the_middle import FillInTheMiddle
 from .image_classification import ImageClassification
 from .instruction_tuning import InstructionTuning
 from .masked import Masked
 from .masked_image import MaskedImage
+from .mixture_of_denoisers import MixtureOfDenoisers
 from .multi_label_classification import MultiLabelClassification
 from .pixels import Pixels
 from .preference import Preference
+from .prefix_lm import PrefixLM
 from .sentence_similarity import SentenceSimilarity
 from .sequence_classification import SequenceClassification
 from .sequence_regression import SequenceRegression
@@ -19,13 +23,17 @@ from .translation import Translation
 
 __all__ = [
     "Causal",
+    "Denoising",
+    "FillInTheMiddle",
     "ImageClassification",
     "InstructionTuning",
     "Masked",
     "MaskedImage",
+    "MixtureOfDenoisers",
     "MultiLabelClassification",
     "Pixels",
     "Preference",
+    "PrefixLM",
     "SentenceSimilarity",
     "SequenceClassification",
     "SequenceRegression",

@@ -60,7 +60,8 @@ class Objective(ABC):
 
     name: what the recipe's section names. section: that section, "objective" (plain text or images) or "task"
     (labelled examples). Settings: dataclass of its own settings, a subclass of ObjectiveSettings.
-    auto_class: transformers' Auto class of the model. families: of fresh models; a checkpoint may be any.
+    auto_class: transformers' Auto class of the model; a property where it depends on the recipe's model, so ask an
+    instance. families: of fresh models; a checkpoint may be any.
     special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
     tokenizers/special_tokens.py); None: it reads no text. sentinels: further tokens <extra_id_N> that it needs.
     shifts_labels: whether labels stand beside their own token and the model shifts them by one.

@@ -73,6 +73,26 @@ def documents_text(ids: list[int], documents: list, tokenizer, token) -> Text:
     return text
 
 
+def arranged_text(row: dict, sentinels: list[int], tokenizer) -> Text:
+    """As `row_text`, of a row whose tokens a collator has put in another order, with `sentinels` set off.
+
+    row: of the batch, whose position_ids say where documents begin; the last one without a label is padding.
+    """
+    from ..data.packing import document_parts
+
+    labels = row["labels"].tolist()
+    parts = document_parts(row["position_ids"].numpy())
+    if len(parts) > 1 and not is_label(row["labels"][parts[-1][0] :]).any():
+        parts.pop()
+
+    def token(place: int, number: int, color: str) -> tuple[str, str]:
+        style = PREDICTED if number in sentinels else color
+        return token_text(tokenizer, number), f"{style} {NOT_PREDICTED}" if labels[place] == IGNORE_INDEX else style
+
+    documents = [(number, 0, end - begin) for number, (begin, end) in enumerate(parts)]
+    return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
+
+
 def head_table(row: dict, tokenizer) -> list[str]:
     """The first positions of a row as numbers: position, token, input id, label."""
     lines = [f"{'position':>8}  {'input':>7}  {'label':>7}  token"]

@@ -26,7 +26,7 @@ class TextSettings(ObjectiveSettings):
     begins_documents: ClassVar[bool] = False  # what add_bos=null means
 
     sequence_length: int = doc(
-        "tokens per row of text, for span_corruption of the encoder's input", 1024, at_least=2, at_most=2**24
+        "tokens per row of text; of an encoder-decoder's, the longest it reads", 1024, at_least=2, at_most=2**24
     )
     tail: Literal["drop", "pad"] = doc("the last, unfilled training row; validation always pads", "drop")
     add_bos: bool | None = doc("begin each document with the beginning-of-text token; null: only for masked")
@@ -44,11 +44,17 @@ class Tokenized:
         """What a tokenizer trained for this recipe puts around a text: as set, else what is needed."""
         return self.recipe.tokenizer.framing or self.special_tokens
 
+    def further_tokens(self) -> list[str]:
+        """Special tokens that it needs beside those of the framing and the sentinels; a trained tokenizer has them."""
+        return []
+
     def tokenizer_section(self) -> TokenizerSection:
-        """The tokenizer section with its framing and number of sentinels spelled out."""
+        """The tokenizer section with its framing, its further tokens and number of sentinels spelled out."""
         section = self.recipe.tokenizer
         sentinels = self.sentinels if section.sentinels is None else section.sentinels
-        return replace(section, framing=self.framing(), sentinels=sentinels)
+        further = [token for token in self.further_tokens() if token not in section.special_tokens]
+        special = [*section.special_tokens, *further]
+        return replace(section, framing=self.framing(), sentinels=sentinels, special_tokens=special)
 
     def train_or_load_tokenizer(self, texts: Any, cache: Path, progress: bool):
         """The recipe's tokenizer; one that is trained reads `texts`, a corpus."""
@@ -115,6 +121,17 @@ class Tokenized:
                 raise UserError(
                     f"evaluation.sample_prompts.{i} has {tokens} tokens, but the model has {most} positions; shorten it"
                 )
+
+    def token_ids(self, tokens: Sequence[str]) -> list[int]:
+        """Ids of special tokens by name; raise UserError for one that the tokenizer does not have."""
+        vocabulary = self.tokenizer.get_vocab()
+        missing = [token for token in tokens if token not in vocabulary]
+        if missing:
+            raise UserError(
+                f"{self.setting} needs the token {missing[0]!r}, which the tokenizer does not have; add it by "
+                f"tokenizer.special_tokens={show(missing)}, or name one that it has"
+            )
+        return [vocabulary[token] for token in tokens]
 
     def need_tokens(self, **words: str) -> None:
         """Raise UserError where the tokenizer lacks one of the tokens: need_tokens(eos="an end-of-text")."""

@@ -459,7 +459,7 @@ def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
         if inner is not None and get_origin(row.type) is not list:
             yield from _describe(inner, f"{path}.{row.name}")
         elif inner is not None:  # of data.mixture's entries only what a plain source does not have
-            base = {f.name for f in fields(inner.__mro__[1])}
+            base = {f.name for parent in inner.__mro__[1:] if is_dataclass(parent) for f in fields(parent)}
             yield from (doc for doc in _describe(inner, f"{path}.{row.name}.N") if doc.name.split(".")[-1] not in base)
 
 

@@ -46,10 +46,11 @@ def train_or_load_tokenizer(
     cls_sep: `<|cls|>` text `<|sep|>`, and for a pair `<|cls|>` a `<|sep|>` b `<|sep|>` with token_type_ids 0 and 1; the
     two are beginning and end of text as well, and there is a `<|mask|>`.
     eos: text `<|endoftext|>`.
-    `sentinels` adds `<extra_id_0>`, `<extra_id_1>`, ... The tokenizer is stored under cache_dir/tokenizers by its
-    settings and the corpus' fingerprint, as files that AutoTokenizer loads without this package. The same text gives
-    byte-identical files. `trust_remote_code`: whether code that comes with a pretrained tokenizer may run.
-    Raises UserError for a vocabulary the text does not support and for a pretrained tokenizer that cannot be loaded.
+    A `<|mask|>` among `special_tokens` is the mask token of any framing. `sentinels` adds `<extra_id_0>`,
+    `<extra_id_1>`, ... The tokenizer is stored under cache_dir/tokenizers by its settings and the corpus' fingerprint,
+    as files that AutoTokenizer loads without this package. The same text gives byte-identical files.
+    `trust_remote_code`: whether code that comes with a pretrained tokenizer may run. Raises UserError for a
+    vocabulary the text does not support and for a pretrained tokenizer that cannot be loaded.
     """
     if section.name_or_path:
         return _load_pretrained(section, trust_remote_code)
@@ -148,15 +149,17 @@ def _train(plan: Plan, section: TokenizerSection, corpus: Documents, progress: b
     names["unk_token"] = UNKNOWN if UNKNOWN in plan.special else None
     inputs = ["input_ids", "attention_mask"]  # without token_type_ids, which a decoder does not take
     if section.framing == "cls_sep":
-        names |= {"cls_token": CLS, "sep_token": SEP, "mask_token": _placeholder(MASK, section)}
+        names |= {"cls_token": CLS, "sep_token": SEP}
         inputs.insert(1, "token_type_ids")
+    if MASK in plan.special:
+        names["mask_token"] = _placeholder(MASK, section)
     sentinels = [_placeholder(sentinel(number), section) for number in range(section.sentinels or 0)]
     backend.add_special_tokens([token for token in (names.get("mask_token"), *sentinels) if token is not None])
     _set_frame(backend, section)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         **names,
-        extra_special_tokens=[*section.special_tokens, *sentinels],
+        extra_special_tokens=[*(token for token in section.special_tokens if token != MASK), *sentinels],
         model_input_names=inputs,
         clean_up_tokenization_spaces=False,
     )

@@ -6,14 +6,8 @@ import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.span_corruption import (
-    SpanCorruption,
-    SpanCorruptionCollator,
-    noise_counts,
-    random_segments,
-    raw_length,
-    sentinel_ids,
-)
+from anyformer.pipelines.objectives.span_corruption import SpanCorruption, SpanCorruptionCollator
+from anyformer.pipelines.objectives.spans import noise_counts, random_segments, raw_length, sentinel_ids
 from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st

@@ -1,0 +1,189 @@
+"""Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with noise of five kinds."""
+
+from dataclasses import dataclass
+
+from ..errors import UserError
+from ..plugins import register_objective
+from ..recipes.schema import doc
+from ..recipes.types import show
+from .reconstruction import Reconstruction, SourceTargetCollator
+from .text import TextSettings
+
+
+@dataclass
+class DenoisingSettings(TextSettings):
+    infill_rate: float = doc(
+        "text infilling: share of the tokens left out in spans, a mask token in place of each", 0.3, at_least=0, below=1
+    )
+    mean_span_length: float = doc(
+        "tokens per span of the infilling, Poisson-distributed: one of none inserts a mask token",
+        3.0,
+        at_least=1,
+        at_most=2**20,
+    )
+    mask_rate: float = doc("token masking: share of the tokens that the mask token hides", 0.0, at_least=0, below=1)
+    delete_rate: float = doc("token deletion: share of the tokens that are left out", 0.0, at_least=0, below=1)
+    permute_rate: float = doc(
+        "sentence permutation: share of the sentences that change places", 1.0, at_least=0, at_most=1
+    )
+    rotate_rate: float = doc(
+        "document rotation: share of the documents that begin at a random token, their beginning at the end",
+        0.0,
+        at_least=0,
+        at_most=1,
+    )
+
+
+@register_objective
+class Denoising(Reconstruction):
+    """Denoising (BART, Lewis et al. 2020, section 2.2): the whole text from one with noise of five kinds.
+
+    The encoder reads a row with noise, the decoder writes the whole row as it was. Each kind of noise has a rate, of
+    which 0 is none; the defaults are the paper's final mixture. In this order sentences change places, spans are
+    infilled, further tokens are masked or deleted, documents are rotated. Sentences end at full stops, as tokens tell
+    them (sentence_ends.py). All stays within a document of the row: no sentence moves to another one, no span reaches
+    into it, and each keeps its end-of-text token in place; where the row's end cuts a document, its parts are noised by
+    themselves. Attention is over the whole row (reconstruction.py). Raises UserError for a tokenizer without mask
+    token, eos or padding.
+    """
+
+    name = "denoising"
+    Settings = DenoisingSettings
+
+    def check(self) -> None:
+        super().check()
+        section = self.settings
+        rates = {name: getattr(section, name) for name in ("infill_rate", "mask_rate", "delete_rate")}
+        if not any([*rates.values(), section.permute_rate, section.rotate_rate]):
+            raise UserError(
+                "objective.name=denoising with all rates 0 copies its text; set one, such as objective.infill_rate=0.3"
+            )
+        if sum(rates.values()) > 1:
+            words = ", ".join(f"objective.{name}={show(rate)}" for name, rate in rates.items())
+            raise UserError(f"{words} are shares of the same tokens; together they must be at most 1")
+
+    def further_tokens(self) -> list[str]:
+        from ..tokenizers.special_tokens import MASK
+
+        return [MASK]
+
+    def use_tokenizer(self, tokenizer) -> None:
+        super().use_tokenizer(tokenizer)
+        self.need_tokens(mask="a mask")
+
+    @property
+    def row_length(self) -> int:
+        """With the eos after it, which ends a target, a row has sequence_length tokens."""
+        return self.settings.sequence_length - 1
+
+    def collator(self, packed: bool) -> "DenoisingCollator":
+        """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
+        length = self.settings.sequence_length
+        return DenoisingCollator(self.tokenizer, self.settings, self.seed, self.batch_lengths(length, length))
+
+    def legend(self):
+        from .showing import PREDICTED, marked
+
+        return marked(
+            "source: what the encoder reads, sentences in another order, ",
+            ("<|mask|>", PREDICTED),
+            " where tokens are hidden or nothing was; target: the text as it was; as in the first epoch, other noise "
+            "in each further one",
+        )
+
+
+class DenoisingCollator(SourceTargetCollator):
+    """Inputs are the row with noise, then eos, never longer than the row; labels the whole row, then eos.
+
+    Of a row's n tokens, those that begin and end documents aside, round(rate * n) are infilled, masked or deleted: as
+    many of each document's, but for rounding.
+    """
+
+    def __init__(self, tokenizer, settings: DenoisingSettings, seed: int, lengths=(None, None)):
+        from .sentence_ends import SentenceEnds
+
+        super().__init__(tokenizer, seed, lengths)
+        self.settings, self.mask = settings, tokenizer.mask_token_id
+        self.frame = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+        self.sentences = SentenceEnds(tokenizer) if settings.permute_rate else None
+
+    def corrupt(self, tokens, starts, generator) -> tuple:
+        import numpy as np
+
+        section = self.settings
+        parts = [self._unframed(part) for part in np.split(tokens, starts[1:])]
+        lengths = [len(content) for _, content, _ in parts]
+        rates = (section.infill_rate, section.mask_rate, section.delete_rate)
+        numbers = zip(*(counts(lengths, rate) for rate in rates))
+        pieces = []
+        for (begin, content, end), (infilled, masked, deleted) in zip(parts, numbers):
+            if self.sentences is not None:
+                content = permuted(content, self.sentences.lengths(content), section.permute_rate, generator)
+            content = self._hide(content, infilled, masked, deleted, generator)
+            if section.rotate_rate and generator.random() < section.rotate_rate and len(content) > 1:
+                content = np.roll(content, -generator.integers(1, len(content)))
+            pieces += [begin, content, end]
+        return np.concatenate(pieces), tokens
+
+    def _unframed(self, part) -> tuple:
+        """The tokens that begin a document's part, its content, and those that end it."""
+        first = int(len(part) > 0 and part[0] in self.frame)
+        last = max(first, len(part) - int(part[-1] in self.frame))
+        return part[:first], part[first:last], part[last:]
+
+    def _hide(self, content, infilled: int, masked: int, deleted: int, generator):
+        """The content with that many tokens infilled, masked and deleted."""
+        import numpy as np
+
+        spans = span_lengths(infilled, self.settings.mean_span_length, generator)
+        gaps = np.sort(generator.integers(len(content) - infilled + 1, size=len(spans)))  # before which kept token
+        begins = gaps + np.cumsum(spans) - spans
+        changes = np.zeros(len(content) + 1, dtype=np.int64)
+        np.add.at(changes, begins, 1)
+        np.add.at(changes, begins + spans, -1)
+        kept = content[np.cumsum(changes)[:-1] == 0]
+        chosen = generator.permutation(len(kept))[: masked + deleted]
+        kept[chosen[:masked]] = self.mask
+        stays = np.ones(len(kept), dtype=bool)
+        stays[chosen[masked:]] = False
+        return np.insert(kept, gaps, self.mask)[np.insert(stays, gaps, True)]
+
+
+def counts(lengths: list[int], rate: float):
+    """How many items of each part a rate comes to, rounded so that of all parts together none is over."""
+    import numpy as np
+
+    ends = np.floor(np.cumsum([0, *lengths]) * rate + 0.5).astype(np.int64)
+    return np.diff(ends)
+
+
+def span_lengths(total: int, mean: float, generator):
+    """Lengths (an array) of spans drawn from Poisson(mean) until they come to `total`, the last one cut.
+
+    At most `total` of them, so that a text with a mask for each is not longer than it was: those of no token that are
+    over are left out, which a mean of 3 does in no text of some length.
+    """
+    import numpy as np
+
+    lengths, left = [], total
+    while left > 0:
+        lengths.append(min(int(generator.poisson(mean)), left))
+        left -= lengths[-1]
+    lengths = np.array(lengths, dtype=np.int64)
+    empty = np.flatnonzero(lengths == 0)
+    over = max(0, len(lengths) - total)
+    return np.delete(lengths, empty[len(empty) - over :])
+
+
+def permuted(content, sentences, rate: float, generator):
+    """The content with round(rate * sentences) of its sentences in each other's places; `sentences`: their lengths."""
+    import numpy as np
+
+    number = round(rate * len(sentences))
+    if number < 2:
+        return content
+    order = np.arange(len(sentences))
+    chosen = generator.permutation(len(sentences))[:number]
+    order[np.sort(chosen)] = chosen
+    texts = np.split(content, np.cumsum(sentences)[:-1])
+    return np.concatenate([texts[place] for place in order])

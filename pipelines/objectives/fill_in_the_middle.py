@@ -1,0 +1,184 @@
+"""Fill in the middle (Bavarian et al. 2022): a decoder learns to write what belongs between two texts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..data.batch_keys import EPOCH, ROW_IDS
+from ..errors import UserError
+from ..plugins import register_objective
+from ..recipes.schema import doc
+from .text import TextObjective, TextSettings
+
+ADDED = 4  # tokens that a rearranged document may have more: three sentinels and the end of the text
+
+
+@dataclass
+class FillInTheMiddleSettings(TextSettings):
+    fim_rate: float = doc(
+        "share of the documents that are rearranged; the rest is read as it is", 0.5, at_least=0, at_most=1
+    )
+    spm_rate: float = doc(
+        "share of those with the suffix first; the others begin with the prefix", 0.5, at_least=0, at_most=1
+    )
+    shortest: int = doc("documents, or parts of them in a row, with fewer tokens stay as they are", 16, at_least=2)
+    prefix_token: str = doc("special token before the text's beginning", "<|fim_prefix|>")
+    middle_token: str = doc("special token before what is to be filled in", "<|fim_middle|>")
+    suffix_token: str = doc("special token before the text's end", "<|fim_suffix|>")
+
+    @property
+    def sentinels(self) -> list[str]:
+        """The tokens before prefix, middle and suffix."""
+        return [self.prefix_token, self.middle_token, self.suffix_token]
+
+
+@register_objective
+class FillInTheMiddle(TextObjective):
+    """Fill in the middle (Bavarian et al. 2022): next-token prediction with the middle of some documents at their ends.
+
+    A document of a packed row is cut at two random places between tokens into prefix, middle and suffix, and becomes
+    PREFIX prefix SUFFIX suffix MIDDLE middle END (PSM) or PREFIX SUFFIX suffix MIDDLE prefix middle END (SPM, appendix
+    D), PREFIX, SUFFIX and MIDDLE being special tokens. The cuts are drawn anew in each epoch; where a row's end cuts a
+    document, its parts are documents of their own here (section 4.2, context level). Cuts between tokens, unlike the
+    paper's between characters, never divide a word's token: prompts should end where tokens do. All tokens are
+    predicted as in `causal`, sentinels included. Raises UserError for a tokenizer without end-of-text token or
+    sentinels.
+    """
+
+    name = "fill_in_the_middle"
+    auto_class = "AutoModelForCausalLM"
+    families = ("decoder", "moe")
+    shifts_labels = True
+    continues_prompts = True
+    hub_task = "text-generation"
+    Settings = FillInTheMiddleSettings
+
+    def check(self) -> None:
+        super().check()
+        section = self.settings
+        if len(set(section.sentinels)) < 3 or "" in section.sentinels:
+            words = ", ".join(section.sentinels)
+            raise UserError(f"objective.prefix_token, middle_token and suffix_token must be three tokens, not {words}")
+        if section.sequence_length < ADDED + 2:
+            raise UserError(
+                f"objective.sequence_length={section.sequence_length} must be at least {ADDED + 2}, so that a row has "
+                f"room for three sentinels and an end-of-text"
+            )
+
+    def further_tokens(self) -> list[str]:
+        return self.settings.sentinels
+
+    def use_tokenizer(self, tokenizer) -> None:
+        super().use_tokenizer(tokenizer)
+        self.need_tokens(eos="an end-of-text")
+        self.sentinel_ids = self.token_ids(self.settings.sentinels)
+
+    @property
+    def row_length(self) -> int:
+        """A row of one document has sequence_length tokens when it is rearranged."""
+        return self.settings.sequence_length - ADDED
+
+    def collator(self, packed: bool) -> "FillInTheMiddleCollator":
+        length = None
+        if self.recipe.data.streaming:  # several processes share a stream's batches, so that all have one width
+            length = self.row_length + ADDED * max(1, self.row_length // self.settings.shortest)
+        return FillInTheMiddleCollator(self.tokenizer, self.sentinel_ids, self.settings, packed, self.seed, length)
+
+    def how_to_use(self, folder: Path) -> str:
+        prefix, middle, suffix = self.settings.sentinels
+        return f'anyformer generate {folder} "{prefix}the beginning{suffix}the end{middle}"'
+
+    def legend(self):
+        from .showing import NOT_PREDICTED, PADDING, PREDICTED, marked
+
+        return marked(
+            "a colour per document, ",
+            *((f"{token} ", PREDICTED) for token in self.settings.sentinels),
+            "where one is rearranged, ",
+            ("underlined", NOT_PREDICTED),
+            ": not predicted, │ where a document ends: no attention across, ",
+            ("struck through", PADDING),
+            ": padding; as in the first epoch, other cuts in each further one",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import arranged_text, documents_line, is_label
+
+        batch = self.collator(packed=True)([{ROW_IDS: number, EPOCH: 0} | row])
+        changed = {name: batch[name][0] for name in ("input_ids", "labels", "position_ids")}
+        predicted = int(is_label(changed["labels"]).sum())
+        rearranged = int((changed["input_ids"] == self.sentinel_ids[0]).sum())
+        console.rule(
+            f"row {number}: {len(changed['input_ids'])} tokens, {predicted} predicted, {rearranged} rearranged",
+            align="left",
+        )
+        console.print(documents_line(rows.documents(number, row)), markup=False)
+        console.print(arranged_text(changed, self.sentinel_ids, self.tokenizer))
+
+
+class FillInTheMiddleCollator:
+    """Rows -> one batch: input_ids, labels (B, T), and position_ids where rows hold several documents.
+
+    Each token keeps its label (the first of a document's part has none), so that every token of the text is predicted
+    as often as in `causal`; MIDDLE, SUFFIX and END have labels, too, PREFIX has nothing before it. T is `length` or, if
+    None, that of the longest row; padding is a document of its own, and there is never an attention_mask.
+    """
+
+    def __init__(self, tokenizer, sentinels: list[int], settings, packed: bool, seed: int, length: int | None = None):
+        self.eos, self.sentinels, self.settings = tokenizer.eos_token_id, sentinels, settings
+        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.packed, self.seed, self.length = packed, seed, length
+
+    def __call__(self, rows: list[dict]) -> dict:
+        import numpy as np
+        import torch
+
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.packing import document_parts
+        from ..data.sample_ids import row_generators, row_ids
+
+        changed = []
+        for row, generator in zip(rows, row_generators(rows, self.seed)):
+            pair = np.stack([row["input_ids"].numpy(), row["labels"].numpy()])
+            parts = [pair[:, begin:end] for begin, end in document_parts(row["position_ids"].numpy())]
+            if len(parts) > 1 and (parts[-1][1] == IGNORE_INDEX).all():
+                parts.pop()  # padding, or one token that predicts and is predicted by nothing
+            changed.append([self.rearrange(part, generator) for part in parts])
+        longest = max(sum(part.shape[1] for part in parts) for parts in changed)
+        length = max(self.length or 0, longest)
+        batch = {
+            "input_ids": np.full((len(rows), length), self.pad, dtype=np.int64),
+            "labels": np.full((len(rows), length), IGNORE_INDEX, dtype=np.int64),
+            "position_ids": np.zeros((len(rows), length), dtype=np.int64),
+        }
+        for place, parts in enumerate(changed):
+            ids, labels = np.concatenate(parts, axis=1)
+            lengths = [part.shape[1] for part in parts]
+            batch["input_ids"][place, : len(ids)], batch["labels"][place, : len(ids)] = ids, labels
+            positions = [np.arange(n) for n in (*lengths, length - len(ids))]
+            batch["position_ids"][place] = np.concatenate(positions)
+        if not self.packed:
+            del batch["position_ids"]
+        return {name: torch.from_numpy(array) for name, array in batch.items()} | row_ids(rows)
+
+    def rearrange(self, part, generator):
+        """A document's part (2, T), tokens above their labels, as it is or with its middle at the end."""
+        import numpy as np
+
+        from ..data.batch_keys import IGNORE_INDEX
+
+        draw, by_suffix = generator.random(2)
+        content = part[:, :-1] if part[0, -1] == self.eos else part
+        size = content.shape[1]
+        cuts = np.sort(generator.integers(size + 1, size=2))  # a part may be empty, as where nothing follows a cursor
+        predicts = (part[1] != IGNORE_INDEX).any()
+        if draw >= self.settings.fim_rate or part.shape[1] < self.settings.shortest or not predicts:
+            return part
+        prefix, middle, suffix = np.split(content, cuts, axis=1)
+        begin, fill, after = (np.array([[token], [token]]) for token in self.sentinels)
+        begin[1] = IGNORE_INDEX
+        end = np.array([[self.eos], [self.eos]])
+        if by_suffix < self.settings.spm_rate:
+            pieces = [begin, after, suffix, fill, prefix, middle, end]
+        else:
+            pieces = [begin, prefix, after, suffix, fill, middle, end]
+        return np.concatenate(pieces, axis=1)

@@ -1,0 +1,105 @@
+"""What objectives share in which an encoder reads a changed row of text and a decoder writes what was changed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from .text import TextObjective
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from numpy.random import Generator
+
+
+class Reconstruction(TextObjective):
+    """A subclass says how long its rows are (`row_length`) and, in a SourceTargetCollator, how each is changed.
+
+    Rows are slices of one stream of documents, each ended by eos, as in T5: a row may hold the end of one document and
+    the beginning of the next, and tokens attend to the whole row. Raises UserError for a tokenizer without eos or
+    padding.
+    """
+
+    auto_class = "AutoModelForSeq2SeqLM"
+    families = ("seq2seq",)
+    special_tokens = "eos"
+
+    def use_tokenizer(self, tokenizer) -> None:
+        super().use_tokenizer(tokenizer)
+        self.need_tokens(eos="an end-of-text", pad="a padding")
+
+    def config_fields(self) -> dict:
+        """Padding begins each target, as in T5."""
+        return {"decoder_start_token_id": self.tokenizer.pad_token_id}
+
+    def pack(self, store, tail: str):
+        if tail == "drop" and 1 < store.num_tokens < self.row_length:
+            raise UserError(
+                f"objective.sequence_length={self.settings.sequence_length} takes {self.row_length} tokens of text, "
+                f"more than the whole text of {store.name} ({store.num_tokens:,} tokens); set objective.tail=pad"
+            )
+        return super().pack(store, tail)
+
+    def batch_lengths(self, source: int, target: int) -> tuple[int | None, int | None]:
+        """The lengths of every batch: the longest of a stream, whose batches several processes share; else as needed.
+
+        source, target: the longest that a row can come to.
+        """
+        return (source, target) if self.recipe.data.streaming else (None, None)
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import show_source_and_target
+
+        show_source_and_target(console, self, rows, number, row)
+
+
+class SourceTargetCollator(ABC):
+    """Rows of raw tokens -> one batch: input_ids (B, T), labels (B, U); a subclass says what a row becomes.
+
+    The model makes decoder_input_ids from the labels. What comes out shorter is padded, labels by -100, and the batch
+    then has an attention_mask. How a row is changed depends on the seed, the epoch and the row's number alone
+    (data/sample_ids.py).
+
+    lengths: T and U of every batch; None: those of its longest row.
+    """
+
+    def __init__(self, tokenizer, seed: int, lengths: Sequence[int | None] = (None, None)):
+        self.eos, self.pad, self.seed = tokenizer.eos_token_id, tokenizer.pad_token_id, seed
+        self.input_length, self.target_length = lengths
+
+    @abstractmethod
+    def corrupt(self, tokens: "ndarray", starts: "ndarray", generator: "Generator") -> "tuple[ndarray, ndarray]":
+        """Source and target, arrays of ids without the eos at their ends, of one row of raw tokens.
+
+        starts: places in the row where a document, or the rest of one, begins; the first is 0.
+        """
+
+    def __call__(self, rows: list[dict]) -> dict:
+        import numpy as np
+        import torch
+
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.sample_ids import row_generators, row_ids
+
+        sources, targets, counted = [], [], []
+        for row, generator in zip(rows, row_generators(rows, self.seed)):
+            real = row["labels"].numpy() != IGNORE_INDEX
+            tokens = row["input_ids"].numpy()
+            tokens = tokens[real] if real.any() else tokens
+            starts = np.flatnonzero(row["position_ids"].numpy()[: len(tokens)] == 0)
+            source, target = self.corrupt(tokens, starts, generator)
+            sources.append(np.append(source, self.eos))
+            targets.append(np.append(target, self.eos))
+            counted.append(real.any())  # a row without any label fills a batch up and counts for nothing
+        input_ids = np.full((len(rows), self.input_length or max(map(len, sources))), self.pad, dtype=np.int64)
+        labels = np.full((len(rows), self.target_length or max(map(len, targets))), IGNORE_INDEX, dtype=np.int64)
+        attention_mask = np.zeros_like(input_ids)
+        for place, (source, target) in enumerate(zip(sources, targets)):
+            input_ids[place, : len(source)] = source
+            attention_mask[place, : len(source)] = 1
+            if counted[place]:
+                labels[place, : len(target)] = target
+        batch = {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
+        if not attention_mask.all():
+            batch["attention_mask"] = torch.from_numpy(attention_mask)
+        return batch | row_ids(rows)
