@@ -112,6 +112,7 @@ class ClassTask:
     def config_fields(self) -> dict:
         """The classes' names are what `pipeline()` answers with."""
         return {
+            **super().config_fields(),
             "num_labels": len(self.label_names),
             "id2label": dict(enumerate(self.label_names)),
             "label2id": dict(self._numbers),

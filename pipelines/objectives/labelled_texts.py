@@ -63,6 +63,11 @@ class LabelledTexts(TextTask):
         wanted = self.recipe.tokenizer.framing
         return wanted or FRAMING_OF_FAMILY.get(self.recipe.model.family, self.special_tokens)
 
+    def config_fields(self) -> dict[str, Any]:
+        """A fresh decoder stack reads padding before the text, as it does before the targets of pretraining."""
+        fresh = self.recipe.model.family == "seq2seq"
+        return {"decoder_start_token_id": self.tokenizer.pad_token_id} if fresh else {}
+
     def columns(self) -> dict[str, str]:
         return {**self.text_columns(), "label_field": self.settings.label_field}
 

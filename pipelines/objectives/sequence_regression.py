@@ -34,7 +34,8 @@ class SequenceRegression(NumberTask, LabelledTexts):
 
     def config_fields(self) -> dict[str, Any]:
         """One output; its name is what `pipeline()` answers with."""
-        return {"num_labels": 1, "id2label": {0: "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
+        names = {"id2label": {0: "score"}, "label2id": {"score": 0}}
+        return {**super().config_fields(), "num_labels": 1, **names, "problem_type": "regression"}
 
     # ---- words
 

@@ -1,4 +1,4 @@
-"""Whole runs of the objectives that hide tokens: what is hidden is the same again after a kill."""
+"""Whole runs of the objectives that change rows at random: what is hidden is the same again after a kill."""
 
 import json
 
@@ -10,7 +10,12 @@ from safetensors.torch import load_file
 RUNS = {
     "masked": ("encoder", 32),
     "span_corruption": ("seq2seq", 32),
+    "denoising": ("seq2seq", 32),
+    "mixture_of_denoisers": ("seq2seq", 32),
+    "prefix_lm": ("decoder", 32),
+    "fill_in_the_middle": ("moe", 32),
 }
+QUICK = ("span_corruption", "mixture_of_denoisers")  # the others by -m slow
 
 
 def recipe_of(tiny_recipe, name, **training):
@@ -34,7 +39,7 @@ def validations(run):
     return {line["step"]: line["validation_loss"] for line in lines_of(run) if "validation_loss" in line}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "masked" else ()) for n in RUNS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RUNS])
 def test_a_killed_run_hides_the_same_again_past_the_end_of_an_epoch(tiny_recipe, command, tmp_path, name):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     recipe = recipe_of(tiny_recipe, name)
