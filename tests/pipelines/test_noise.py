@@ -261,6 +261,18 @@ def test_a_decoder_predicts_the_rest_of_each_document_after_a_prefix(letters, te
                 assert first > 0 and here[first:].all()
 
 
+def test_a_checkpoints_config_says_what_reads_the_prefix(tmp_path):
+    from transformers import GPT2Config, T5Config
+
+    for config, head in ((GPT2Config(), "AutoModelForCausalLM"), (T5Config(), "AutoModelForSeq2SeqLM")):
+        config.save_pretrained(tmp_path / head)
+        settings = OBJECTIVES["prefix_lm"].Settings()
+        objective = objective_of(Recipe(model=ModelSection(name_or_path=str(tmp_path / head)), objective=settings))
+        assert (objective.auto_class, objective.shifts_labels) == (head, head == "AutoModelForCausalLM")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        _ = objective_of(Recipe(model=ModelSection(name_or_path=str(tmp_path)), objective=settings)).auto_class
+
+
 def arranged_back(text, letters):
     """A document of a batch as it was, and how it was arranged."""
     prefix, middle, suffix = MIDDLES
