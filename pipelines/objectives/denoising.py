@@ -127,7 +127,7 @@ class DenoisingCollator(SourceTargetCollator):
 
     def _unframed(self, part) -> tuple:
         """The tokens that begin a document's part, its content, and those that end it."""
-        first = int(len(part) > 0 and part[0] in self.frame)
+        first = int(part[0] in self.frame)
         last = max(first, len(part) - int(part[-1] in self.frame))
         return part[:first], part[first:last], part[last:]
 
