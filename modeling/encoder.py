@@ -340,7 +340,8 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
         if pooled is None:
             pooled = pool_tokens(outputs.last_hidden_state, attention_mask, self.config.pooler_type)
         relationship = self.seq_relationship(self.dropout(pooled))
-        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
+        masked_lm_loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
+        loss, sentence_loss = masked_lm_loss, None
         if next_sentence_label is not None:
             if num_items_in_batch is None or labels is None:
                 sentence_loss = token_classification_loss(relationship, next_sentence_label)
@@ -356,6 +357,8 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
             num_items_in_batch,
             prediction_logits=logits,
             seq_relationship_logits=relationship,
+            masked_lm_loss=masked_lm_loss,
+            next_sentence_loss=sentence_loss,
         )
 
 

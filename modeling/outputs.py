@@ -46,7 +46,16 @@ BaseModelOutputWithPastAndCrossAttentions = with_router_fields(
 Seq2SeqModelOutput = with_router_fields(modeling_outputs.Seq2SeqModelOutput)
 CausalLMOutputWithPast = with_router_fields(modeling_outputs.CausalLMOutputWithPast)
 MaskedLMOutput = with_router_fields(modeling_outputs.MaskedLMOutput)
-BertForPreTrainingOutput = with_router_fields(modeling_bert.BertForPreTrainingOutput)
+
+
+@dataclass
+class BertForPreTrainingOutput(with_router_fields(modeling_bert.BertForPreTrainingOutput)):
+    """masked_lm_loss, next_sentence_loss: parts of `loss`, divided as it is; None where their labels are missing."""
+
+    masked_lm_loss: torch.FloatTensor | None = None
+    next_sentence_loss: torch.FloatTensor | None = None
+
+
 Seq2SeqLMOutput = with_router_fields(modeling_outputs.Seq2SeqLMOutput)
 SequenceClassifierOutputWithPast = with_router_fields(modeling_outputs.SequenceClassifierOutputWithPast)
 TokenClassifierOutput = with_router_fields(modeling_outputs.TokenClassifierOutput)

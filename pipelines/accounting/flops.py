@@ -110,7 +110,7 @@ class FlopCount:
             self.layers,
         )
         name = type(model).__name__
-        self.head_on_labels = name.startswith("Anyformer") and name.endswith("ForMaskedLM")
+        self.head_on_labels = name.startswith("Anyformer") and name.endswith(("ForMaskedLM", "ForPreTraining"))
         self.head_on_rows = name.endswith(self.ROW_HEADS) and not name.endswith("ForTokenClassification")
         self.config = config
         self.token = self.target = self.cross = self.head = self.row = 0
@@ -123,7 +123,7 @@ class FlopCount:
     def _assign(self, name: str, weights: int, base: str | None, shared: float) -> None:
         parts = name.split(".")
         inside = parts[0] == base if base else parts[0] in ("encoder", "decoder")
-        if "pooler" in parts or (not inside and self.head_on_rows):
+        if {"pooler", "seq_relationship"} & {*parts} or (not inside and self.head_on_rows):
             self.row += weights
         elif not inside:
             self.head += weights

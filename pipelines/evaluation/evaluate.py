@@ -162,6 +162,7 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Rows, chose
             shifts_labels=objective.shifts_labels,
             scorer=objective.scorer(),
             own_loss=objective.loss(),
+            loss_parts=objective.loss_parts(),
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}

@@ -23,14 +23,14 @@ class MetricRow:
     """One metric.
 
     compares: "classes", "label_sets" (for each class 0 or 1), "numbers" or "texts", where predictions stand beside
-    references; "rewards", those of chosen answers beside those of rejected ones; "tokens" or "pixels", where it is
-    computed from summed losses. also: what else it compares. load: makes the evaluate.Metric, called with
-    evaluate.Metric's arguments; None for metrics of losses. of_losses: computes it from objectives/perplexity.py's
-    TokenLosses or PixelLosses; None where a pass over the rows does not give it. every_token: it needs each token
-    predicted once. whole_text: it means nothing
-    for a part of the rows. needs_train: it reads the training rows, too. two_classes: it is of two classes alone.
-    needs: package beyond every installation's, and the extra that has it: ("rouge_score", "metrics").
-    interval: (value, number of examples) -> the bounds of its 95 % confidence interval; None where it has none.
+    references; "rewards", those of chosen answers beside those of rejected ones; "pairs", where the objective counts it
+    (Objective.loss_parts); "tokens" or "pixels", where it is computed from summed losses. also: what else it compares.
+    load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for metrics of losses. of_losses:
+    computes it from objectives/perplexity.py's TokenLosses or PixelLosses; None where a pass over the rows does not
+    give it. every_token: it needs each token predicted once. whole_text: it means nothing for a part of the rows.
+    needs_train: it reads the training rows, too. two_classes: it is of two classes alone. needs: package beyond every
+    installation's, and the extra that has it: ("rouge_score", "metrics"). interval: (value, number of examples) -> the
+    bounds of its 95 % confidence interval; None where it has none.
     """
 
     compares: str
@@ -156,6 +156,10 @@ METRICS.add(
     MetricRow(
         "pixels", "accuracy of a logistic regression on the averaged features of a middle layer", needs_train=True
     ),
+)
+METRICS.add(
+    "pair_accuracy",
+    MetricRow("pairs", "share of the pairs of segments that are told from wrong ones", interval=wilson),
 )
 SETS = ("label_sets",)
 _built_in(

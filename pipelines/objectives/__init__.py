@@ -15,6 +15,7 @@ from .multi_label_classification import MultiLabelClassification
 from .pixels import Pixels
 from .preference import Preference
 from .prefix_lm import PrefixLM
+from .sentence_pairs import SentencePairs
 from .sentence_similarity import SentenceSimilarity
 from .sequence_classification import SequenceClassification
 from .sequence_regression import SequenceRegression
@@ -34,6 +35,7 @@ __all__ = [
     "Pixels",
     "Preference",
     "PrefixLM",
+    "SentencePairs",
     "SentenceSimilarity",
     "SequenceClassification",
     "SequenceRegression",

@@ -127,9 +127,14 @@ class Objective(ABC):
         return (cls.__doc__ or cls.name).strip().splitlines()[0].rstrip(".")
 
     @classmethod
+    def takes_metric(cls, row: Any) -> bool:
+        """Whether a metric, as registered, is of what is predicted here."""
+        return row.fits(cls.compares)
+
+    @classmethod
     def metric_names(cls) -> list[str]:
         """The metrics that it can report beside the loss."""
-        return [name for name, row in METRICS.items() if row.fits(cls.compares)]
+        return [name for name, row in METRICS.items() if cls.takes_metric(row)]
 
     # ---- the recipe, before anything is read
 
@@ -156,7 +161,7 @@ class Objective(ABC):
         """Raise UserError for a metric that this objective cannot report."""
         for name in self.recipe.evaluation.metrics:
             row = METRICS.get(name)
-            if row is None or not row.fits(self.compares):
+            if row is None or not self.takes_metric(row):
                 known = self.metric_names()
                 near = did_you_mean(name, known) if known else "; only the loss is measured"
                 raise UserError(f"evaluation.metrics={name!r} is not for {self.setting}{near}")
@@ -250,6 +255,15 @@ class Objective(ABC):
     def scorer(self) -> Any | None:
         """What measures the predictions of an evaluation pass: has predictions(logits, labels) and
         compute_metrics(predictions). None: the loss alone is measured."""
+        return None
+
+    def loss_parts(self) -> Any | None:
+        """What tells the parts of the loss of a model with several heads apart, for the log; None: it has one part.
+
+        Has `losses`, the names of the parts, whose means add up to the loss, the first one counted in labels; and
+        sums(outputs, batch, num_items_in_batch) -> {name: (sum, count)}, tensors without gradients, of these parts and
+        of further shares, such as an accuracy.
+        """
         return None
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:

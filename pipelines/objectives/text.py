@@ -148,8 +148,8 @@ class TokenPredictions:
     counts_every_token: ClassVar[bool] = False  # whether each token is predicted once: then texts can be compared
 
     @classmethod
-    def metric_names(cls) -> list[str]:
-        return [name for name in super().metric_names() if cls.counts_every_token or not METRICS[name].every_token]
+    def takes_metric(cls, row: Any) -> bool:
+        return super().takes_metric(row) and (cls.counts_every_token or not row.every_token)
 
     def check_metrics(self) -> None:
         for name in self.recipe.evaluation.metrics:

@@ -71,6 +71,7 @@ KINDS = (
     Kind("ForCausalLM", "A causal language model", "AutoModelForCausalLM", "text-generation"),
     Kind("LMHeadModel", "A causal language model", "AutoModelForCausalLM", "text-generation"),
     Kind("ForMaskedLM", "A masked language model", "AutoModelForMaskedLM", "fill-mask"),
+    Kind("ForPreTraining", "A masked language model that knows pairs of texts", "AutoModelForMaskedLM", "fill-mask"),
     Kind("ForSequenceClassification", "A text classifier", "AutoModelForSequenceClassification", "text-classification"),
     Kind("ForImageClassification", "An image classifier", "AutoModelForImageClassification", "image-classification"),
     Kind(

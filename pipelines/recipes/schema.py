@@ -200,7 +200,8 @@ class EvaluationSection:
         at_least=2,
     )
     sample_prompts: list[str] = doc(
-        "texts the trained model continues (a translation model: translates) at the end", []
+        "texts the trained model continues at the end (a translation model: translates; a masked one: fills in [MASK])",
+        [],
     )
     sample_tokens: int = doc("new tokens per continued sample", 96, at_least=1, at_most=2**20)
     sample_top_p: float | None = doc(

@@ -3,6 +3,7 @@
 import torch
 
 from ..data.batch_keys import IGNORE_INDEX
+from .loss_parts import means, stacked
 
 
 def float64_device(device: torch.device) -> torch.device:
@@ -20,10 +21,12 @@ class EvaluationSums:
         device: of the model.
         scorer: has predictions(logits, labels) -> (B, K) integers of each row, and compute_metrics(predictions) -> dict
             from those of all rows; None: the loss alone is measured.
+        parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
     """
 
-    def __init__(self, device: torch.device, scorer=None):
+    def __init__(self, device: torch.device, scorer=None, parts=None):
         self.sums, self.scorer = torch.zeros(2, dtype=torch.float64, device=float64_device(device)), scorer
+        self.told_apart_by, self.parts = parts, {}
         self.predictions: list[torch.Tensor] = []
 
     def add(self, total: torch.Tensor, count: torch.Tensor, logits=None, labels=None) -> None:
@@ -32,10 +35,26 @@ class EvaluationSums:
         if self.scorer is not None:
             self.predictions.append(self.scorer.predictions(logits, labels))
 
+    def add_parts(self, outputs, batch: dict) -> torch.Tensor:
+        """Add a batch whose outputs have losses divided by 1; returns the sum of its first part."""
+        found = self.told_apart_by.sums(outputs, batch, 1)
+        found = {name: stacked(pair).to(self.sums) for name, pair in found.items()}
+        self.parts = {name: self.parts.get(name, 0) + pair for name, pair in found.items()}
+        first = found[self.told_apart_by.losses[0]]
+        self.sums += first
+        return first[0]
+
     def metrics(self, accelerator) -> dict:
-        """{"loss": mean, "nll": sum, "predictions": number of labels} and the scorer's metrics, over all processes."""
+        """{"loss": mean, "nll": sum, "predictions": number of labels} and the scorer's metrics, over all processes.
+
+        A loss of several parts is the sum of their means, nll and predictions are the first part's; the means stand
+        beside it.
+        """
         total, count = accelerator.reduce(self.sums, "sum").tolist()
         found = {"loss": total / count, "nll": total, "predictions": count} if count else {}
+        if self.parts:
+            parts = means(accelerator.reduce(torch.stack(list(self.parts.values())), "sum").tolist(), self.parts)
+            found |= parts | {"loss": sum(parts.get(name, 0.0) for name in self.told_apart_by.losses)}
         if self.predictions:
             # PaddedEvalDataset: equally many rows on each process; those without labels fill up.
             predictions = accelerator.gather(torch.cat(self.predictions))

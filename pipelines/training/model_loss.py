@@ -102,14 +102,18 @@ class ModelLoss:
             return inputs
         return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}
 
+    def outputs(self, model: torch.nn.Module, inputs: dict):
+        """The outputs of an exact model with its loss summed over a batch's labels, and without logits of tokens."""
+        extras = {"return_logits": False} if self._skips_logits else {}
+        return model(**self.model_inputs(inputs), **extras, num_items_in_batch=1)
+
     def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(loss summed over a batch's labels, without smoothing; logits, or None where they are not needed)."""
         if self.own is not None:
             outputs = model(**self._seen(inputs))
             return self.own.total(outputs, inputs), self.own.logits(outputs, inputs) if needs_logits else None
         if self.is_exact and not needs_logits:
-            extras = {"return_logits": False} if self._skips_logits else {}
-            return model(**self.model_inputs(inputs), **extras, num_items_in_batch=1).loss, None
+            return self.outputs(model, inputs).loss, None
         without = {name: x for name, x in self.inputs_for_logits(inputs).items() if name != "labels"}
         outputs = model(**without)
         total = loss_of_logits(outputs, inputs["labels"], num_items_in_batch=1, shift=self.shifts_labels)

@@ -185,6 +185,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         scorer=data.objective.scorer(),
         own_loss=data.objective.loss(),
         patience=recipe.evaluation.patience,
+        loss_parts=data.objective.loss_parts(),
         pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
     )
 

@@ -29,6 +29,7 @@ from .evaluation_sums import EvaluationSums
 from .full_rounds import share_out_in_full_rounds
 from .lora import is_adapted, load_weights, save_adapted_config
 from .loss_guard import LossGuard
+from .loss_parts import LossParts
 from .model_loss import ModelLoss
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
 from .progress import MetricsFile, ProgressLine, with_split_names
@@ -53,6 +54,7 @@ class AnyformerTrainer(Trainer):
         own_loss: the objective's loss (objectives/losses.py) in place of the model's; None: it has none.
         patience: training ends after so many validations without a better `args.metric_for_best_model`; None: it does
             not.
+        loss_parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
         pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
         **kwargs: as for transformers' Trainer.
     """
@@ -66,6 +68,7 @@ class AnyformerTrainer(Trainer):
         scorer=None,
         own_loss=None,
         patience: int | None = None,
+        loss_parts=None,
         pass_metrics=None,
         **kwargs,
     ):
@@ -90,6 +93,7 @@ class AnyformerTrainer(Trainer):
         self.progress = ProgressLine()
         self.epochs = SetEpochCallback(self.train_dataset)
         self.routers = RouterStatistics(folder)
+        self.parts = LossParts(loss_parts)
         for callback in (self.stop_signal, self.progress, self.epochs, MetricsFile(folder), self.routers):
             self.add_callback(callback)
         self.early_stopping = None if patience is None else EarlyStopping(patience)
@@ -187,6 +191,7 @@ class AnyformerTrainer(Trainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.model.training:
             self.routers.add(outputs, self.throughput.batch_tokens)
+            self.parts.add(outputs, inputs, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def _get_num_items_in_batch(self, batch_samples, device):
@@ -227,6 +232,7 @@ class AnyformerTrainer(Trainer):
             self.guard.check()
             logs.update(self.throughput.collect(self.accelerator.reduce))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
+            logs.update(self.parts.collect(self.accelerator.reduce))
         super().log(with_split_names(logs), start_time)
 
     def log_final(self, metrics: dict[str, float]) -> None:
@@ -251,7 +257,7 @@ class AnyformerTrainer(Trainer):
 
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
         with self.throughput.paused():
-            self._sums = EvaluationSums(self.args.device, self.scorer)
+            self._sums = EvaluationSums(self.args.device, self.scorer, self.parts.told_apart_by)
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.pass_metrics is not None and "loss" in found:
@@ -267,8 +273,11 @@ class AnyformerTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         count = self.model_loss.count(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            total, logits = self.model_loss.sum(model, inputs, needs_logits=self.scorer is not None)
-            self._sums.add(total, count, logits, inputs["labels"])
+            if self.parts.told_apart_by is not None:
+                total = self._sums.add_parts(self.model_loss.outputs(model, inputs), inputs)
+            else:
+                total, logits = self.model_loss.sum(model, inputs, needs_logits=self.scorer is not None)
+                self._sums.add(total, count, logits, inputs["labels"])
         return (total / count.clamp_min(1), None, None)
 
     # ---- checkpoints

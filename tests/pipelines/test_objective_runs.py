@@ -8,21 +8,23 @@ from processes import end_in_micro_batch
 from safetensors.torch import load_file
 
 RUNS = {
-    "masked": ("encoder", 32),
-    "span_corruption": ("seq2seq", 32),
-    "denoising": ("seq2seq", 32),
-    "mixture_of_denoisers": ("seq2seq", 32),
-    "prefix_lm": ("decoder", 32),
-    "fill_in_the_middle": ("moe", 32),
+    "masked": ("encoder", {"name": "masked"}),
+    "spans of words": ("encoder", {"name": "masked", "masking": "span"}),
+    "sentence_pairs": ("encoder", {"name": "sentence_pairs", "pairs": "sentence_order"}),
+    "span_corruption": ("seq2seq", {"name": "span_corruption"}),
+    "denoising": ("seq2seq", {"name": "denoising"}),
+    "mixture_of_denoisers": ("seq2seq", {"name": "mixture_of_denoisers"}),
+    "prefix_lm": ("decoder", {"name": "prefix_lm"}),
+    "fill_in_the_middle": ("moe", {"name": "fill_in_the_middle"}),
 }
-QUICK = ("span_corruption",)  # the others by -m slow; test_noise.py has what they draw
+QUICK = ("span_corruption",)  # the others by -m slow; test_noise.py and test_sentence_pairs.py have what they draw
 
 
 def recipe_of(tiny_recipe, name, **training):
-    family, length = RUNS[name]
+    family, objective = RUNS[name]
     return tiny_recipe(
         model={"family": family},
-        objective={"name": name, "sequence_length": length},
+        objective={"sequence_length": 32} | objective,
         data={"max_documents": 4},  # a pass of a few steps: epochs begin on both sides of the kill
         training={"max_steps": 20, "per_device_train_batch_size": 32} | training,
         evaluation={"metrics": ["perplexity"], "every_steps": 5},

@@ -1,0 +1,177 @@
+"""Rows of two segments: pieces of documents that are cut in two, or whose second half is taken from elsewhere.
+
+A piece is a run of whole sentences of one document, as many as fit. Where sentences end is read off the tokens
+(tokenizers/word_marks.py). A sentence that does not fit is cut between two words; so is a piece of one sentence, to be
+made two segments.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from ..errors import UserError
+from ..storage.cache import sha
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from ..tokenizers.word_marks import WordMarks
+    from .token_store import TokenStore
+
+Kind = Literal["next_sentence", "sentence_order"]
+_FORMAT = 1  # raise it when the way to make pairs changes
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two segments, each (first token, token after its last one) of the store, and the label.
+
+    label: 0 where the second one follows the first in its document, else 1.
+    """
+
+    first: tuple[int, int]
+    second: tuple[int, int]
+    label: int
+
+
+class SentencePairRows(Rows, Dataset):
+    """Pieces of at most `length` tokens, of which pairs of segments are made: dicts of input_ids, labels: int64 (n,).
+
+    Both are the piece's tokens; labels of -100 say that a row only fills a batch up. A row also carries `piece`, its
+    number, and `rows`, this object, for `pair` draws a pair for each epoch anew. The pieces of a document follow each
+    other without gaps; one of a single token is left out.
+
+    Args:
+        store: tokens of documents without special tokens around them.
+        marks: of the tokenizer's vocabulary.
+        kind: next_sentence: a wrong second segment is of another document (Devlin et al. 2019, section 3.1).
+            sentence_order: it is the first one, both in swapped order (Lan et al. 2020, section 3.1).
+
+    Raises UserError where no pair can be made, or next_sentence has no other document.
+    """
+
+    def __init__(self, store: "TokenStore", marks: "WordMarks", length: int, kind: Kind):
+        self.store, self.marks, self.length, self.kind = store, marks, length, kind
+        self.name, self.notes = store.name, store.notes
+        self.offsets = np.unique(store.offsets)  # documents without tokens begin nowhere
+        starts = np.union1d(self.offsets[:-1], marks.sentence_starts(store.tokens))
+        self.starts = cut_long(starts, int(self.offsets[-1]), store.tokens, marks, length)
+        self.pieces = pieces_of(self.starts, self.offsets, length)  # (pieces, 2): first token, token after the last one
+        if not len(self.pieces):
+            raise UserError(
+                f"data: the text of {self.name} comes to {store.num_tokens} tokens; it takes 2 of one document to make "
+                f"a pair"
+            )
+        self.document_of = np.searchsorted(self.offsets, self.pieces[:, 0], side="right") - 1
+        if kind == "next_sentence" and self.document_of[0] == self.document_of[-1]:
+            raise UserError(
+                f"objective.pairs=next_sentence takes second segments from other documents, but {self.name} has one "
+                f"document with text; set data.document=line or paragraph, or objective.pairs=sentence_order"
+            )
+        self.row_lengths = self.pieces[:, 1] - self.pieces[:, 0]
+        # Not the kind: a model may go on with other pairs of the same text, and its settings say which.
+        self.fingerprint = sha([store.fingerprint, "sentence pairs", _FORMAT, length])
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __getitem__(self, index: int) -> dict:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        tokens = torch.from_numpy(self.tokens(tuple(self.pieces[index])))
+        return {"input_ids": tokens, "labels": tokens.clone(), "piece": int(index) % len(self), "rows": self}
+
+    def tokens(self, place: tuple[int, int]) -> np.ndarray:
+        """The tokens from one place of the store to another, int64."""
+        return np.asarray(self.store.tokens[place[0] : place[1]], dtype=np.int64)
+
+    @property
+    def facts(self) -> dict:
+        """Sizes of the split, as plain numbers; an example is a pair."""
+        store = self.store
+        return {
+            "documents": len(self.offsets) - 1,
+            "examples": len(self),
+            "tokens": store.num_tokens,
+            "bytes": store.num_bytes,
+            "skipped": {name: int(n) for name, n in vars(store.skipped).items()} if store.skipped else {},
+        }
+
+    def document(self, place: int) -> int:
+        """The document of a token of the store, counted among those with text."""
+        return int(np.searchsorted(self.offsets, place, side="right")) - 1
+
+    def pair(self, number: int, generator: np.random.Generator) -> Pair:
+        """A pair of segments made of one piece, half of them with label 1; it depends on the generator alone."""
+        begin, end = (int(place) for place in self.pieces[number])
+        middle = self._middle(begin, end, generator)
+        first, second = (begin, middle), (middle, end)
+        if generator.random() < 0.5:
+            return Pair(first, second, 0)
+        if self.kind == "sentence_order":
+            return Pair(second, first, 1)
+        return Pair(first, self._elsewhere(number, first, second, generator), 1)
+
+    def _middle(self, begin: int, end: int, generator) -> int:
+        """Where a piece is cut in two: at one of its sentences, else at one of its words, else anywhere."""
+        inside = self.starts[np.searchsorted(self.starts, begin + 1) : np.searchsorted(self.starts, end)]
+        if not len(inside):
+            inside = begin + 1 + np.flatnonzero(self.marks.word_starts(self.tokens((begin, end)))[1:])
+        if not len(inside):
+            inside = np.arange(begin + 1, end)
+        return int(inside[generator.integers(len(inside))])
+
+    def _elsewhere(self, number: int, first: tuple, second: tuple, generator) -> tuple[int, int]:
+        """Sentences of another document, as nearly as many tokens as the true segment has: its length tells nothing.
+
+        Documents are drawn by how many pieces they have, and any of their sentences may be the first one after which
+        enough tokens follow.
+        """
+        own = np.searchsorted(self.document_of, self.document_of[number] + np.array([0, 1]))
+        drawn = int(generator.integers(len(self) - (own[1] - own[0])))
+        drawn += int(own[1] - own[0]) if drawn >= own[0] else 0
+        begin, end = (int(place) for place in self.offsets[self.document_of[drawn] + np.array([0, 1])])
+        wanted, most = second[1] - second[0], self.length - (first[1] - first[0])
+        from_ = np.searchsorted(self.starts, begin)
+        choices = max(int(np.searchsorted(self.starts, end - wanted, side="right") - from_), 1)
+        start = int(self.starts[from_ + generator.integers(choices)])
+        stops = np.append(self.starts[np.searchsorted(self.starts, start + 1) :][: 2 * self.length], end)
+        stops = stops[(stops <= end) & (stops <= start + most)]
+        if not len(stops):
+            return start, min(start + wanted, end)
+        return start, int(stops[np.argmin(np.abs(stops - start - wanted))])
+
+
+def cut_long(starts: np.ndarray, total: int, tokens, marks: "WordMarks", length: int) -> np.ndarray:
+    """Beginnings of sentences and, in those of more than `length` tokens, of parts that are not longer.
+
+    A part ends where the last of its words ends, or after `length` tokens where it is all one word.
+    """
+    ends = np.append(starts[1:], total)
+    added = []
+    for place in np.flatnonzero(ends - starts > length):
+        begin, end = int(starts[place]), int(ends[place])
+        words = begin + np.flatnonzero(marks.word_starts(np.asarray(tokens[begin:end], dtype=np.int64)))
+        while end - begin > length:
+            word = int(words[np.searchsorted(words, begin + length, side="right") - 1])
+            begin = word if word > begin else begin + length
+            added.append(begin)
+    return np.union1d(starts, np.array(added, dtype=np.int64)) if added else starts
+
+
+def pieces_of(starts: np.ndarray, offsets: np.ndarray, length: int) -> np.ndarray:
+    """(pieces, 2) of int64: runs of sentences of one document, as many as come to at most `length` tokens each.
+
+    starts: where sentences begin, none longer than `length`. offsets: where documents begin, and the end of the text.
+    """
+    found = []
+    borders = np.append(starts, offsets[-1])
+    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist()):
+        while begin < end:
+            stop = min(int(borders[np.searchsorted(borders, begin + length, side="right") - 1]), end)
+            if stop - begin > 1:
+                found.append((begin, stop))
+            begin = stop
+    return np.array(found, dtype=np.int64).reshape(-1, 2)

@@ -1,0 +1,278 @@
+"""What the objectives that hide tokens share: settings, which tokens are hidden, and the mask filled in at the end."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ..errors import UserError
+from ..recipes.schema import ObjectiveSettings, doc
+from ..recipes.types import show
+from ..tokenizers.special_tokens import MASK
+from .base import FinishedModel, pipeline_command
+from .text import TextObjective
+
+if TYPE_CHECKING:
+    from ..data.rows import Rows
+
+LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
+PREDICTIONS = 5  # words that are shown for a mask
+OF_SPANS = ("span_probability", "max_span_length")
+
+
+@dataclass
+class MaskingSettings(ObjectiveSettings):
+    """Which tokens are hidden, and what stands in their place."""
+
+    mask_probability: float = doc("share of a row's tokens that is predicted", 0.15, above=0, below=1)
+    mask_replace: float = doc("share of those that the mask token hides", 0.8, at_least=0, at_most=1)
+    random_replace: float = doc(
+        "share of those that a random token replaces; the rest stays", 0.1, at_least=0, at_most=1
+    )
+    masking: Literal["token", "whole_word", "span"] = doc(
+        "what is chosen at once: a token, all tokens of a word, or a span of whole words (SpanBERT)", "token"
+    )
+    span_probability: float = doc(
+        "masking=span: a span has n words with a probability that falls by the factor 1 - this with each word",
+        0.2,
+        above=0,
+        below=1,
+    )
+    max_span_length: int = doc("masking=span: words of the longest span", 10, at_least=1, at_most=1000)
+
+
+class MaskingObjective(TextObjective):
+    """Base of the objectives that hide tokens and predict them from both sides. Raises UserError without a mask token.
+
+    logits_field: where the model's output has its predictions of tokens.
+    """
+
+    families = ("encoder",)
+    special_tokens = "cls_sep"
+    hub_task = "fill-mask"
+    loss_unit = "nats per masked token"
+    continues_prompts = True
+    samples_are_answers = True
+    logits_field: ClassVar[str] = "logits"
+
+    def check(self) -> None:
+        super().check()
+        section = self.settings
+        if section.mask_replace + section.random_replace > 1:
+            raise UserError(
+                f"objective.mask_replace={show(section.mask_replace)} and "
+                f"objective.random_replace={show(section.random_replace)} are shares of the same tokens; "
+                f"together they must be at most 1"
+            )
+        for field in fields(MaskingSettings):
+            value = getattr(section, field.name)
+            if section.masking != "span" and field.name in OF_SPANS and value != field.default:
+                raise UserError(
+                    f"objective.{field.name}={show(value)} has no effect with objective.masking={section.masking}; "
+                    f"it belongs to objective.masking=span"
+                )
+        if self.recipe.tokenizer.name_or_path is None and self.recipe.model.name_or_path is None:
+            self.prompts(MASK)  # that of the tokenizer which will be trained
+
+    def use_tokenizer(self, tokenizer) -> None:
+        super().use_tokenizer(tokenizer)
+        if self.tokenizer.mask_token_id is None:
+            raise UserError(
+                f"{self.setting} needs a tokenizer with a mask token; this one has none: "
+                "remove tokenizer.name_or_path to train one, or name that of an encoder"
+            )
+        self.prompts(self.tokenizer.mask_token)
+
+    def config_fields(self) -> dict:
+        return {name: getattr(self.tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id")}
+
+    def hiding(self) -> dict[str, Any]:
+        """The arguments of a TokenHider that the recipe sets."""
+        return {field.name: getattr(self.settings, field.name) for field in fields(MaskingSettings)[1:]}  # but `name`
+
+    # ---- the end of a run
+
+    def prompts(self, mask: str) -> list[str]:
+        """The recipe's prompts with the tokenizer's `mask` for [MASK]; raises UserError for one without a mask."""
+        found = []
+        for number, prompt in enumerate(self.recipe.evaluation.sample_prompts):
+            text = prompt.replace(LITERAL_MASK, mask)
+            if mask not in text:
+                raise UserError(
+                    f"evaluation.sample_prompts.{number}={show(prompt)} has no mask for {self.setting} to fill; write "
+                    f"{LITERAL_MASK} in place of a word"
+                )
+            found.append(text)
+        return found
+
+    def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
+        """Each prompt with the likeliest tokens for its masks and their probabilities, a line per mask."""
+        return [
+            {"prompt": prompt, "text": self.fill(finished.model, prompt)}
+            for prompt in self.prompts(self.tokenizer.mask_token)
+        ]
+
+    def fill(self, model: Any, prompt: str) -> str:
+        """`train 31.2 %, car 10.0 %, ...`: what `model` predicts for each mask of a prompt."""
+        import torch
+
+        tokenizer = self.tokenizer
+        inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
+        with torch.no_grad():
+            logits = model(**inputs)[self.logits_field][0]
+        shares = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].float().softmax(dim=-1)
+        lines = []
+        for best, ids in zip(*(found.tolist() for found in shares.topk(min(PREDICTIONS, shares.shape[-1])))):
+            words = (tokenizer.decode([number]).strip() or repr(tokenizer.decode([number])) for number in ids)
+            lines.append(", ".join(f"{word} {share:.1%}" for word, share in zip(words, best)))
+        return "\n".join(lines)
+
+    def sample_title(self, prompt: str) -> str:
+        return f"predictions for {prompt!r}"
+
+    def how_to_use(self, folder: Path) -> str:
+        return pipeline_command("fill-mask", folder, "your text")
+
+    # ---- words
+
+    def show_hidden(self, console, title: str, row: dict, batch: dict, documents: list, note: str = "") -> None:
+        """A row with what is predicted of it. row: as it was; batch: of this row alone; documents: as Rows has them."""
+        from .showing import documents_line, is_label, masked_table, masked_text, print_lines
+
+        predicted = is_label(batch["labels"][0])
+        seen, true = batch["input_ids"][0][predicted], row["input_ids"][predicted]
+        hidden, kept = int((seen == self.tokenizer.mask_token_id).sum()), int((seen == true).sum())
+        console.rule(
+            f"{title}, {len(seen)} predicted: {hidden} masked, {len(seen) - hidden - kept} replaced, {kept} kept",
+            align="left",
+        )
+        if note:
+            console.print(note, markup=False)
+        console.print(documents_line(documents), markup=False)
+        console.print(masked_text(row, batch, documents, self.tokenizer))
+        print_lines(console, masked_table(row, batch, self.tokenizer))
+
+    def hidden_legend(self, before: str, after: str):
+        """The marks of `show_hidden`, between further words."""
+        from .showing import PREDICTED, marked
+
+        return marked(
+            before,
+            ("⟦word⟧", PREDICTED),
+            ": the model sees the mask token, ",
+            ("⟦word→other⟧", PREDICTED),
+            ": it sees another token, ",
+            ("⟦word=⟧", PREDICTED),
+            f": it sees the word itself; {after}",
+        )
+
+
+class TokenHider:
+    """Chooses tokens of a row, writes their labels and changes the ids.
+
+    Of n tokens that may be hidden, number = max(1, round(mask_probability * n)) are (where BERT throws a coin per
+    token, each row has equally much to predict, and short ones always something), exactly with masking=token.
+
+    whole_word (Devlin et al. 2019, the whole-word models released later): words in random order, each with all its
+    tokens, and one that would exceed the number is passed over; fewer than `number` are hidden only where no further
+    word fits. span (Joshi et al. 2020, section 3.1): the same with spans of whole words, which begin at words in random
+    order; a span has n words with probability proportional to (1 - span_probability)^(n - 1) up to max_span_length (3.8
+    on average with 0.2 and 10), fewer where the document, a span before it or the number ends it. Where not even the
+    shortest word fits, it is hidden alone.
+
+    A chosen token becomes the mask token with probability mask_replace, a random entry of the vocabulary that is not
+    special with probability random_replace, and stays as it is otherwise; drawn for each token, and for all tokens of a
+    span at once.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        *,
+        mask_probability: float,
+        mask_replace: float,
+        random_replace: float,
+        masking: str = "token",
+        span_probability: float = 0.2,
+        max_span_length: int = 10,
+    ):
+        import numpy as np
+
+        self.mask_id, self.masking = tokenizer.mask_token_id, masking
+        self.mask_probability, self.mask_replace, self.random_replace = mask_probability, mask_replace, random_replace
+        special = np.array(tokenizer.all_special_ids)
+        ids = np.array(sorted(tokenizer.get_vocab().values()))
+        self.ordinary_ids = ids[~np.isin(ids, special)]
+        self.is_special = np.zeros(ids[-1] + 1, dtype=bool)
+        self.is_special[special] = True
+        if masking != "token":
+            from ..tokenizers.word_marks import WordMarks
+
+            self.marks = WordMarks(tokenizer)
+            weights = (1 - span_probability) ** np.arange(max_span_length if masking == "span" else 1)
+            self.up_to_length = np.cumsum(weights) / weights.sum()  # probability of at most so many words
+
+    def hide(self, ids, labels, choosable, generator, begins=None) -> None:
+        """Hide tokens of one row in place.
+
+        ids, labels: int arrays (T,). choosable: bool (T,), the tokens that may be hidden. generator: numpy's, for this
+        row. begins: bool (T,), where documents begin, which no word or span crosses.
+        """
+        import numpy as np
+
+        places = np.flatnonzero(choosable)
+        if not len(places):
+            return
+        number = max(1, round(self.mask_probability * len(places)))
+        if self.masking == "token":
+            chosen = generator.permutation(places)[:number]
+            lot = generator.random(len(chosen))
+        else:
+            spans = self.spans(ids, choosable, number, generator, begins)
+            chosen = np.concatenate([np.arange(*span) for span in spans])
+            if self.masking == "span":
+                lot = np.repeat(generator.random(len(spans)), [end - begin for begin, end in spans])
+            else:
+                lot = generator.random(len(chosen))
+        labels[chosen] = ids[chosen]
+        random_ids = self.ordinary_ids[generator.integers(len(self.ordinary_ids), size=len(chosen))]
+        masked = lot < self.mask_replace
+        replaced = ~masked & (lot < self.mask_replace + self.random_replace)
+        ids[chosen] = np.where(masked, self.mask_id, np.where(replaced, random_ids, ids[chosen]))
+
+    def words(self, ids, choosable, begins=None) -> tuple:
+        """First place of each word among the choosable tokens, the place after its last one, and whether the word
+        before it ends there, in the same document; arrays."""
+        import numpy as np
+
+        breaks = np.zeros(len(ids), dtype=bool) if begins is None else begins
+        after_other = np.concatenate([[True], ~choosable[:-1]])
+        starts = choosable & (self.marks.word_starts(ids) | breaks | after_other)
+        stops = np.append(np.flatnonzero(starts | ~choosable), len(ids))
+        firsts = np.flatnonzero(starts)
+        return firsts, stops[np.searchsorted(stops, firsts, side="right")], ~(after_other | breaks)[firsts]
+
+    def spans(self, ids, choosable, number: int, generator, begins=None) -> list[tuple[int, int]]:
+        """(first place, place after the last one) of the words or spans of words that are hidden together."""
+        import numpy as np
+
+        firsts, ends, joined = self.words(ids, choosable, begins)
+        sizes, left, found = ends - firsts, number, []
+        order = generator.permutation(len(firsts))
+        lengths = 1 + np.searchsorted(self.up_to_length, generator.random(len(firsts)), side="right")
+        free = np.ones(len(firsts), dtype=bool)
+        for word in order.tolist():
+            if not left:
+                break
+            last, room = word, left
+            while last < min(word + lengths[word], len(firsts)) and free[last] and sizes[last] <= room:
+                if last > word and not joined[last]:
+                    break
+                room -= sizes[last]
+                last += 1
+            if last > word:
+                free[word:last], left = False, room
+                found.append((int(firsts[word]), int(ends[last - 1])))
+        if not found:
+            word = order[np.argmin(sizes[order])]
+            found = [(int(firsts[word]), int(ends[word]))]
+        return found

@@ -1,0 +1,238 @@
+"""Pairs of segments and masked tokens at once: BERT's next sentences (NSP) and ALBERT's order of sentences (SOP)."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import UserError
+from ..plugins import METRICS, register_objective
+from ..recipes.schema import doc
+from ..recipes.types import show
+from ..words import counted
+from .masking import MaskingObjective, MaskingSettings, TokenHider
+
+if TYPE_CHECKING:
+    from ..data.corpora import Corpus
+    from ..data.sentence_pairs import Pair, SentencePairRows
+
+AROUND = 3  # special tokens of a pair: [CLS] first [SEP] second [SEP]
+WRONG = {"next_sentence": "from another document", "sentence_order": "swapped"}
+
+
+@dataclass
+class SentencePairsSettings(MaskingSettings):
+    pairs: Literal["next_sentence", "sentence_order"] = doc(
+        "what half of the pairs are instead of a segment and the one after it: next_sentence: the second one is of "
+        "another document (BERT's NSP); sentence_order: both are swapped (ALBERT's SOP)",
+        "next_sentence",
+    )
+    sequence_length: int = doc(
+        "tokens per pair, its three special tokens included", 512, at_least=AROUND + 2, at_most=2**24
+    )
+
+
+@register_objective
+class SentencePairs(MaskingObjective):
+    """Whether a segment follows another one, NSP (Devlin et al. 2019) or SOP (Lan et al. 2020), with masked tokens.
+
+    Rows are <|cls|> first <|sep|> second <|sep|> with token_type_ids, made of whole sentences of documents
+    (data/sentence_pairs.py); half of them are true pairs. Which ones, where a piece of text is cut in two and what
+    stands in place of its second half is drawn anew in each epoch. The loss is the sum of both: `masked_loss`, the mean
+    over masked tokens, and `pair_loss`, the mean over pairs. perplexity is of the first alone. Raises UserError for a
+    tokenizer without the special tokens, and for NSP on a single document.
+    """
+
+    name = "sentence_pairs"
+    auto_class = "AutoModelForPreTraining"
+    Settings = SentencePairsSettings
+    compares = "pairs"
+    default_metrics = ("perplexity", "pair_accuracy")
+    loss_unit = "nats: per masked token and per pair, added"
+    row_noun = "pair"
+    logits_field = "prediction_logits"
+
+    @classmethod
+    def takes_metric(cls, row: Any) -> bool:
+        return row.compares == cls.compares or (row.compares == "tokens" and not row.every_token)
+
+    def check(self) -> None:
+        super().check()
+        recipe = self.recipe
+        if recipe.data.streaming:
+            raise UserError(
+                f"data.streaming=true does not go with {self.setting}, whose second segments may be of any document; "
+                f"set data.streaming=false"
+            )
+        if recipe.training.extra.get("label_smoothing_factor"):
+            raise UserError(
+                f"training.label_smoothing_factor={show(recipe.training.extra['label_smoothing_factor'])} does not go "
+                f"with {self.setting}, whose loss has two parts; remove it"
+            )
+        self.check_segments(recipe.model.fields.get("type_vocab_size"), "model.type_vocab_size")
+
+    def check_segments(self, number: int | None, field: str) -> None:
+        """Raise UserError for a model that does not tell two segments apart."""
+        if number is not None and number < 2:
+            raise UserError(f"{field}={number} must be at least 2 for {self.setting}: a pair has two segments")
+
+    def step_words(self) -> str:
+        return f"pairs of at most {self.settings.sequence_length} tokens"
+
+    # ---- data
+
+    def use_tokenizer(self, tokenizer) -> None:
+        from ..tokenizers.word_marks import WordMarks
+
+        super().use_tokenizer(tokenizer)
+        self.need_tokens(cls="a first (CLS)", sep="a separating (SEP)", pad="a padding")
+        self.marks = WordMarks(tokenizer)
+
+    def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "SentencePairRows":
+        from ..data.sentence_pairs import SentencePairRows
+        from ..data.token_store import tokenize_corpus
+
+        store = tokenize_corpus(source, self.tokenizer, cache, add_bos=False, add_eos=False, progress=progress)
+        return SentencePairRows(store, self.marks, self.settings.sequence_length - AROUND, self.settings.pairs)
+
+    def collator(self, packed: bool) -> "SentencePairCollator":
+        """packed has no meaning here: each row is one pair."""
+        return SentencePairCollator(self.tokenizer, seed=self.seed, **self.hiding())
+
+    def describe(self, rows: "SentencePairRows") -> str:
+        facts = rows.facts
+        return (
+            f"{counted(len(rows), 'pair')} of up to {self.settings.sequence_length} tokens, half of them "
+            f"{WRONG[rows.kind]}, from {counted(facts['documents'], 'document')} of {rows.name} "
+            f"({counted(facts['tokens'], 'token')})"
+        )
+
+    # ---- the model
+
+    def config_fields(self) -> dict:
+        fields = self.recipe.model.fields
+        segments = {} if self.recipe.model.name_or_path or "type_vocab_size" in fields else {"type_vocab_size": 2}
+        return super().config_fields() | segments
+
+    def prepare_model(self, model) -> None:
+        super().prepare_model(model)
+        if not {"next_sentence_label", "num_items_in_batch"} <= inspect.signature(model.forward).parameters.keys():
+            raise UserError(
+                f"model.name_or_path={self.recipe.model.name_or_path!r} is a {type(model).__name__}, and "
+                f"{self.setting} trains our encoders with a head for pairs; convert it first, with anyformer convert"
+            )
+        self.check_segments(model.config.type_vocab_size, f"{type(model).__name__} with type_vocab_size")
+
+    # ---- measuring
+
+    def loss_parts(self) -> "PairLosses":
+        return PairLosses()
+
+    def metrics_of_pass(self, metrics: Sequence[str], result, rows, train) -> dict[str, float]:
+        of_tokens = [name for name in metrics if METRICS[name].of_losses]
+        parts = {name: result[name] for name in (*PairLosses.losses, *metrics) if name in result}
+        return parts | super().metrics_of_pass(of_tokens, result, rows, train)
+
+    # ---- words
+
+    def legend(self):
+        return self.hidden_legend(
+            "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens ",
+            "as in the first epoch, others in each further one",
+        )
+
+    def show(self, console, rows: "SentencePairRows", number: int, row: dict) -> None:
+        import torch
+
+        batch = self.collated(rows, number, row)
+        pair = self.collator(False).pair_of({"row_ids": number, "epoch": 0} | row)
+        labels = batch["labels"][0]
+        true = torch.where(labels < 0, batch["input_ids"][0], labels)
+        first = 2 + pair.first[1] - pair.first[0]
+        of = [rows.document(place) for place, _ in (pair.first, pair.second)]
+        words = f"is {WRONG[rows.kind]} (label 1)" if pair.label else "follows the first (label 0)"
+        title = f"pair {number}: the second segment {words}, {len(true)} tokens"
+        documents = [(of[0], pair.first[0], first), (of[1], pair.second[0], len(true) - first)]
+        documents = [(document, start - int(rows.offsets[document]), size) for document, start, size in documents]
+        self.show_hidden(console, title, {"input_ids": true, "position_ids": torch.arange(len(true))}, batch, documents)
+
+
+class SentencePairCollator:
+    """Rows of SentencePairRows -> one batch, as long as its longest pair.
+
+    input_ids (B, T) with hidden tokens, labels (B, T) that name them, next_sentence_label (B,): 0 for a true pair, else
+    1 (transformers' convention for both kinds), -100 for rows that fill up; token_type_ids (B, T), 1 in the second
+    segment and its end; attention_mask where something is padded. Pair and hidden tokens depend on the seed, the epoch
+    and the row's number alone (data/sample_ids.py).
+    """
+
+    def __init__(self, tokenizer, *, seed: int, **hiding):
+        self.cls, self.sep, self.pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
+        self.seed, self.hider = seed, TokenHider(tokenizer, **hiding)
+
+    def pair_of(self, row: dict) -> "Pair":
+        """The pair that a row with its sample id and epoch becomes."""
+        from ..data.sample_ids import row_generators
+
+        return row["rows"].pair(row["piece"], row_generators([row], self.seed)[0])
+
+    def __call__(self, rows: list[dict]) -> dict:
+        import numpy as np
+        import torch
+
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.sample_ids import row_generators, row_ids
+
+        generators = row_generators(rows, self.seed)
+        pairs = [row["rows"].pair(row["piece"], generator) for row, generator in zip(rows, generators)]
+        lengths = [AROUND + sum(end - begin for begin, end in (pair.first, pair.second)) for pair in pairs]
+        shape = len(rows), max(lengths)
+        input_ids = np.full(shape, self.pad, dtype=np.int64)
+        labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
+        types, mask = np.zeros_like(input_ids), np.zeros_like(input_ids)
+        answers = np.full(len(rows), IGNORE_INDEX, dtype=np.int64)
+        for place, (row, pair, length, generator) in enumerate(zip(rows, pairs, lengths, generators)):
+            first, second = (row["rows"].tokens(segment) for segment in (pair.first, pair.second))
+            ids, border = input_ids[place, :length], len(first) + 2
+            ids[:] = np.concatenate([[self.cls], first, [self.sep], second, [self.sep]])
+            types[place, border:length] = mask[place, :length] = 1
+            if bool((row["labels"] != IGNORE_INDEX).any()):
+                answers[place] = pair.label
+                self.hider.hide(ids, labels[place, :length], ~self.hider.is_special[ids], generator)
+        batch = {
+            "input_ids": input_ids,
+            "labels": labels,
+            "next_sentence_label": answers,
+            "token_type_ids": types,
+        }
+        if not mask.all():
+            batch["attention_mask"] = mask
+        return {name: torch.from_numpy(array) for name, array in batch.items()} | row_ids(rows)
+
+
+class PairLosses:
+    """The parts of the loss of AnyformerEncoderForPreTraining, as sums (see Objective.loss_parts)."""
+
+    losses = ("masked_loss", "pair_loss")
+
+    def sums(self, outputs, batch: dict, num_items_in_batch) -> dict[str, tuple]:
+        """{"masked_loss": (sum over masked tokens, their number), "pair_loss": (sum over pairs, their number),
+        "pair_accuracy": (right answers, pairs)}, tensors without gradients.
+
+        num_items_in_batch: by which the model has divided its loss; None: the number of masked tokens.
+        """
+        from torch.nn.functional import cross_entropy
+
+        from ..data.batch_keys import IGNORE_INDEX
+
+        answers = batch["next_sentence_label"]
+        masked, pairs = (batch["labels"] != IGNORE_INDEX).sum(), (answers != IGNORE_INDEX).sum()
+        logits = outputs["seq_relationship_logits"].detach().float()
+        pair_loss = cross_entropy(logits, answers, ignore_index=IGNORE_INDEX, reduction="sum")
+        divided_by = masked if num_items_in_batch is None else num_items_in_batch
+        return {
+            "masked_loss": (outputs["masked_lm_loss"].detach().float() * divided_by, masked),
+            "pair_loss": (pair_loss, pairs),
+            "pair_accuracy": ((logits.argmax(dim=-1) == answers).sum(), pairs),
+        }
