@@ -6,6 +6,7 @@ made two segments.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -126,20 +127,20 @@ class SentencePairRows(Rows, Dataset):
     def _elsewhere(self, number: int, first: tuple, second: tuple, generator) -> tuple[int, int]:
         """Sentences of another document, as nearly as many tokens as the true segment has: its length tells nothing.
 
-        Documents are drawn by how many pieces they have, and any of their sentences may be the first one after which
-        enough tokens follow.
+        Documents are drawn by how many pieces they have, and any of their sentences may be the first one that fits and
+        after which enough tokens follow.
         """
         own = np.searchsorted(self.document_of, self.document_of[number] + np.array([0, 1]))
         drawn = int(generator.integers(len(self) - (own[1] - own[0])))
         drawn += int(own[1] - own[0]) if drawn >= own[0] else 0
         begin, end = (int(place) for place in self.offsets[self.document_of[drawn] + np.array([0, 1])])
         wanted, most = second[1] - second[0], self.length - (first[1] - first[0])
-        from_ = np.searchsorted(self.starts, begin)
-        choices = max(int(np.searchsorted(self.starts, end - wanted, side="right") - from_), 1)
-        start = int(self.starts[from_ + generator.integers(choices)])
-        stops = np.append(self.starts[np.searchsorted(self.starts, start + 1) :][: 2 * self.length], end)
-        stops = stops[(stops <= end) & (stops <= start + most)]
-        if not len(stops):
+        borders = np.append(self.starts[np.searchsorted(self.starts, begin) : np.searchsorted(self.starts, end)], end)
+        starts, fits, goes_on = borders[:-1], np.diff(borders) <= most, borders[:-1] + wanted <= end
+        choices = next((starts[some] for some in (fits & goes_on, fits, goes_on) if some.any()), starts)
+        start = int(choices[generator.integers(len(choices))])
+        stops = borders[(borders > start) & (borders <= start + most)]
+        if not len(stops):  # no sentence of this document is short enough
             return start, min(start + wanted, end)
         return start, int(stops[np.argmin(np.abs(stops - start - wanted))])
 
@@ -166,12 +167,13 @@ def pieces_of(starts: np.ndarray, offsets: np.ndarray, length: int) -> np.ndarra
 
     starts: where sentences begin, none longer than `length`. offsets: where documents begin, and the end of the text.
     """
-    found = []
-    borders = np.append(starts, offsets[-1])
-    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist()):
-        while begin < end:
-            stop = min(int(borders[np.searchsorted(borders, begin + length, side="right") - 1]), end)
-            if stop - begin > 1:
-                found.append((begin, stop))
-            begin = stop
+    borders, found = np.append(starts, offsets[-1]), []
+    for begin, end in zip(*np.searchsorted(borders, [offsets[:-1], offsets[1:]])):
+        own, cuts = borders[begin : end + 1], [0]
+        while cuts[-1] < len(own) - 1:
+            cuts.append(int(np.searchsorted(own, own[cuts[-1]] + length, side="right")) - 1)
+        sizes = np.diff(cuts)
+        if len(sizes) > 1 and sizes[-1] == 1 and sizes[-2] > 2 and own[-1] - own[-3] <= length:
+            cuts[-2] -= 1  # a last sentence alone would have to be cut in two: it gets the one before it
+        found += [(own[first], own[last]) for first, last in pairwise(cuts) if own[last] - own[first] > 1]
     return np.array(found, dtype=np.int64).reshape(-1, 2)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..data.sentence_pairs import Pair, SentencePairRows
 
 AROUND = 3  # special tokens of a pair: [CLS] first [SEP] second [SEP]
-WRONG = {"next_sentence": "from another document", "sentence_order": "swapped"}
+WRONG = {"next_sentence": "from another document", "sentence_order": "what came before it"}
 
 
 @dataclass
@@ -103,8 +103,8 @@ class SentencePairs(MaskingObjective):
     def describe(self, rows: "SentencePairRows") -> str:
         facts = rows.facts
         return (
-            f"{counted(len(rows), 'pair')} of up to {self.settings.sequence_length} tokens, half of them "
-            f"{WRONG[rows.kind]}, from {counted(facts['documents'], 'document')} of {rows.name} "
+            f"{counted(len(rows), 'pair')} of up to {self.settings.sequence_length} tokens, the second segment of half "
+            f"of them {WRONG[rows.kind]}, from {counted(facts['documents'], 'document')} of {rows.name} "
             f"({counted(facts['tokens'], 'token')})"
         )
 
@@ -151,11 +151,12 @@ class SentencePairs(MaskingObjective):
         true = torch.where(labels < 0, batch["input_ids"][0], labels)
         first = 2 + pair.first[1] - pair.first[0]
         of = [rows.document(place) for place, _ in (pair.first, pair.second)]
-        words = f"is {WRONG[rows.kind]} (label 1)" if pair.label else "follows the first (label 0)"
-        title = f"pair {number}: the second segment {words}, {len(true)} tokens"
+        what = f"is {WRONG[rows.kind]}" if pair.label else "follows the first"
+        title, note = f"pair {number}: {len(true)} tokens", f"label {pair.label}: the second segment {what}"
+        original = {"input_ids": true, "position_ids": torch.arange(len(true))}
         documents = [(of[0], pair.first[0], first), (of[1], pair.second[0], len(true) - first)]
         documents = [(document, start - int(rows.offsets[document]), size) for document, start, size in documents]
-        self.show_hidden(console, title, {"input_ids": true, "position_ids": torch.arange(len(true))}, batch, documents)
+        self.show_hidden(console, title, original, batch, documents, note)
 
 
 class SentencePairCollator:

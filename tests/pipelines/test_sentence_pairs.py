@@ -1,6 +1,8 @@
 """Pairs of segments: their labels are true, their lengths tell nothing, both losses are logged, runs end with both."""
 
 import json
+import re
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,18 +84,16 @@ def test_pieces_are_whole_sentences_in_order_and_nothing_is_lost_but_single_toke
     store, at = rows.store, 0
     ends = set(np.cumsum([size for document in documents for size in document]).tolist())
     for begin, end in rows.pieces.tolist():
-        assert begin - at in (0, 1) and 2 <= end - begin <= length
+        assert 0 <= begin - at <= 2 and 2 <= end - begin <= length
         assert rows.document(begin) == rows.document(end - 1)
         at = end
         if end not in ends:  # within a sentence: it does not fit into one piece
-            around = [place for place in (0, *sorted(ends)) if place <= begin][-1], min(e for e in ends if e > end)
-            assert around[1] - around[0] > length
+            assert min(e for e in ends if e > end) - max(e for e in {0} | ends if e < end) > length
     assert store.num_tokens - at in (0, 1)
-    # As many sentences as fit: none is the only one where its neighbour had fitted, too.
-    follow = zip(rows.pieces.tolist(), rows.pieces.tolist()[1:])
-    for (begin, end), (_, after) in follow:
-        if rows.document(begin) == rows.document(end) and end in ends:
-            assert min(e for e in ends | {after} if e > end) - begin > length
+    borders = {*rows.starts.tolist(), store.num_tokens}
+    for (begin, end), (_, after) in pairwise(rows.pieces.tolist()):
+        if end not in store.offsets and after not in store.offsets:  # as many sentences as fit, but for the last two
+            assert min(place for place in borders if place > end) - begin > length
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +120,7 @@ def test_half_of_the_pairs_are_wrong_and_lengths_do_not_say_which(kind):
     documents = [list(draw) for draw in np.random.default_rng(0).integers(3, 20, (60, 40))]
     rows = pair_rows(documents, 60, kind)
     generator = np.random.default_rng(1)
-    pairs = [rows.pair(number, generator) for number in range(len(rows)) for _ in range(4)]
+    pairs = [rows.pair(number, generator) for number in range(len(rows)) for _ in range(6)]
     wrong = np.array([pair.label for pair in pairs])
     assert len(pairs) > 2000 and wrong.mean() == pytest.approx(0.5, abs=0.04)
     sizes = np.array([[end - begin for begin, end in (pair.first, pair.second)] for pair in pairs])
@@ -142,7 +142,7 @@ def test_other_documents_are_drawn_by_their_pieces_and_a_document_of_one_sentenc
 
 
 def test_next_sentences_of_a_single_document_are_refused_and_their_order_is_not():
-    with pytest.raises(UserError, match="has one document with text; set data.document=line or paragraph"):
+    with pytest.raises(UserError, match="has one document with text; set data"):
         pair_rows([[10, 10], []], 12, "next_sentence")
     assert len(pair_rows([[10, 10], []], 12, "sentence_order")) == 2
     with pytest.raises(UserError, match="it takes 2 of one document to make a pair"):
@@ -248,7 +248,7 @@ def test_a_model_that_learned_the_order_of_sentences_is_asked_for_the_next_one(t
     for line in steps:  # each pair weighs as much as its masked tokens, so that the sum is equal but for that
         assert line["loss"] == pytest.approx(line["masked_loss"] + line["pair_loss"], abs=0.05)
         assert 0 <= line["pair_accuracy"] <= 1
-    assert [line["step"] for line in lines if "validation_pair_accuracy" in line] == [4, 8]
+    assert {line["step"] for line in lines if "validation_pair_accuracy" in line} == {4, 8}
     printed = capsys.readouterr().out
     assert "pair accuracy" in printed and "(95 %:" in printed
     assert "AutoModelForMaskedLM" in (tmp_path / "run" / "README.md").read_text()
@@ -278,11 +278,13 @@ def test_accumulated_batches_log_the_parts_of_all_of_them(tiny_recipe, command, 
 def test_the_preview_shows_both_segments_and_whether_they_belong_together(tiny_recipe, command, capsys):
     assert command("preview", tiny_recipe(**SECTIONS), "--rows", "12") == 0
     printed = capsys.readouterr().out
-    titles = [line for line in printed.splitlines() if "the second segment" in line]
-    assert len(titles) == 12 and all("predicted: " in line for line in titles)
-    assert any("is from another document (label 1)" in line for line in titles)
-    assert any("follows the first (label 0)" in line for line in titles)
-    assert printed.count("│") >= 12 and "half of them from another document" in printed
+    labels = [line for line in printed.splitlines() if line.startswith("label ")]
+    assert len(labels) == 12 == len(re.findall(r"pair \d+: \d+ tokens, \d+ predicted: \d+ masked", printed))
+    assert set(labels) == {
+        "label 0: the second segment follows the first",
+        "label 1: the second segment is from another document",
+    }
+    assert printed.count("│") >= 12 and "the second segment of half of them from another document" in printed
 
 
 @pytest.mark.parametrize(
@@ -294,7 +296,7 @@ def test_the_preview_shows_both_segments_and_whether_they_belong_together(tiny_r
             ["data.files=null", "data.dataset=x", "data.streaming=true", "data.validation_fraction=null"],
             "may be of any",
         ),
-        (["objective.pairs=next"], "did you mean 'next_sentence'"),
+        (["objective.pairs=next"], "is not one of its choices; known: next_sentence, sentence_order"),
         (["objective.sequence_length=4"], "objective.sequence_length=4 must be at least 5"),
         (["objective.tail=pad"], "no effect with objective.name=sentence_pairs"),
         (["evaluation.metrics=[word_perplexity]"], "predicts only some; known: perplexity"),
@@ -313,5 +315,5 @@ def test_models_without_a_head_for_pairs_or_a_second_segment_are_refused():
     objective = SentencePairs(Recipe(objective=SentencePairs.Settings()))
     objective.processor = SimpleNamespace(model_max_length=512)
     tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 9}
-    with pytest.raises(UserError, match="BertForPreTraining.*convert it first"):
+    with pytest.raises(UserError, match=r"BertForPreTraining.*convert it first"):
         objective.prepare_model(BertForPreTraining(BertConfig(**tiny)))
