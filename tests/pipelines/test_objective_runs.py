@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 RUNS = {
     "masked": ("encoder", {"name": "masked"}),
     "spans of words": ("encoder", {"name": "masked", "masking": "span"}),
-    "sentence_pairs": ("encoder", {"name": "sentence_pairs", "pairs": "sentence_order"}),
+    "sentence_pairs": ("encoder", {"name": "sentence_pairs", "pairs": "sentence_order", "sequence_length": 44}),
     "span_corruption": ("seq2seq", {"name": "span_corruption"}),
     "denoising": ("seq2seq", {"name": "denoising"}),
     "mixture_of_denoisers": ("seq2seq", {"name": "mixture_of_denoisers"}),
