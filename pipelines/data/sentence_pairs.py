@@ -84,9 +84,16 @@ class SentencePairRows(Rows, Dataset):
         tokens = torch.from_numpy(self.tokens(tuple(self.pieces[index])))
         return {"input_ids": tokens, "labels": tokens.clone(), "piece": int(index) % len(self), "rows": self}
 
+    def segment(self, place: tuple[int, int]) -> np.ndarray:
+        """The tokens of a segment, int64; a first one without the space before it, as at a document's beginning, gets
+        the space, which would otherwise tell which segment came first."""
+        tokens = self.tokens(place)
+        tokens[0] = self.marks.after_space[tokens[0]]
+        return tokens
+
     def tokens(self, place: tuple[int, int]) -> np.ndarray:
         """The tokens from one place of the store to another, int64."""
-        return np.asarray(self.store.tokens[place[0] : place[1]], dtype=np.int64)
+        return np.array(self.store.tokens[place[0] : place[1]], dtype=np.int64)
 
     @property
     def facts(self) -> dict:
@@ -107,7 +114,8 @@ class SentencePairRows(Rows, Dataset):
     def pair(self, number: int, generator: np.random.Generator) -> Pair:
         """A pair of segments made of one piece, half of them with label 1; it depends on the generator alone."""
         begin, end = (int(place) for place in self.pieces[number])
-        middle = self._middle(begin, end, generator)
+        sentences = self.starts[np.searchsorted(self.starts, begin + 1) : np.searchsorted(self.starts, end)]
+        middle = int(generator.choice(sentences if len(sentences) else self._words(begin, end)))
         first, second = (begin, middle), (middle, end)
         if generator.random() < 0.5:
             return Pair(first, second, 0)
@@ -115,20 +123,17 @@ class SentencePairRows(Rows, Dataset):
             return Pair(second, first, 1)
         return Pair(first, self._elsewhere(number, first, second, generator), 1)
 
-    def _middle(self, begin: int, end: int, generator) -> int:
-        """Where a piece is cut in two: at one of its sentences, else at one of its words, else anywhere."""
-        inside = self.starts[np.searchsorted(self.starts, begin + 1) : np.searchsorted(self.starts, end)]
-        if not len(inside):
-            inside = begin + 1 + np.flatnonzero(self.marks.word_starts(self.tokens((begin, end)))[1:])
-        if not len(inside):
-            inside = np.arange(begin + 1, end)
-        return int(inside[generator.integers(len(inside))])
+    def _words(self, begin: int, end: int) -> np.ndarray:
+        """Places after the first token where words begin; all of them where none does."""
+        found = np.flatnonzero(self.marks.word_starts(self.tokens((begin, end)))[1:])
+        return begin + 1 + (found if len(found) else np.arange(end - begin - 1))
 
     def _elsewhere(self, number: int, first: tuple, second: tuple, generator) -> tuple[int, int]:
-        """Sentences of another document, as nearly as many tokens as the true segment has: its length tells nothing.
+        """Sentences of another document that tell nothing by themselves: they are as long as the true segment, nearly,
+        and begin within a sentence where it does.
 
-        Documents are drawn by how many pieces they have, and any of their sentences may be the first one that fits and
-        after which enough tokens follow.
+        Documents are drawn by how many pieces they have; of their runs of sentences the third is drawn from that comes
+        nearest to the true segment's length.
         """
         own = np.searchsorted(self.document_of, self.document_of[number] + np.array([0, 1]))
         drawn = int(generator.integers(len(self) - (own[1] - own[0])))
@@ -136,13 +141,25 @@ class SentencePairRows(Rows, Dataset):
         begin, end = (int(place) for place in self.offsets[self.document_of[drawn] + np.array([0, 1])])
         wanted, most = second[1] - second[0], self.length - (first[1] - first[0])
         borders = np.append(self.starts[np.searchsorted(self.starts, begin) : np.searchsorted(self.starts, end)], end)
-        starts, fits, goes_on = borders[:-1], np.diff(borders) <= most, borders[:-1] + wanted <= end
-        choices = next((starts[some] for some in (fits & goes_on, fits, goes_on) if some.any()), starts)
-        start = int(choices[generator.integers(len(choices))])
-        stops = borders[(borders > start) & (borders <= start + most)]
-        if not len(stops):  # no sentence of this document is short enough
+        if second[0] not in self.starts[np.searchsorted(self.starts, second[0]) :][:1]:
+            enough = borders[borders - wanted >= begin]
+            stop = int(generator.choice(enough)) if len(enough) else end
+            words = self._words(max(begin, stop - 2 * most), stop) if stop - begin > 1 else np.array([begin])
+            words = words[stop - words <= most]
+            return (int(words[np.argmin(np.abs(stop - words - wanted))]) if len(words) else stop - 1), stop
+        borders = borders[1:] if len(borders) > 2 else borders  # true segments never begin a document
+        starts = borders[:-1]
+        after = np.clip(np.searchsorted(borders, starts + wanted), np.arange(len(starts)) + 1, len(starts))
+        before = np.maximum(after - 1, np.arange(len(starts)) + 1)
+        sizes = np.stack([borders[before] - starts, borders[after] - starts])
+        errors = np.where(sizes <= most, np.abs(sizes - wanted), np.inf)
+        best, error = errors.argmin(axis=0), errors.min(axis=0)
+        fitting = np.argsort(error, kind="stable")[: np.isfinite(error).sum()]
+        if not len(fitting):  # no sentence of this document is short enough
+            start = int(generator.choice(starts))
             return start, min(start + wanted, end)
-        return start, int(stops[np.argmin(np.abs(stops - start - wanted))])
+        chosen = int(generator.choice(fitting[: -(-len(fitting) // 3)]))
+        return int(starts[chosen]), int(starts[chosen] + sizes[best[chosen], chosen])
 
 
 def cut_long(starts: np.ndarray, total: int, tokens, marks: "WordMarks", length: int) -> np.ndarray:

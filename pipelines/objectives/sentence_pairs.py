@@ -194,7 +194,7 @@ class SentencePairCollator:
         types, mask = np.zeros_like(input_ids), np.zeros_like(input_ids)
         answers = np.full(len(rows), IGNORE_INDEX, dtype=np.int64)
         for place, (row, pair, length, generator) in enumerate(zip(rows, pairs, lengths, generators)):
-            first, second = (row["rows"].tokens(segment) for segment in (pair.first, pair.second))
+            first, second = (row["rows"].segment(segment) for segment in (pair.first, pair.second))
             ids, border = input_ids[place, :length], len(first) + 2
             ids[:] = np.concatenate([[self.cls], first, [self.sep], second, [self.sep]])
             types[place, border:length] = mask[place, :length] = 1

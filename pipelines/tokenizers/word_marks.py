@@ -24,6 +24,8 @@ class WordMarks:
     between them: the division that byte-level BPE and Unigram make before they look for tokens, read off the
     vocabulary. A space belongs to the word after it. Of a character that falls into several tokens the first byte says
     what it counts as, a letter or a sign.
+
+    after_space: int array, the entry of the same text with a space before it; where there is none, the entry itself.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
@@ -48,6 +50,11 @@ class WordMarks:
         cased = any(text[:3].strip()[:1].isupper() for text, _ in texts.values())
         for number, (text, continues) in texts.items():
             self._describe(number, text, continues, cased)
+        self.after_space = np.arange(size)
+        if self.writes_spaces:
+            whole = {text: number for number, (text, _) in texts.items() if "\ufffd" not in text}
+            for text, number in whole.items():
+                self.after_space[number] = whole.get(f" {text}", number) if text[:1].strip() else number
         for number in special:
             self.first[number] = self.last[number] = SPECIAL
 

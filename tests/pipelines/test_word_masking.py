@@ -90,6 +90,17 @@ def test_marks_of_byte_level_vocabularies(entries, starts):
     assert WordMarks(tokenizer).word_starts(ids).tolist() == [bool(start) for start in starts]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_entry_with_a_space_before_it_is_the_same_text(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    marks, entries = WordMarks(tokenizer), tokenizer.convert_ids_to_tokens
+    changed = [number for number, other in enumerate(marks.after_space) if other != number]
+    marked = {entries(number): entries(int(marks.after_space[number])) for number in changed}
+    space = {"byte_bpe": "Ġ", "unigram": "▁"}.get(kind)
+    assert all(after == f"{space}{before}" for before, after in marked.items())
+    assert len(marked) > 20 if space else not marked
+
+
 # What is hidden
 
 
