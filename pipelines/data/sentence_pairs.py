@@ -141,7 +141,7 @@ class SentencePairRows(Rows, Dataset):
         begin, end = (int(place) for place in self.offsets[self.document_of[drawn] + np.array([0, 1])])
         wanted, most = second[1] - second[0], self.length - (first[1] - first[0])
         borders = np.append(self.starts[np.searchsorted(self.starts, begin) : np.searchsorted(self.starts, end)], end)
-        if second[0] not in self.starts[np.searchsorted(self.starts, second[0]) :][:1]:
+        if second[0] not in self.starts[np.searchsorted(self.starts, second[0]) :][:1]:  # within a sentence
             enough = borders[borders - wanted >= begin]
             stop = int(generator.choice(enough)) if len(enough) else end
             words = self._words(max(begin, stop - 2 * most), stop) if stop - begin > 1 else np.array([begin])

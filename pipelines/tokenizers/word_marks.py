@@ -43,7 +43,7 @@ class WordMarks:
         self.passes = np.zeros(size, dtype=bool)  # white space or closing signs: neither ends nor begins a sentence
         self.opens = np.zeros(size, dtype=bool)  # a sentence could begin so
         self.lines = np.zeros(size, dtype=np.int8)  # line breaks in it
-        read = text_reader(tokenizer)
+        read = TokenText(tokenizer.backend_tokenizer)
         # Where the vocabulary knows no spaces, each token that continues nothing may begin a word and a sentence.
         self.writes_spaces = read.writes_spaces
         texts = {number: read(token) for token, number in vocabulary.items() if number not in special}
@@ -108,9 +108,8 @@ class WordMarks:
 
     def _sentence_starts(self, ids: np.ndarray) -> np.ndarray:
         passes, places = self.passes[ids], np.arange(len(ids))
-        solid = np.maximum.accumulate(np.where(passes, 0, places))[
-            :-1
-        ]  # the last token before each that says something
+        # The last token before each one that is more than white space and closing signs.
+        solid = np.maximum.accumulate(np.where(passes, 0, places))[:-1]
         here, said = ids[1:], ids[solid]
         lines = np.cumsum(self.lines[ids])
         breaks = lines[:-1] - lines[solid]
@@ -131,13 +130,8 @@ def kind_of(character: str) -> int:
     return {"L": LETTER, "M": LETTER, "N": NUMBER}.get(unicodedata.category(character)[0], SIGN)
 
 
-def text_reader(tokenizer: "PreTrainedTokenizerFast") -> "TokenText":
-    """What tells the text of a tokenizer's entries, with the spaces before and after them."""
-    return TokenText(tokenizer.backend_tokenizer)
-
-
 class TokenText:
-    """Entry of a vocabulary -> (its text, whether it can only continue the entry before it).
+    """Entry of a vocabulary -> (its text with the spaces around it, whether it can only continue the entry before it).
 
     Made for the marks that the kinds of tokenizer write: ## (WordPiece), bytes as letters (byte-level BPE), ▁ and
     <0x0A> (SentencePiece), </w> at words' ends.
