@@ -147,7 +147,7 @@ def test_other_documents_are_drawn_by_their_pieces_and_a_document_of_one_sentenc
 
 
 def test_next_sentences_of_a_single_document_are_refused_and_their_order_is_not():
-    with pytest.raises(UserError, match="has one document with text; set data"):
+    with pytest.raises(UserError, match=r"has one document with text; set data"):
         pair_rows([[10, 10], []], 12, "next_sentence")
     assert len(pair_rows([[10, 10], []], 12, "sentence_order")) == 2
     with pytest.raises(UserError, match="it takes 2 of one document to make a pair"):
