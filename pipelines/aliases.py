@@ -41,7 +41,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("text_field",): ("text_column", "text_key"),
         # values
         ("byte_bpe",): ("bpe", "bytelevel_bpe", "byte_level_bpe", "bbpe"),
-        ("unigram",): ("sentencepiece", "spm"),
+        ("bpe_byte_fallback",): ("sentencepiece_bpe", "spm_bpe", "byte_fallback", "byte_fallback_bpe", "metaspace_bpe"),
+        ("unigram", "bpe_byte_fallback"): ("sentencepiece", "spm"),
         ("wordpiece",): ("wp", "word_piece", "bert"),
         ("rotary",): ("rope",),
         ("learned",): ("absolute",),

@@ -10,6 +10,7 @@ from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import SENTINELS, special_tokens
+from ..tokenizers.train import WRITES_EVERY_TEXT
 from .base import FinishedModel, Objective
 
 if TYPE_CHECKING:
@@ -98,11 +99,10 @@ class Tokenized:
                     f"tokenizer.vocab_size is not set; tokenizer.type={section.type} needs it, such as 8192"
                 )
             return
-        smallest = 256 + len(special_tokens(self.tokenizer_section()))
-        if section.type == "byte_bpe" and size < smallest:
-            raise UserError(
-                f"tokenizer.vocab_size={size} must be at least {smallest}: 256 bytes and the special tokens"
-            )
+        entries, named = WRITES_EVERY_TEXT.get(section.type, (0, ""))
+        smallest = entries + len(special_tokens(self.tokenizer_section()))
+        if entries and size < smallest:
+            raise UserError(f"tokenizer.vocab_size={size} must be at least {smallest}: {named} and the special tokens")
         rows = recipe.model.fields.get("vocab_size")
         if rows is not None and rows < size:
             raise UserError(

@@ -41,8 +41,9 @@ class ModelSection:
 
 @dataclass
 class TokenizerSection:
-    type: Literal["byte_bpe", "wordpiece", "unigram", "char"] = doc(
-        "algorithm of the tokenizer trained on the training text", "byte_bpe"
+    type: Literal["byte_bpe", "bpe_byte_fallback", "wordpiece", "unigram", "char"] = doc(
+        "algorithm of the tokenizer trained on the training text; bpe_byte_fallback is that of LLaMA-2 and Mistral",
+        "byte_bpe",
     )
     vocab_size: int | None = doc(
         "entries, special tokens included; for char the default keeps every character", None, at_least=2, at_most=2**24
@@ -59,7 +60,9 @@ class TokenizerSection:
         at_most=100_000,
     )
     lowercase: bool = doc("lower-case the text first (wordpiece and unigram)", False)
-    min_frequency: int = doc("pairs seen less often are not merged (byte_bpe and wordpiece)", 2, at_least=1)
+    min_frequency: int = doc(
+        "pairs seen less often are not merged (byte_bpe, bpe_byte_fallback, wordpiece)", 2, at_least=1
+    )
     max_training_bytes: int = doc(
         "the tokenizer is trained on the first so many bytes of text", 200_000_000, at_least=1
     )

@@ -172,7 +172,8 @@ def _placeholder(token: str, section: TokenizerSection):
     """
     from tokenizers import AddedToken
 
-    return AddedToken(token, lstrip=section.type in ("byte_bpe", "unigram"), special=True, normalized=False)
+    words_carry_spaces = section.type in ("byte_bpe", "bpe_byte_fallback", "unigram")
+    return AddedToken(token, lstrip=words_carry_spaces, special=True, normalized=False)
 
 
 def _set_frame(backend, section: TokenizerSection) -> None:

@@ -5,7 +5,7 @@ Standard library only: recipes are checked with it.
 """
 
 from ..recipes.schema import TokenizerSection
-from .train import END, PAD, UNKNOWN
+from .train import END, PAD, UNKNOWN, WRITES_EVERY_TEXT
 
 CLS, SEP, MASK = "<|cls|>", "<|sep|>", "<|mask|>"
 SENTINELS = 100  # T5's number
@@ -18,7 +18,7 @@ def sentinel(number: int) -> str:
 
 def special_tokens(section: TokenizerSection) -> list[str]:
     """Special tokens of a tokenizer trained for this section, in order of their ids. No framing counts as `none`."""
-    unknown = [] if section.type == "byte_bpe" else [UNKNOWN]  # bytes can write every text
+    unknown = [] if section.type in WRITES_EVERY_TEXT else [UNKNOWN]
     framed = section.framing == "cls_sep"
     own = [CLS, SEP, PAD, *unknown, MASK] if framed else [END, PAD, *unknown]
     return [*own, *section.special_tokens, *map(sentinel, range(section.sentinels or 0))]

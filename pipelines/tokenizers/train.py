@@ -1,10 +1,11 @@
-"""Training of the four kinds of tokenizer with the tokenizers library, each deterministic.
+"""Training of the five kinds of tokenizer with the tokenizers library, each deterministic.
 
 Deterministic needs care: the trainers keep words in hash maps whose order differs from run to run, which leaks into the
 numbering of WordPiece's alphabet and into the last digits of Unigram's scores.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,14 @@ DEFAULT_VOCAB_SIZE = 8192
 
 # Words with at most one space in front, numbers, runs of signs, line breaks and further spaces: GPT-2's division.
 _WORDS = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+| +(?= )|\s"
+
+# Types that can write every text, so that nothing is unknown to them: the entries this takes, and what these are.
+WRITES_EVERY_TEXT = {"byte_bpe": (256, "256 bytes"), "bpe_byte_fallback": (257, "256 bytes, the space")}
+
+_SPACE = "▁"  # SentencePiece's mark for a space
+# A code point that Unicode keeps for uses like this one, and which text does not hold (and if it does, it comes back).
+_ESCAPE = "\ufdd0"
+_CHARACTER_COVERAGE = 0.9995  # SentencePiece's default; the rarer characters are written in bytes
 
 Texts = Callable[[], Iterator[str]]
 
@@ -51,6 +60,70 @@ def train_byte_bpe(texts: Texts, plan: Plan):
     )
     tokenizer.train_from_iterator(texts(), trainer)
     return _checked(tokenizer, plan)
+
+
+def train_bpe_byte_fallback(texts: Texts, plan: Plan):
+    """BPE over characters as SentencePiece makes it for LLaMA-2 and Mistral: `▁` for a space, rare characters in bytes.
+
+    Every text comes back exactly, and no text is unknown. Two things differ from LLaMA-2's. No space is put in front of
+    a text, so that the tokens of " a" and "a" differ and a text can be cut into parts; there is nothing to strip from
+    the front of a decoded text, then. And a `▁` of the text itself is escaped, so that it is no space afterwards.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    def untrained(model):
+        tokenizer = Tokenizer(model)
+        # Each escape in the text is followed by 0 and each ▁ becomes an escape with 1, so the text holds no ▁ any more.
+        escapes = [(_ESCAPE, f"{_ESCAPE}0"), (_SPACE, f"{_ESCAPE}1")]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(*escape) for escape in escapes])
+        tokenizer.pre_tokenizer = _words_with_marked_spaces()
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+            + [decoders.Replace(escaped, character) for character, escaped in reversed(escapes)]
+        )
+        return tokenizer
+
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    first = plan.special + byte_tokens
+    _require(plan, len(first) + 1, "the 256 bytes, the space and the special tokens")
+    alphabet, rare = _covering_alphabet(texts, plan.vocab_size - len(first) - 1)
+    trainer = trainers.BpeTrainer(
+        vocab_size=plan.vocab_size,
+        min_frequency=plan.min_frequency,
+        special_tokens=first,
+        initial_alphabet=[_SPACE, *alphabet],
+        limit_alphabet=1 + len(alphabet),  # no other character
+        show_progress=False,
+    )
+    tokenizer = untrained(models.BPE())
+    # The trainer leaves out characters without an entry and would merge what stands around them.
+    apart = str.maketrans(dict.fromkeys(rare, "\n"))
+    tokenizer.train_from_iterator((text.translate(apart) if rare else text for text in texts()), trainer)
+    model = json.loads(tokenizer.to_str())["model"]  # the tokenizer itself takes the bytes for special tokens
+    merges = [tuple(pair) for pair in model["merges"]]
+    tokenizer = untrained(models.BPE(vocab=model["vocab"], merges=merges, byte_fallback=True, fuse_unk=True))
+    tokenizer.add_special_tokens(plan.special)
+    return _checked(tokenizer, plan)
+
+
+def _covering_alphabet(texts: Texts, most: int) -> tuple[list[str], list[str]]:
+    """The commonest characters, which make up 99.95 % of the text but are at most `most`, and the other ones.
+
+    Without the space, which always has an entry, and the two characters that stand for something else.
+    """
+    counts: Counter[str] = Counter()
+    for text in texts():
+        counts.update(text)
+    wanted = _CHARACTER_COVERAGE * counts.total()
+    covered = counts.pop(" ", 0)
+    for character in (_SPACE, _ESCAPE):
+        covered += counts.pop(character, 0)
+    ordered = sorted(counts, key=lambda character: (-counts[character], character))
+    kept = 0
+    while kept < min(most, len(ordered)) and covered < wanted:
+        covered += counts[ordered[kept]]
+        kept += 1
+    return ordered[:kept], ordered[kept:]
 
 
 def train_wordpiece(texts: Texts, plan: Plan):
@@ -90,18 +163,12 @@ def train_wordpiece(texts: Texts, plan: Plan):
 def train_unigram(texts: Texts, plan: Plan):
     """Unigram language model as in SentencePiece, with `▁` for a space. Text of known characters comes back exactly,
     unless it is lower-cased or holds `▁` itself."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
     tokenizer = Tokenizer(models.Unigram())
     if plan.lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
-            # "never": a space in front of the text would make " a" and "a" the same.
-            pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = _words_with_marked_spaces()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="never", split=False)
     characters = _characters(texts, str.lower if plan.lowercase else str)
     _require(plan, len(plan.special) + len(characters), "the characters of the training text and the special tokens")
@@ -113,6 +180,19 @@ def train_unigram(texts: Texts, plan: Plan):
     )
     tokenizer.train_from_iterator(texts(), trainer)
     return _checked(_with_settled_scores(tokenizer, plan.special), plan)
+
+
+def _words_with_marked_spaces():
+    """A pre-tokenizer: words, each with the space in front of it as `▁`."""
+    from tokenizers import Regex, pre_tokenizers
+
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            # "never": a space in front of the text would make " a" and "a" the same.
+            pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
+        ]
+    )
 
 
 def _with_settled_scores(tokenizer, special: list[str]):
@@ -182,6 +262,7 @@ def _checked(tokenizer, plan: Plan):
 
 TRAINERS = {
     "byte_bpe": train_byte_bpe,
+    "bpe_byte_fallback": train_bpe_byte_fallback,
     "wordpiece": train_wordpiece,
     "unigram": train_unigram,
     "char": train_char,

@@ -14,6 +14,7 @@ from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.recipes.types import build
 from anyformer.pipelines.tokenizers import load
 from anyformer.pipelines.tokenizers.load import tokenizer_fingerprint, train_or_load_tokenizer
+from anyformer.pipelines.tokenizers.train import WRITES_EVERY_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ TEXT = (
 )
 SECTIONS = {
     "byte_bpe": TokenizerSection(type="byte_bpe", vocab_size=300),
+    "bpe_byte_fallback": TokenizerSection(type="bpe_byte_fallback", vocab_size=350),
     "wordpiece": TokenizerSection(type="wordpiece", vocab_size=120),
     "unigram": TokenizerSection(type="unigram", vocab_size=85),
     "char": TokenizerSection(type="char"),
@@ -55,11 +57,33 @@ def trained(tmp_path_factory):
 # Round trips
 
 
-@settings(max_examples=200, deadline=None)
-@given(text=st.text())
-def test_byte_bpe_gives_back_every_text(trained, text):
-    tokenizer, _ = trained["byte_bpe"]
+# Text, white space, what the tokenizers write themselves, emoji of several code points, scripts outside the plane 0.
+PARTS = st.one_of(
+    st.text(), st.sampled_from([" ", "  ", "\n", "\t\r\n", " the", "▁", "▁0", "\ufdd0", "\ufdd01", "<0x41>"])
+)
+RARE = st.sampled_from(["👩‍👩‍👧", "🏴󠁧󠁢󠁳󠁣󠁴󠁿", "ᚠᛇᚻ", "𒀀𒁀", "ꦗꦮ", "日本語", "e\u0301", "\u200d", "\x00", "\U0010ffff"])
+
+
+@pytest.mark.parametrize("name", WRITES_EVERY_TEXT)
+@settings(max_examples=150, deadline=None)
+@given(text=st.lists(PARTS | RARE, max_size=8).map("".join))
+def test_types_with_bytes_give_back_every_text(trained, name, text):
+    tokenizer, _ = trained[name]
     assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_byte_fallback_numbers_bytes_then_characters_and_writes_rare_ones_in_bytes(trained, tmp_path):
+    tokenizer, _ = trained["bpe_byte_fallback"]
+    special = ["<|endoftext|>", "<|pad|>"]
+    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    assert names[: 2 + 256] == [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
+    characters = sorted({*TEXT.replace(" ", "▁")})
+    assert names[258 : 258 + len(characters)] == characters
+    assert tokenizer.tokenize("the ж") == ["the", "▁", "<0xD0>", "<0xB6>"]
+    assert sorted(tokenizer.all_special_ids) == [0, 1]  # a byte is no special token: decoding may not leave it out
+    section = TokenizerSection(type="bpe_byte_fallback", vocab_size=263)
+    rare = train_or_load_tokenizer(section, corpus_of(tmp_path, "ab ba\n" * 9999 + "aжb"), tmp_path, progress=False)
+    assert "ж" not in rare.get_vocab() and rare.decode(rare("aжb").input_ids) == "aжb"
 
 
 @pytest.mark.parametrize("name", ["char", "unigram"])
@@ -101,7 +125,7 @@ def test_every_type_has_the_special_tokens_and_the_size_asked_for(trained, name)
     tokenizer, _ = trained[name]
     assert tokenizer.bos_token == tokenizer.eos_token == "<|endoftext|>"
     assert tokenizer.pad_token == "<|pad|>"
-    assert tokenizer.unk_token == (None if name == "byte_bpe" else "<|unk|>")
+    assert tokenizer.unk_token == (None if name in WRITES_EVERY_TEXT else "<|unk|>")
     assert "token_type_ids" not in tokenizer("some text")
     assert tokenizer.model_max_length > 10**9
     if SECTIONS[name].vocab_size:
@@ -208,6 +232,9 @@ def test_training_reads_no_more_than_max_training_bytes(tmp_path):
         ({"type": "char", "vocab_size": 20}, ["tokenizer.vocab_size=20", "characters"]),
         ({"vocab_size": 2}, ["tokenizer.vocab_size=2", "no room"]),
         ({"type": "bpe"}, ["tokenizer.type='bpe'", "byte_bpe"]),
+        ({"type": "bpe_byte_fallback", "vocab_size": 258}, ["vocab_size=258 is too small", "the space", "take 259"]),
+        ({"type": "bpe_byte_fallback", "vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "it yields at most"]),
+        ({"type": "sentencepiece_bpe"}, ["tokenizer.type='sentencepiece_bpe'", "did you mean bpe_byte_fallback?"]),
         ({"special_tokens": ["<|pad|>"]}, ["tokenizer.special_tokens", "<|pad|>"]),
         ({"type": "char", "special_tokens": ["a"]}, ["tokenizer.special_tokens", "'a'"]),
         ({"max_training_bytes": 0}, ["tokenizer.max_training_bytes=0"]),
