@@ -208,6 +208,13 @@ class Objective(ABC):
     def prepare(self, splits: dict[str, Any], cache: Path, progress: bool) -> None:
         """Make `processor` and whatever else the rows of all splits depend on. Raises UserError."""
 
+    def corpus(self, source: Any) -> Any | None:
+        """The text of one split as documents (data.documents.Corpus), as a tokenizer reads it; None: there is none.
+
+        source: of the split, as `open` gives it.
+        """
+        return None
+
     @abstractmethod
     def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> Rows:
         """The rows of one split; those of `train` are asked for first. Raises UserError."""

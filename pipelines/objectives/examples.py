@@ -9,7 +9,7 @@ from .base import Objective, check_examples
 from .text import UNLIMITED, Tokenized
 
 if TYPE_CHECKING:
-    from ..data.examples import Examples
+    from ..data.examples import Examples, ExampleTexts
 
 
 class TextTask(Tokenized, Objective):
@@ -37,11 +37,13 @@ class TextTask(Tokenized, Objective):
 
         return open_examples(self.recipe.data, self.columns())
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def corpus(self, source: "Examples") -> "ExampleTexts":
         from ..data.examples import ExampleTexts
 
-        texts = ExampleTexts(splits["train"], self.text_columns())
-        self.processor = self.train_or_load_tokenizer(texts, cache, progress)
+        return ExampleTexts(source, self.text_columns())
+
+    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+        self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         if self.tokenizer.model_max_length > UNLIMITED:
             self.tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
 

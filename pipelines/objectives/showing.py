@@ -1,5 +1,7 @@
 """Rows printed for people: tokens, documents, masks, images. What the objectives' `show` methods share."""
 
+import re
+
 from rich.text import Text
 
 from ..data.batch_keys import IGNORE_INDEX
@@ -9,6 +11,7 @@ NOT_PREDICTED = "underline"
 PREDICTED = "bold reverse"
 PADDING = "dim strike"
 MOST = 12  # lines of a table
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")  # as SentencePiece names the bytes that it falls back on
 SHADES, MOST_PIXELS = " .:-=+*#%@", 56
 
 
@@ -39,7 +42,22 @@ def token_text(tokenizer, number: int) -> str:
         token = tokenizer.convert_ids_to_tokens(number)
         begins = not token.startswith("##") and token not in tokenizer.all_special_tokens
         return visible(f" {token}" if begins else token.removeprefix("##"))
-    return visible(tokenizer.decode([number]))
+    text = tokenizer.decode([number])
+    if text == "\ufffd":  # a byte of a character; its name says more
+        name = tokenizer.convert_ids_to_tokens(number)
+        text = name if BYTE_TOKEN.fullmatch(name) else text
+    return visible(text)
+
+
+def pieces_text(ids: list[int], tokenizer) -> Text:
+    """The tokens of a text side by side, neighbours in different colours, special and unknown ones set off."""
+    special, text = set(tokenizer.all_special_ids), Text()
+    for place, number in enumerate(ids):
+        if place:
+            text.append("|", style="dim")
+        color = DOCUMENT_COLORS[place % len(DOCUMENT_COLORS)]
+        text.append(token_text(tokenizer, number), style=PREDICTED if number in special else color)
+    return text
 
 
 def documents_line(documents: list) -> str:

@@ -206,6 +206,9 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
 
         return open_corpora(self.recipe.data)  # not by training.seed: another seed keeps validation set and tokenizer
 
+    def corpus(self, source: "Corpus") -> "Corpus":
+        return source
+
     def prepare(self, splits: "dict[str, Corpus]", cache: Path, progress: bool) -> None:
         self.use_tokenizer(self.train_or_load_tokenizer(splits["train"], cache, progress))
 

@@ -69,7 +69,7 @@ def train_bpe_byte_fallback(texts: Texts, plan: Plan):
     a text, so that the tokens of " a" and "a" differ and a text can be cut into parts; there is nothing to strip from
     the front of a decoded text, then. And a `▁` of the text itself is escaped, so that it is no space afterwards.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
     def untrained(model):
         tokenizer = Tokenizer(model)

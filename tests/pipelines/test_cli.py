@@ -66,6 +66,7 @@ def fake_module(monkeypatch):
         (["evaluate", os.path.dirname(__file__), "quickstart", "task.num_beams=1"], 2),
         (["generate", "no/such/model", "text"], 2),
         (["convert", "gpt2", os.path.dirname(__file__)], 2),
+        (["tokenizer", "quickstart", "tokenizer.vocab_sise=1"], 2),
     ],
     ids=words_id,
 )

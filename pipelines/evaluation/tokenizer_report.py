@@ -1,0 +1,320 @@
+"""`anyformer tokenizer`: what a tokenizer makes of a text, beside others on the same text.
+
+Heavy libraries are imported inside functions: a request is checked before they are.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ..errors import UserError, loading_reason, nearest
+from ..generation import HUB_NAME, RUNS
+from ..objectives.showing import pieces_text, token_text
+from ..plugins import objective_of
+from ..recipes.compose import load_recipe
+from ..recipes.files import shipped
+from ..recipes.schema import DataSection, Recipe
+from ..storage.cache import cache_folder
+from ..storage.checkpoints import write_atomically
+from ..words import counted
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPLITS = ("validation", "test", "train")
+LONGEST = 6  # tokens that are named
+ENOUGH_TO_TIME = 100_000  # bytes; the time of less text says little
+_BATCH = 1_000_000  # characters encoded at once
+_OVERRIDE = re.compile(rf"({'|'.join(field.name for field in fields(Recipe))})(\.[\w.]+)?=.*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tokenizer comes from: a recipe, for which it is trained or loaded, or a folder or Hub name.
+
+    recipe: of a folder that of the run in it, whose text the tokenizer was made for; None: there is none.
+    label: the name with the settings that were given for the recipe.
+    """
+
+    name: str
+    recipe: Recipe | None
+    is_recipe: bool
+    label: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The text that tokenizers are compared on. name: what it is, for people. shown: whether its tokens are shown."""
+
+    name: str
+    texts: list[str]
+    shown: bool = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "texts": len(self.texts),
+            "words": sum(len(text.split()) for text in self.texts),
+            "bytes": sum(len(text.encode()) for text in self.texts),
+        }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One tokenizer on one text.
+
+    algorithm: the tokenizers library's name of its model. tokens_per_word: fertility; words stand between white space.
+    unknown_rate: share of the tokens. round_trip_failures: texts that do not come back when their tokens are decoded.
+    megabytes_per_second: UTF-8, on all cores; None where the text is too short to time. never_used: share of the
+    entries, special tokens left out, that the text does not use. longest_tokens: of the vocabulary, by characters.
+    """
+
+    name: str
+    algorithm: str
+    vocab_size: int
+    tokens: int
+    tokens_per_word: float
+    bytes_per_token: float
+    unknown_rate: float
+    round_trip_failures: int
+    megabytes_per_second: float | None
+    never_used: float
+    longest_tokens: list[str]
+
+
+# ------------------------------------------------------------------------------------------------------ request
+
+
+def locate(name: str, overrides: list[str] = (), notes: list[str] | None = None) -> Place:
+    """The recipe, folder or Hub name that is meant.
+
+    Raises:
+        UserError: neither, or a recipe whose model reads no text.
+    """
+    path = Path(name).expanduser()
+    if is_recipe(name):
+        recipe = load_recipe(name, overrides, notes=notes)
+        if objective_of(recipe).special_tokens is None:
+            raise UserError(f"recipe {name!r} has no tokenizer: {objective_of(recipe).setting} reads no text")
+        return Place(name, recipe, True, " ".join([name, *overrides]))
+    if path.is_dir():
+        beside = next((file for file in (path / "recipe.yaml", path.parent / "recipe.yaml") if file.is_file()), None)
+        return Place(name, load_recipe(str(beside)) if beside else None, False, name)
+    if path.exists():
+        raise UserError(f"{name!r} is no recipe (.yaml) and no folder; a text to measure on is --on {name}")
+    if not HUB_NAME.fullmatch(name) or path.parts[0] == RUNS:
+        raise UserError(f"{name!r}: no such recipe, and no such folder")
+    return Place(name, None, False, name)
+
+
+def is_recipe(name: str) -> bool:
+    """Whether it is a YAML file or the name of a shipped recipe."""
+    return Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes")
+
+
+def divide(first: str, words: list[str]) -> tuple[list[str], list[str]]:
+    """(settings of the recipe `first`, texts): after a folder or Hub name every word is a text."""
+    overrides = [word for word in words if is_recipe(first) and _OVERRIDE.fullmatch(word)]
+    return overrides, [word for word in words if word not in overrides]
+
+
+def check_text(place: Place, texts: list[str], on: str | None, split: str | None) -> None:
+    """Raise UserError where it is not clear which text is measured."""
+    if texts and on:
+        raise UserError("TEXT and --on FILE are two texts to measure on; give one of them")
+    if split and (texts or on):
+        raise UserError(f"--split {split} is of the recipe's own text; remove it, or {'TEXT' if texts else '--on'}")
+    if "" in [text.strip() for text in texts]:
+        raise UserError("TEXT is empty; give some words")
+    if not texts and not on and (place.recipe is None or objective_of(place.recipe).special_tokens is None):
+        raise UserError(
+            f"{place.name!r} has no recipe beside it whose text could be measured; say which: --on FILE, or a TEXT"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- text
+
+
+def sample_of_recipe(recipe: Recipe, name: str, split: str | None, most: int) -> Sample:
+    """The first `most` bytes of a split's text; None: of the validation, else the test or training text."""
+    objective = objective_of(recipe)
+    sources = objective.open()
+    chosen = split or next(one for one in SPLITS if one in sources)
+    if chosen not in sources:
+        raise UserError(f"--split {chosen}: {name} has no such text; it has {' and '.join(sources)}")
+    return _sample(objective.corpus(sources[chosen]), f"{chosen} text of {name}", most)
+
+
+def sample_of_files(pattern: str, text_field: str, most: int) -> Sample:
+    """The first `most` bytes of the files that a path or glob names, of any format that data.files takes."""
+    from ..data.corpora import open_corpora
+
+    try:
+        corpus = open_corpora(DataSection(files=pattern, text_field=text_field, validation_fraction=0))["train"]
+        return _sample(corpus, pattern, most)
+    except UserError as error:  # it names settings of a recipe
+        said = str(error).replace("data.files", "--on").replace("data.text_field", "--text-field")
+        raise UserError(said) from error
+
+
+def _sample(corpus, name: str, most: int) -> Sample:
+    from ..tokenizers.load import training_texts
+
+    texts = list(training_texts(corpus, most))
+    sample = Sample(name, texts)
+    if not sample.facts["words"]:
+        raise UserError(f"{name}: no word of text to measure on")
+    whole = sample.facts["bytes"] < most
+    return sample if whole else Sample(f"{name}, its first {counted(most, 'byte')}", texts)
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+
+
+def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
+    """The tokenizer of a recipe (trained, or taken from the cache) or of a folder or Hub repository."""
+    if place.is_recipe:
+        place.recipe.trust_remote_code |= trust_remote_code
+        objective = objective_of(place.recipe)
+        objective.prepare(objective.open(), cache_folder(place.recipe.data.cache_dir), progress)
+        return objective.tokenizer
+    from transformers import AutoTokenizer
+
+    folder = Path(place.name).expanduser()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
+        if folder.is_dir():
+            raise UserError(f"{place.name!r}: no tokenizer in this folder ({loading_reason(error)})") from error
+        near = nearest(place.name, shipped("recipes"))
+        hint = f"; did you mean {near}?" if near else f" ({loading_reason(error)})"
+        raise UserError(f"{place.name!r}: no such recipe, folder or tokenizer on the Hub{hint}") from error
+    if not tokenizer.is_fast:
+        raise UserError(f"{place.name!r} has no fast version (tokenizer.json), which is needed here")
+    return tokenizer
+
+
+def measure_tokenizer(tokenizer: "PreTrainedTokenizerFast", sample: Sample, name: str = "") -> Measured:
+    """Encode the texts, without special tokens around them, and decode them again."""
+    import numpy as np
+
+    from ..tokenizers.load import plain_backend
+
+    backend = plain_backend(tokenizer)
+    vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
+    used = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
+    seconds, failures = 0.0, 0
+    for group in _groups(sample.texts):
+        start = time.perf_counter()
+        encodings = backend.encode_batch_fast(group, add_special_tokens=False)
+        seconds += time.perf_counter() - start
+        for text, encoding in zip(group, encodings):
+            ids = encoding.ids
+            used += np.bincount(np.array(ids, dtype=np.int64), minlength=len(used))
+            failures += backend.decode(ids, skip_special_tokens=False) != text
+    facts, tokens = sample.facts, int(used.sum())
+    entries = [number for number in vocabulary.values() if number not in special]
+    unknown = tokenizer.unk_token_id
+    return Measured(
+        name=name,
+        algorithm=type(backend.model).__name__,
+        vocab_size=len(tokenizer),
+        tokens=tokens,
+        tokens_per_word=tokens / facts["words"],
+        bytes_per_token=facts["bytes"] / max(tokens, 1),
+        unknown_rate=int(used[unknown]) / max(tokens, 1) if unknown is not None else 0.0,
+        round_trip_failures=failures,
+        megabytes_per_second=facts["bytes"] / 1e6 / seconds if facts["bytes"] >= ENOUGH_TO_TIME else None,
+        never_used=float(np.mean(used[entries] == 0)) if entries else 0.0,
+        longest_tokens=_longest(tokenizer, backend, entries),
+    )
+
+
+def _groups(texts: list[str]) -> Iterator[list[str]]:
+    group, size = [], 0
+    for text in texts:
+        group.append(text)
+        size += len(text)
+        if size >= _BATCH:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _longest(tokenizer, backend, entries: list[int]) -> list[str]:
+    """The entries with most characters, as they stand in a text, white space made visible."""
+    texts = backend.decode_batch([[number] for number in entries], skip_special_tokens=False)
+    lengths = {number: len(text.removeprefix("##")) for number, text in zip(entries, texts)}
+    longest = sorted(entries, key=lambda number: (-lengths[number], number))[:LONGEST]
+    return [token_text(tokenizer, number) for number in longest]
+
+
+# ---------------------------------------------------------------------------------------------------- reporting
+
+
+def report(
+    places: list[Place],
+    sample: Sample,
+    *,
+    trust_remote_code: bool = False,
+    output: Path | None = None,
+    console: Console | None = None,
+) -> list[Measured]:
+    """Measure the tokenizers on one text; print one table, and where the text is to be shown its tokens.
+
+    output: JSON file to write.
+    """
+    console = console or Console(highlight=False, soft_wrap=True)
+    opened = {}
+    for place in places:
+        if place.label not in opened:
+            opened[place.label] = tokenizer_at(place, progress=console.is_terminal, trust_remote_code=trust_remote_code)
+    if sample.shown:
+        for text in sample.texts:
+            for name, tokenizer in opened.items():
+                ids = tokenizer(text, add_special_tokens=False).input_ids
+                console.print(f"{name}: {counted(len(ids), 'token')}", markup=False, style="dim")
+                console.print(pieces_text(ids, tokenizer))
+    found = [measure_tokenizer(tokenizer, sample, name) for name, tokenizer in opened.items()]
+    facts = sample.facts
+    sizes = f"{counted(facts['texts'], 'text')}, {counted(facts['words'], 'word')}, {counted(facts['bytes'], 'byte')}"
+    console.print(f"{sample.name}: {sizes}", markup=False)
+    console.print(_table(found, facts))
+    if output is not None:
+        result = {"text": facts, "tokenizers": [vars(one) for one in found]}
+        write_atomically(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        console.print(f"written to {output}", markup=False)
+    return found
+
+
+def _table(found: list[Measured], facts: dict[str, Any]) -> Table:
+    rows = {
+        "algorithm": lambda one: one.algorithm,
+        "vocabulary": lambda one: f"{one.vocab_size:,}",
+        "tokens": lambda one: f"{one.tokens:,}",
+        "tokens per word": lambda one: f"{one.tokens_per_word:.3f}",
+        "bytes per token": lambda one: f"{one.bytes_per_token:.3f}",
+        "unknown": lambda one: f"{one.unknown_rate:.3%}",
+        "texts that do not come back": lambda one: f"{one.round_trip_failures:,} of {facts['texts']:,}",
+        f"MB/s ({counted(os.cpu_count() or 1, 'core')})": lambda one: (
+            "too short" if one.megabytes_per_second is None else f"{one.megabytes_per_second:.1f}"
+        ),
+        "entries never used": lambda one: f"{one.never_used:.1%}",
+        "longest tokens": lambda one: "\n".join(one.longest_tokens),
+    }
+    columns = [Column(Text(one.name), justify="right", overflow="fold") for one in found]
+    table = Table(Column("", no_wrap=True), *columns, show_edge=False)
+    for label, cell in rows.items():
+        table.add_row(label, *(Text(cell(one)) for one in found))
+    return table
