@@ -5,13 +5,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..tokenizers.load import plain_backend, tokenizer_fingerprint
+from ..tokenizers.load import tokenizer_fingerprint, without_limits
 from .documents import Document
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-_BATCH = 2_000_000  # characters encoded at once, enough to keep all cores busy
+_READ = 2_000_000  # characters of documents that are held at once
+# Characters encoded at once. An encoding holds about a hundred bytes per token until its ids are taken out: memory that
+# the next call finds again where the call is small, and that is fetched from the system and given back where it is not.
+_BATCH = 250_000
+_CACHE = 200_000  # words whose tokens are kept, of any number of texts; the library's own cache ends at 10,000
 _PIECE = 200_000  # characters; a longer text is encoded in pieces, in parallel
 _WINDOW = 1000  # characters on either side of a cut whose tokens must not change
 _TRIES = 16
@@ -26,8 +31,25 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
-        self._backend = plain_backend(tokenizer)
+        self._own = tokenizer.backend_tokenizer
+        self._copy: Tokenizer | None = None
         self.fingerprint = tokenizer_fingerprint(tokenizer, self._backend)
+        resize = getattr(self._backend.model, "_resize_cache", None)
+        if resize is not None:  # BPE and Unigram
+            resize(_CACHE)
+
+    @property
+    def _backend(self) -> "Tokenizer":
+        """The tokenizer itself where nothing in it cuts or pads, else a copy that does not.
+
+        Asked anew for each batch: transformers switches truncation and padding on in the tokenizer itself whenever
+        somebody calls it with them. A copy takes as long as a hundred thousand tokens.
+        """
+        if self._own.truncation is None and self._own.padding is None:
+            return self._own
+        if self._copy is None:
+            self._copy = without_limits(self._own)
+        return self._copy
 
     def encode_documents(self, documents: Iterable[Document]) -> Iterator[tuple[Document, np.ndarray]]:
         """Each document with its ids (uint32), in the given order. Holds a few million characters at a time."""
@@ -36,7 +58,7 @@ class Encoder:
         for document in documents:
             batch.append(document)
             size += len(document.text)
-            if size >= _BATCH:
+            if size >= _READ:
                 yield from zip(batch, self.encode([document.text for document in batch]))
                 batch, size = [], 0
         yield from zip(batch, self.encode([document.text for document in batch]))
@@ -56,7 +78,6 @@ class Encoder:
         for number, piece in enumerate(pieces, start=1):
             group.append(piece)
             size += len(piece)
-            # An encoding holds about a hundred bytes per token until its ids are taken out.
             if size >= _BATCH or number == len(pieces):
                 for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
                     yield np.array(encoding.ids, dtype=np.uint32)

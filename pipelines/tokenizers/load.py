@@ -13,6 +13,7 @@ from .special_tokens import CLS, MASK, SEP, begin_and_end, sentinel, special_tok
 from .train import DEFAULT_VOCAB_SIZE, PAD, TRAINERS, UNKNOWN, Plan
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 
@@ -77,7 +78,12 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast", backend=None) ->
 
 def plain_backend(tokenizer: "PreTrainedTokenizerFast"):
     """A copy of the tokenizers.Tokenizer inside, without the truncation and padding it may have been saved with."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    return without_limits(tokenizer.backend_tokenizer)
+
+
+def without_limits(backend: "Tokenizer") -> "Tokenizer":
+    """A copy without truncation and padding."""
+    backend = copy.deepcopy(backend)
     backend.no_truncation()
     backend.no_padding()
     return backend

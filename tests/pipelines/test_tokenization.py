@@ -303,8 +303,11 @@ def test_truncation_and_padding_saved_with_a_tokenizer_do_not_touch_documents(tr
     import copy
 
     tokenizer = copy.deepcopy(trained["char"][0])
-    plain = np.concatenate(Encoder(tokenizer).encode([TEXT]))
+    earlier = Encoder(tokenizer)
+    plain = np.concatenate(earlier.encode([TEXT]))
     tokenizer.backend_tokenizer.enable_truncation(8)
     tokenizer.backend_tokenizer.enable_padding(length=50_000)
-    assert np.array_equal(np.concatenate(Encoder(tokenizer).encode([TEXT])), plain)
+    for encoder in (earlier, Encoder(tokenizer)):
+        assert np.array_equal(np.concatenate(encoder.encode([TEXT])), plain)
+    assert tokenizer.backend_tokenizer.truncation is not None  # what others asked for stays
     assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(trained["char"][0])
