@@ -1,5 +1,6 @@
 """Documents to token ids: fast, exact, and without holding a long text's tokens as objects."""
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _READ = 2_000_000  # characters of documents that are held at once
 # Characters encoded at once. An encoding holds about a hundred bytes per token until its ids are taken out: memory that
 # the next call finds again where the call is small, and that is fetched from the system and given back where it is not.
-_BATCH = 250_000
+_BATCH = min(_READ, 250_000 * (os.cpu_count() or 1))
 _CACHE = 200_000  # words whose tokens are kept, of any number of texts; the library's own cache ends at 10,000
 _PIECE = 200_000  # characters; a longer text is encoded in pieces, in parallel
 _WINDOW = 1000  # characters on either side of a cut whose tokens must not change
