@@ -1,6 +1,5 @@
 """Documents to token ids: fast, exact, and without holding a long text's tokens as objects."""
 
-import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-_READ = 2_000_000  # characters of documents that are held at once
-# Characters encoded at once. An encoding holds about a hundred bytes per token until its ids are taken out: memory that
-# the next call finds again where the call is small, and that is fetched from the system and given back where it is not.
-_BATCH = min(_READ, 250_000 * (os.cpu_count() or 1))
-_CACHE = 200_000  # words whose tokens are kept, of any number of texts; the library's own cache ends at 10,000
+_BATCH = 2_000_000  # characters encoded at once, enough to keep all cores busy
 _PIECE = 200_000  # characters; a longer text is encoded in pieces, in parallel
 _WINDOW = 1000  # characters on either side of a cut whose tokens must not change
 _TRIES = 16
@@ -35,9 +30,6 @@ class Encoder:
         self._own = tokenizer.backend_tokenizer
         self._copy: Tokenizer | None = None
         self.fingerprint = tokenizer_fingerprint(tokenizer, self._backend)
-        resize = getattr(self._backend.model, "_resize_cache", None)
-        if resize is not None:  # BPE and Unigram
-            resize(_CACHE)
 
     @property
     def _backend(self) -> "Tokenizer":
@@ -59,7 +51,7 @@ class Encoder:
         for document in documents:
             batch.append(document)
             size += len(document.text)
-            if size >= _READ:
+            if size >= _BATCH:
                 yield from zip(batch, self.encode([document.text for document in batch]))
                 batch, size = [], 0
         yield from zip(batch, self.encode([document.text for document in batch]))
@@ -79,6 +71,7 @@ class Encoder:
         for number, piece in enumerate(pieces, start=1):
             group.append(piece)
             size += len(piece)
+            # An encoding holds about a hundred bytes per token until its ids are taken out.
             if size >= _BATCH or number == len(pieces):
                 for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
                     yield np.array(encoding.ids, dtype=np.uint32)
