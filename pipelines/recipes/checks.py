@@ -117,6 +117,8 @@ def _check_training(recipe: Recipe) -> None:
             "training.lora adapts weights that were trained, and this model's are fresh; set model.name_or_path, or "
             "remove training.lora"
         )
+    if training.ema_decay is None and not training.ema_warmup:
+        raise UserError("training.ema_warmup has no effect without training.ema_decay, such as 0.999; set both")
     if training.bf16 is True and training.extra.get("fp16"):
         raise UserError("training.bf16=true and training.fp16=true exclude each other; keep one")
 
@@ -216,6 +218,8 @@ def _check_evaluation(recipe: Recipe, objective) -> None:
             raise UserError("evaluation.best_metric and evaluation.average_checkpoints exclude each other; keep one")
     if section.patience is not None and section.best_metric is None:
         raise UserError("evaluation.patience needs evaluation.best_metric, such as loss, which has to improve")
+    if section.average_checkpoints is not None and recipe.training.ema_decay is not None:
+        raise UserError("training.ema_decay and evaluation.average_checkpoints are two averages; keep one")
     if (section.average_checkpoints or 0) > recipe.training.save_total_limit:
         raise UserError(
             f"evaluation.average_checkpoints={section.average_checkpoints} needs so many checkpoints; set "

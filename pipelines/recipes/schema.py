@@ -175,6 +175,15 @@ class TrainingSection:
         "train an adapter of low rank on the checkpoint model.name_or_path, and save it alone (needs anyformer[peft]); "
         "such as {r: 16}, or {} for the defaults"
     )
+    ema_decay: float | None = doc(
+        "measure and save the exponential moving average of the weights, of which this share stays in a step, such as "
+        "0.999; null: the weights themselves",
+        at_least=0,
+        below=1,
+    )
+    ema_warmup: bool = doc(
+        "ema_decay of step n is at most (1 + n) / (10 + n), so that the beginning is forgotten", True
+    )
     logging_steps: int = doc("steps between two lines of metrics", 10, at_least=1)
     save_steps: int = doc("steps between two checkpoints", 500, at_least=1)
     save_total_limit: int = doc("complete checkpoints to keep, at least 2", 2, at_least=2)

@@ -64,6 +64,15 @@ def total_steps(section: TrainingSection, rows: int | None, world_size: int) -> 
     return int(-(-section.num_train_epochs * per_epoch // 1))
 
 
+def check_average(section: TrainingSection, engine: str) -> None:
+    """Raise UserError for a moving average of weights that an engine splits."""
+    if section.ema_decay is not None:
+        raise UserError(
+            f"training.ema_decay={section.ema_decay} needs whole weights, but {engine} splits or flattens them; set it "
+            f"to null, or average checkpoints by evaluation.average_checkpoints"
+        )
+
+
 def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArguments:
     """Build TrainingArguments; `rows` (training rows) is needed where a schedule depends on the length of the run.
 
@@ -86,9 +95,12 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     if by_launcher or extra.get("deepspeed") is not None:
         if section.optim == "muon":
             raise UserError("training.optim=muon needs whole matrices, but DeepSpeed flattens them; set it to adamw")
+        check_average(section, "DeepSpeed")
         if not by_launcher:
             check_deepspeed(section.extra["deepspeed"], extra["deepspeed"])
         say_that_it_compiles()
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" or extra.get("fsdp"):
+        check_average(section, "FSDP")
     total = total_steps(section, rows, int(os.environ.get("WORLD_SIZE", 1)))
     if total is not None:
         check_schedule(section, total)

@@ -164,7 +164,9 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     from torch.utils.data import Subset
 
     from .trainer import AnyformerTrainer
+    from .weight_average import WeightAverage
 
+    section = recipe.training
     validation = data.rows.get("validation")
     most = recipe.evaluation.max_rows
     if validation is not None and most is not None and most < len(validation):
@@ -180,7 +182,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         data_collator=data.objective.collator(data.packed),
         processing_class=data.processor,
         run_identity=json.dumps(folder.identity() | {"world_size": arguments.world_size}),
-        muon_learning_rate=recipe.training.muon_learning_rate if recipe.training.optim == "muon" else None,
+        muon_learning_rate=section.muon_learning_rate if section.optim == "muon" else None,
+        average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
         shifts_labels=data.objective.shifts_labels,
         scorer=data.objective.scorer(),
         own_loss=data.objective.loss(),

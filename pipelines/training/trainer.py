@@ -4,10 +4,11 @@ Differences from Trainer: checkpoints are complete or invisible; NaN stops the r
 per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
 checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
 own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
-5.23: _get_train_sampler, _get_num_items_in_batch, _run_epoch, _determine_best_metric, _get_output_dir,
-_save_checkpoint, _push_from_checkpoint, _save and _issue_warnings_after_load in trainer.py).
+5.23: _get_train_sampler, _get_num_items_in_batch, _run_epoch, _determine_best_metric, _load_best_model,
+_get_output_dir, _save_checkpoint, _push_from_checkpoint, _save and _issue_warnings_after_load in trainer.py).
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ from .stream_position import StreamPosition
 from .throughput_log import ThroughputLog
 from .trackers import replace_trackers
 from .warmup import begin_above_zero
+from .weight_average import WeightAverage
 
 
 class AnyformerTrainer(Trainer):
@@ -48,6 +50,7 @@ class AnyformerTrainer(Trainer):
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         muon_learning_rate: peak learning rate of the hidden matrices; None: plain AdamW (or `args.optim`).
+        average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
         scorer: has predictions(logits, labels) -> (B, K) integers, and compute_metrics(predictions) -> metrics from
             those of all evaluated rows; None: the loss alone is measured.
@@ -64,6 +67,7 @@ class AnyformerTrainer(Trainer):
         *,
         run_identity: str = "{}",
         muon_learning_rate: float | None = None,
+        average: WeightAverage | None = None,
         shifts_labels: bool = True,
         scorer=None,
         own_loss=None,
@@ -99,6 +103,9 @@ class AnyformerTrainer(Trainer):
         self.early_stopping = None if patience is None else EarlyStopping(patience)
         if self.early_stopping is not None:
             self.add_callback(self.early_stopping)
+        self.average = average
+        if average is not None:
+            self.add_callback(average)
         self.trackers = replace_trackers(self)
 
     def _choose_loss(self) -> None:
@@ -146,11 +153,16 @@ class AnyformerTrainer(Trainer):
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         self.position.begin(resume_from_checkpoint or None)
         self.throughput.start()
+        if self.average is not None:
+            self.average.begin(resume_from_checkpoint or None)
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
             wants_best = self.args.metric_for_best_model is not None and self.has_ended
             if wants_best and locate_best(self.state, self.args.output_dir):
                 self._load_best_model()
+            if self.average is not None:
+                self.average.settle(self.model)
+                self.average = None  # what is measured from here on is the average itself
             return result
         finally:
             self.progress.close()
@@ -256,7 +268,7 @@ class AnyformerTrainer(Trainer):
     # ---- evaluation
 
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
-        with self.throughput.paused():
+        with self.throughput.paused(), self._averaged():
             self._sums = EvaluationSums(self.args.device, self.scorer, self.parts.told_apart_by)
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
@@ -280,7 +292,17 @@ class AnyformerTrainer(Trainer):
                 self._sums.add(total, count, logits, inputs["labels"])
         return (total / count.clamp_min(1), None, None)
 
+    def _averaged(self):
+        """A block in which the model has the moving average of its weights, where there is one of this training."""
+        is_training = self.average is not None and self.average.weights
+        return self.average.swapped_in(self.model) if is_training else nullcontext()
+
     # ---- checkpoints
+
+    def _load_best_model(self):
+        super()._load_best_model()
+        if self.average is not None:
+            self.average.load(self.state.best_model_checkpoint)
 
     def _determine_best_metric(self, metrics, trial):
         """A new best model is saved at once, whatever save_steps says."""
@@ -312,6 +334,8 @@ class AnyformerTrainer(Trainer):
             with self.staging.stage(folder, name) as staged:
                 super()._save_checkpoint(model, trial)
                 self.position.save(staged, self.accelerator)
+                if self.average is not None and self.args.should_save:
+                    self.average.save(staged)
                 self.accelerator.wait_for_everyone()
                 self.staging.commit(staged, self.state, keep=self.args.save_total_limit)
             self.accelerator.wait_for_everyone()

@@ -128,6 +128,7 @@ def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ra
     training = {"max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_steps": 5}
     if kind == "image_classification":
         mixed = {"crop_padding": 1, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
+        training |= {"ema_decay": 0.5}  # each process keeps the same average, which is what is measured
         recipe, test = image_recipe(tmp_path, training=training, evaluation=evaluation, task=mixed), "test.parquet"
     else:
         recipe, test = task_recipe(tmp_path, kind, training=training, evaluation=evaluation), f"{kind}-test.jsonl"
