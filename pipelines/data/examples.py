@@ -257,6 +257,25 @@ class ExampleTexts(Corpus):
         return {"examples": self.examples.identity(), "texts": self.columns}
 
 
+class RenderedTexts(Corpus):
+    """Texts made of examples, as documents for a tokenizer to be trained on.
+
+    render: (place, row) -> its texts. key: JSON that changes whenever they do for equal examples.
+    """
+
+    def __init__(self, examples: Examples, render: Callable[[str, dict], list[str]], key: Any):
+        self.examples, self.render, self.key = examples, render, key
+        self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
+
+    def documents(self) -> Iterator[Document]:
+        for place, row in self.examples:
+            for text in self.render(place, row):
+                yield Document(text, place)
+
+    def identity(self) -> Any:
+        return {"examples": self.examples.identity(), "rendered": self.key}
+
+
 def examples_fingerprint(examples: Examples) -> str:
     """Content identity, equal for equal examples also in another process."""
     return sha(examples.identity())

@@ -61,9 +61,13 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     Raises:
         UserError: the recipe has no such split.
     """
-    data = recipe.data
-    there = [split for split in SPLITS if getattr(data, f"{split}_files") or getattr(data, f"{split}_split")]
-    if "validation" not in there and data.share_held_back > 0:
+    sections = objective_of(recipe).data_sections()
+    there = [
+        split
+        for split in SPLITS
+        if any(getattr(data, f"{split}_files") or getattr(data, f"{split}_split") for data in sections)
+    ]
+    if "validation" not in there and any(data.share_held_back > 0 for data in sections):
         there.append("validation")
     if wanted is None and there:
         return there[0]

@@ -12,6 +12,7 @@ from .masked import Masked
 from .masked_image import MaskedImage
 from .mixture_of_denoisers import MixtureOfDenoisers
 from .multi_label_classification import MultiLabelClassification
+from .multi_task import MultiTask
 from .pixels import Pixels
 from .preference import Preference
 from .prefix_lm import PrefixLM
@@ -20,6 +21,7 @@ from .sentence_similarity import SentenceSimilarity
 from .sequence_classification import SequenceClassification
 from .sequence_regression import SequenceRegression
 from .span_corruption import SpanCorruption
+from .text_to_text import TextToText
 from .translation import Translation
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "MaskedImage",
     "MixtureOfDenoisers",
     "MultiLabelClassification",
+    "MultiTask",
     "Pixels",
     "Preference",
     "PrefixLM",
@@ -40,5 +43,6 @@ __all__ = [
     "SequenceClassification",
     "SequenceRegression",
     "SpanCorruption",
+    "TextToText",
     "Translation",
 ]

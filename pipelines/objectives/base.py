@@ -16,7 +16,7 @@ from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
-from ..recipes.schema import ObjectiveSettings, Recipe, doc
+from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..words import counted
 
 if TYPE_CHECKING:
@@ -154,6 +154,17 @@ class Objective(ABC):
                 f"text; remove it"
             )
 
+    def data_sections(self) -> list[DataSection]:
+        """The sections that say what is read: the recipe's, or those of the parts of a task."""
+        return [self.recipe.data]
+
+    def check_data(self) -> None:
+        """Raise UserError for settings of the data that exclude each other; no file is touched."""
+        from ..recipes.checks import check_data
+
+        for data in self.data_sections():
+            check_data(data)
+
     def check_tokenizer(self) -> None:
         """Raise UserError for a tokenizer section that does not go with this objective."""
 
@@ -270,6 +281,13 @@ class Objective(ABC):
         Has `losses`, the names of the parts, whose means add up to the loss, the first one counted in labels; and
         sums(outputs, batch, num_items_in_batch) -> {name: (sum, count)}, tensors without gradients, of these parts and
         of further shares, such as an accuracy.
+        """
+        return None
+
+    def parts_of(self, rows: Rows) -> tuple[Sequence[str], Callable[[int], str]] | None:
+        """(names of the parts that training rows are of, number of a row -> its part): each part's own loss is logged.
+
+        None: there is one part.
         """
         return None
 

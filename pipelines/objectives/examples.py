@@ -9,7 +9,8 @@ from .base import Objective, check_examples
 from .text import UNLIMITED, Tokenized
 
 if TYPE_CHECKING:
-    from ..data.examples import Examples, ExampleTexts
+    from ..data.documents import Corpus
+    from ..data.examples import Examples
 
 
 class TextTask(Tokenized, Objective):
@@ -37,7 +38,7 @@ class TextTask(Tokenized, Objective):
 
         return open_examples(self.recipe.data, self.columns())
 
-    def corpus(self, source: "Examples") -> "ExampleTexts":
+    def corpus(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts
 
         return ExampleTexts(source, self.text_columns())

@@ -57,8 +57,12 @@ class Tokenized:
         special = [*section.special_tokens, *further]
         return replace(section, framing=self.framing(), sentinels=sentinels, special_tokens=special)
 
+    given_tokenizer: Any = None  # taken instead of the recipe's: tasks that are learned together share one
+
     def train_or_load_tokenizer(self, texts: Any, cache: Path, progress: bool):
         """The recipe's tokenizer; one that is trained reads `texts`, a corpus."""
+        if self.given_tokenizer is not None:
+            return self.given_tokenizer
         from ..tokenizers.load import train_or_load_tokenizer
 
         return train_or_load_tokenizer(

@@ -118,13 +118,10 @@ class Translation(TextTask):
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
-        from ..data.examples import text_of
 
         tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
         for batch in in_batches(examples):
-            source, target = (
-                [text_of(row, column, field, place) for place, row in batch] for field, column in self.columns().items()
-            )
+            source, target, reference = self.texts_of(batch)
             read = [self.source_text(text) for text in source]
             inputs = tokenizer(read, truncation=True, max_length=self.settings.max_length)
             labels = tokenizer(text_target=target, truncation=True, max_length=self.max_target_length)
@@ -132,8 +129,17 @@ class Translation(TextTask):
                 "input_ids": [self._ended(ids, self.settings.max_length) for ids in inputs["input_ids"]],
                 "labels": [self._ended(ids, self.max_target_length) for ids in labels["input_ids"]],
                 "source": source,
-                "target": target,
+                "target": reference,
             }
+
+    def texts_of(self, batch: list) -> tuple[list[str], list[str], list[str]]:
+        """(what is read, what has to be written, what an answer is compared with) of some examples (place, row)."""
+        from ..data.examples import text_of
+
+        source, target = (
+            [text_of(row, column, field, place) for place, row in batch] for field, column in self.columns().items()
+        )
+        return source, target, target
 
     def _ended(self, ids: list[int], longest: int) -> list[int]:
         """`ids` with an end-of-text token: without one a model would never learn to stop."""

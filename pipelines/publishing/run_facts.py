@@ -80,7 +80,10 @@ class RunFacts:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """The data section, or the sections of its mixture."""
+        """The data section, or the sections of its mixture, or of the parts of a task."""
+        parts = [part.get("data") for part in self.section("task").get("parts") or [] if isinstance(part, dict)]
+        if any(parts):
+            return [data for data in parts if data]
         data = self.section("data")
         return data.get("mixture") or ([data] if data else [])
 

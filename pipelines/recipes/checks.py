@@ -69,7 +69,7 @@ def check_recipe(recipe: Recipe) -> None:
     """
     objective = objective_of(recipe)
     _check_training(recipe)
-    check_data(recipe.data)
+    objective.check_data()
     if recipe.data.streaming and recipe.training.max_steps < 1:
         raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
     objective.check_family()

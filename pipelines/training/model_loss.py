@@ -87,9 +87,10 @@ class ModelLoss:
         """What of a batch the model gets where the loss is the objective's."""
         return {name: x for name, x in batch.items() if name not in self.own.beside}
 
-    def training_inputs(self, inputs: dict) -> dict:
+    def training_inputs(self, inputs: dict, needs_logits: bool = False) -> dict:
         """The arguments of a forward pass that computes the training loss itself."""
-        return {**inputs, **self._training_extras}
+        logits = {"return_logits": True} if needs_logits and self._skips_logits else {}
+        return {**inputs, **self._training_extras, **logits}
 
     def inputs_for_logits(self, inputs: dict) -> dict:
         """With decoder_input_ids, which a sequence-to-sequence model makes from labels and here gets no labels.

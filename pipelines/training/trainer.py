@@ -33,6 +33,7 @@ from .loss_guard import LossGuard
 from .loss_parts import LossParts
 from .model_loss import ModelLoss
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
+from .part_losses import PartLosses
 from .progress import MetricsFile, ProgressLine, with_split_names
 from .router_statistics import RouterStatistics
 from .set_epoch import SetEpochCallback
@@ -50,6 +51,7 @@ class AnyformerTrainer(Trainer):
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         muon_learning_rate: peak learning rate of the hidden matrices; None: plain AdamW (or `args.optim`).
+        part_losses: logs the loss of each part of the training rows; None: there is one part.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
         scorer: has predictions(logits, labels) -> (B, K) integers, and compute_metrics(predictions) -> metrics from
@@ -67,6 +69,7 @@ class AnyformerTrainer(Trainer):
         *,
         run_identity: str = "{}",
         muon_learning_rate: float | None = None,
+        part_losses: PartLosses | None = None,
         average: WeightAverage | None = None,
         shifts_labels: bool = True,
         scorer=None,
@@ -103,7 +106,7 @@ class AnyformerTrainer(Trainer):
         self.early_stopping = None if patience is None else EarlyStopping(patience)
         if self.early_stopping is not None:
             self.add_callback(self.early_stopping)
-        self.average = average
+        self.average, self.part_losses = average, part_losses
         if average is not None:
             self.add_callback(average)
         self.trackers = replace_trackers(self)
@@ -186,7 +189,7 @@ class AnyformerTrainer(Trainer):
         self.control.should_training_stop = True
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        rows = inputs.pop(ROW_IDS, [])
+        rows = self._rows = inputs.pop(ROW_IDS, [])
         inputs.pop(EPOCH, None)
         self.position.trained(inputs.pop(POSITION, None))
         self.throughput.add_batch(self.model, inputs)
@@ -199,11 +202,14 @@ class AnyformerTrainer(Trainer):
         if self.compute_loss_func is not None:
             inputs = self.model_loss.inputs_for_logits(inputs)
         elif self.model.training:
-            inputs = self.model_loss.training_inputs(inputs)
+            inputs = self.model_loss.training_inputs(inputs, needs_logits=self.part_losses is not None)
+        labels = inputs.get("labels")
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.model.training:
             self.routers.add(outputs, self.throughput.batch_tokens)
             self.parts.add(outputs, inputs, num_items_in_batch)
+            if self.part_losses is not None:
+                self.part_losses.add(outputs["logits"], labels, self._rows)
         return (loss, outputs) if return_outputs else loss
 
     def _get_num_items_in_batch(self, batch_samples, device):
@@ -245,6 +251,8 @@ class AnyformerTrainer(Trainer):
             logs.update(self.throughput.collect(self.accelerator.reduce))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
+            if self.part_losses is not None:
+                logs.update(self.part_losses.collect(self.accelerator.reduce))
         super().log(with_split_names(logs), start_time)
 
     def log_final(self, metrics: dict[str, float]) -> None:

@@ -143,6 +143,32 @@ def test_a_native_vision_transformer_is_fine_tuned_with_its_own_processor(tmp_pa
     assert "cannot be set with model.name_or_path" in capsys.readouterr().err
 
 
+def test_an_encoder_of_masked_patches_and_one_of_other_classes_get_a_new_head(tmp_path, command, capsys):
+    """Everything but the head is taken over, the image processor with its mean and deviation, too."""
+    hidden = {"name": "masked_image", "mask_ratio": 0.5}
+    few = {"training": {"max_steps": 2}, "evaluation": {"every_steps": None}}
+    masked = image_recipe(tmp_path, "masked", task=None, objective=hidden, **few)
+    patches, clothes, sides = (tmp_path / name for name in ("patches", "clothes", "sides"))
+    assert command("train", masked, f"training.output_dir={patches}") == 0
+    recipe = image_recipe(tmp_path, training={"max_steps": 1, "learning_rate": 1e-12})
+    start, names = f"model.name_or_path={patches}", "task.label_names=[left, right, middle]"
+    assert command("train", recipe, start, names, f"training.output_dir={clothes}") == 0
+    assert "new weights, not taken from" in capsys.readouterr().out
+    assert command("train", recipe, f"model.name_or_path={clothes}", f"training.output_dir={sides}") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "new weights, not taken from" in line]
+    assert told == [f"new weights, not taken from {clothes}: score.bias, score.weight"]
+    weights = [load_file(run / "model.safetensors") for run in (patches, clothes, sides)]
+    encoder = [name for name in weights[0] if name in weights[1] and "score" not in name]
+    assert len(encoder) > 10
+    for name in encoder:
+        for later in weights[1:]:
+            torch.testing.assert_close(later[name], weights[0][name], rtol=0, atol=1e-9)
+    assert [len(w["score.weight"]) for w in weights[1:]] == [3, 2]
+    processors = [json.loads((run / "preprocessor_config.json").read_text()) for run in (patches, sides)]
+    assert processors[0]["image_mean"] == processors[1]["image_mean"] is not None
+    assert json.loads((sides / "config.json").read_text())["id2label"] == {"0": "left", "1": "right"}
+
+
 def test_a_preview_shows_images_and_answers(tmp_path, command, capsys):
     assert command("preview", image_recipe(tmp_path, task=FULL), "--rows", "2") == 0
     printed = capsys.readouterr().out

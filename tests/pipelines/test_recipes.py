@@ -18,6 +18,7 @@ EXAMPLES = {
     "sentence_similarity": pairs,
     "instruction_tuning": questions,
     "preference": opinions,
+    "text_to_text": reviews,
 }
 COLUMNS = {"text_field": "text", "text_pair_field": "other", "label_field": "label"}  # of these examples
 
@@ -34,6 +35,21 @@ TINY_MODEL = [
     "training.bf16=false",
     "training.torch_compile=false",
 ]
+
+
+def files_of_parts(parts):
+    """In this folder, the files of several tasks, ten examples each."""
+    numbers = {"classes": lambda i: i % 2, "numbers": lambda i: i / 2, "texts": str}
+    for part in parts:
+        columns = re.findall(r"{(\w+)}", part["source"])
+        answer = numbers[part.get("answers", "texts")]
+        rows = [dict.fromkeys(columns, f"text {i}") | {part["target_field"]: answer(i)} for i in range(10)]
+        for name in ("files", "validation_files", "test_files"):
+            if name in part["data"]:
+                path = Path(part["data"][name].rstrip("*"))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                before = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else rows
+                write_lines(path, [old | row for old, row in zip(before, rows)])
 
 
 # Those that README.md trains are trained by test_readme.py.
@@ -66,10 +82,18 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
         write_lines(text_file, [{named.get(name, name): value for name, value in row.items()} for row in rows])
         tokenizer = ["tokenizer={type: byte_bpe, vocab_size: 300}"] if checkpoint is None else []
         overrides = [f"data.files={text_file}", *tokenizer, f"training.output_dir={tmp_path / 'run'}"]
+        overrides += ['task.source="mood: {text}"'] if task["name"] == "text_to_text" else []
     if objective_of(load_recipe(name)).special_tokens is None:  # images
         overrides = [f"data.files={pictures(tmp_path / 'pictures.parquet')}", f"training.output_dir={tmp_path / 'run'}"]
-    overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]
-    overrides += ["data.test_files=null", "training.per_device_train_batch_size=2"]
+        if "clusters" in (shipped_yaml("recipes", name).get("objective") or {}):
+            overrides += ["objective.clusters=16"]  # of the few greys there are
+    if task is not None and task["name"] == "multi_task":  # each part has data of its own
+        files_of_parts(task["parts"])
+        overrides = [f"training.output_dir={tmp_path / 'run'}", "tokenizer.vocab_size=300"]
+    else:
+        overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]
+        overrides += ["data.test_files=null"]
+    overrides += ["training.per_device_train_batch_size=2"]
     assert command("train", name, *overrides, "--dry-run") == 0, capsys.readouterr().err
     assert "gradients finite" in capsys.readouterr().out
 

@@ -1,0 +1,230 @@
+"""Any labelled task as text from text (T5, Raffel et al. 2020, section 2.4): the answer is written, not chosen."""
+
+import string
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import UserError, did_you_mean
+from ..plugins import METRICS, register_objective
+from ..recipes.schema import ObjectiveSettings, doc
+from ..recipes.types import show
+from .translation import Translation
+
+if TYPE_CHECKING:
+    from ..data.documents import Corpus
+    from ..data.examples import Examples
+
+# Kind of answers -> what metrics compare of them, and those that are reported where the recipe names none.
+COMPARED = {
+    "texts": ("texts", ["exact_match"]),
+    "classes": ("classes", ["accuracy"]),
+    "numbers": ("numbers", ["pearson", "spearman"]),
+}
+NO_NUMBER = -1.0  # what an answer counts as that is none, as in T5's own code
+
+
+@dataclass
+class AnswerSettings(ObjectiveSettings):
+    """What is read, and what has to be written."""
+
+    source: str | None = doc(
+        "what the model reads: a prefix, and columns in braces, such as 'sst2 sentence: {sentence}'"
+    )
+    target_field: str | None = doc("column that holds the answer: a text, a class or a number")
+    answers: Literal["texts", "classes", "numbers"] = doc("what the answers are; the metrics compare these", "texts")
+    label_names: list[str] | None = doc(
+        "classes: the words that are written, in the order of the classes' numbers; null: taken from the data"
+    )
+    step: float = doc("numbers: written as the nearest multiple of this", 0.2, above=0)
+
+
+@dataclass
+class TextToTextSettings(AnswerSettings):
+    max_length: int = doc(
+        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
+    )
+    max_target_length: int | None = doc("tokens per answer; null: as max_length", at_least=2, at_most=2**20)
+    num_beams: int = doc("beams of the search; 1: greedy", 1, at_least=1, at_most=1000)
+    length_penalty: float = doc(
+        "above 0 the search prefers longer texts, below 0 shorter ones", 1.0, at_least=-100, at_most=100
+    )
+    max_new_tokens: int | None = doc("most tokens generated; null: as max_target_length", at_least=1, at_most=2**20)
+
+
+@register_objective
+class TextToText(Translation):
+    """Any labelled task as text from text (T5, Raffel et al. 2020): a class's word, a rounded number, or a text.
+
+    Metrics compare what is written, read back: an answer that is no class counts as a wrong one, one that is no number
+    as -1. Numbers are compared with those of the data, not with the rounded ones. `prepare` raises UserError for an
+    answer of the data that is neither.
+    """
+
+    name = "text_to_text"
+    Settings = TextToTextSettings
+    default_metrics = ()  # by the kind of answers
+    hub_task = "text2text-generation"
+    label_names: list[str] = []  # classes, once prepared
+
+    @property
+    def compared(self) -> str:
+        """What the metrics compare: "texts", "classes" or "numbers"."""
+        return COMPARED[self.settings.answers][0]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The recipe's metrics, or those that the kind of answers has."""
+        return self.recipe.evaluation.metrics or COMPARED[self.settings.answers][1]
+
+    @classmethod
+    def metric_names(cls) -> list[str]:
+        return [name for name, row in METRICS.items() if row.compares in COMPARED]
+
+    def check(self) -> None:
+        section = self.settings
+        for name in ("source", "target_field"):
+            if not getattr(section, name):
+                raise UserError(f"task.{name} is not set; text_to_text needs what is read and the column of the answer")
+        try:
+            columns = source_columns(section.source)
+        except ValueError as error:
+            raise UserError(f"task.source={show(section.source)} has braces that do not match ({error})") from None
+        if not columns or "" in columns:
+            raise UserError(
+                f"task.source={show(section.source)} names no column; write one in braces, such as {{text}}"
+            )
+        names = section.label_names
+        if names is not None and section.answers != "classes":
+            raise UserError(f"task.label_names has no effect with task.answers={section.answers}; set it to classes")
+        if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
+            raise UserError(f"task.label_names={show(names)} must be two or more different names")
+        super(Translation, self).check()
+
+    def check_metrics(self) -> None:
+        from ..metrics import check_metrics
+
+        names = self.settings.label_names
+        check_metrics(self.metrics, self.compared, "evaluation.metrics", len(names) if names else None)
+
+    # ---- data
+
+    def columns(self) -> dict[str, str]:
+        names = source_columns(self.settings.source)
+        fields = {"source" if number == 0 else f"source.{number}": name for number, name in enumerate(names)}
+        return fields | {"target_field": self.settings.target_field}
+
+    def corpus(self, source: "Examples") -> "Corpus":
+        from ..data.examples import RenderedTexts
+
+        def render(place: str, row: dict) -> list[str]:
+            return [self.read(row, place), self.answer(row, place)[0]]
+
+        return RenderedTexts(source, render, self.encoding_key())
+
+    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+        from ..metrics import check_metrics
+
+        self.find_classes(splits, cache)
+        if self.settings.answers == "classes":
+            check_metrics(self.metrics, self.compared, "evaluation.metrics", len(self.label_names))
+        super().prepare(splits, cache, progress)
+
+    def find_classes(self, splits: "dict[str, Examples]", cache: Path) -> None:
+        """Learn the classes' names, which the answers are, where they are classes. Raises UserError."""
+        from .classes import names_in_data
+
+        if self.settings.answers == "classes":
+            self.label_names = self.settings.label_names or names_in_data(self.settings.target_field, splits, cache)
+
+    def encoding_key(self) -> list:
+        section = self.settings
+        return [section.source, section.answers, self.label_names, section.step]
+
+    def texts_of(self, batch: list) -> tuple[list[str], list[str], list[str]]:
+        answers = [self.answer(row, place) for place, row in batch]
+        read = [self.read(row, place) for place, row in batch]
+        return read, [written for written, _ in answers], [true for _, true in answers]
+
+    def read(self, row: dict, place: str) -> str:
+        """What the model reads of an example. Raises UserError for a column that holds neither text nor a number."""
+        found = []
+        for literal, column, _, _ in string.Formatter().parse(self.settings.source):
+            found.append(literal)
+            if column is not None:
+                value = row[column]
+                if not isinstance(value, str | int | float) or isinstance(value, bool):
+                    held = "null" if value is None else type(value).__name__
+                    raise UserError(f"task.source: {place} holds {held} in {column!r}, not text")
+                found.append(str(value))
+        return "".join(found)
+
+    def answer(self, row: dict, place: str) -> tuple[str, str]:
+        """(what has to be written of an example, what an answer is compared with). Raises UserError."""
+        from ..data.examples import text_of
+
+        section, column = self.settings, self.settings.target_field
+        value, field = row[column], f"task.target_field={column!r}"
+        if section.answers == "texts":
+            text = text_of(row, column, "target_field", place)
+            return text, text
+        if section.answers == "numbers":
+            if not isinstance(value, int | float) or isinstance(value, bool) or value - value != 0:
+                raise UserError(f"{field}: {place} holds {value!r}, which is no finite number")
+            return written_number(value, section.step), repr(float(value))
+        names = self.label_names
+        if isinstance(value, int) and not isinstance(value, bool):
+            if section.label_names is None and str(value) in names:
+                value = str(value)
+            elif not 0 <= value < len(names):
+                raise UserError(f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(names) - 1}")
+            else:
+                value = names[value]
+        if value not in names:
+            raise UserError(f"{field}: {place} is of the unknown class {value!r}{did_you_mean(str(value), names)}")
+        return value, value
+
+    # ---- measuring
+
+    def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
+        from ..metrics import compute_metrics
+
+        if self.settings.answers == "texts":
+            given, true = predictions, references
+        elif self.settings.answers == "numbers":
+            given, true = [read_number(text) for text in predictions], [float(text) for text in references]
+        else:
+            true = [self.label_names.index(text) for text in references]
+            given = [self.class_written(text, right) for text, right in zip(predictions, true)]
+        numbers, self.signatures = compute_metrics(self.metrics, given, true)
+        return numbers
+
+    def class_written(self, text: str, right: int) -> int:
+        """The class whose name was written; where it is none, one that is wrong."""
+        name = text.strip()
+        return self.label_names.index(name) if name in self.label_names else (right + 1) % len(self.label_names)
+
+    # ---- words
+
+    def sample_title(self, prompt: str) -> str:
+        return f"answer to {prompt!r}"
+
+
+def source_columns(template: str) -> list[str]:
+    """The columns in braces, each once, in their order. Raises ValueError for braces that do not match."""
+    return list(dict.fromkeys(name for _, name, _, _ in string.Formatter().parse(template) if name is not None))
+
+
+def written_number(value: float, step: float) -> str:
+    """The nearest multiple of `step`, with as many decimals as it has: 3.71 in steps of 0.2 is 3.8."""
+    decimals = len(f"{step:.10f}".rstrip("0").partition(".")[2])
+    return f"{round(value / step) * step + 0.0:.{decimals}f}"
+
+
+def read_number(text: str) -> float:
+    """The number that a text is; NO_NUMBER where it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return NO_NUMBER
+    return value if value - value == 0 else NO_NUMBER

@@ -1,0 +1,43 @@
+"""The loss of each part of the training rows, such as of each of several tasks, in the log."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..data.batch_keys import IGNORE_INDEX
+
+
+class PartLosses:
+    """Sums of the losses of the rows of each part between two logs, kept on the device.
+
+    The mean is per label and without smoothing, so that parts compare with the validation.
+
+    Args:
+        parts: their names.
+        part_of: number of a training row -> the name of its part.
+        shifts_labels: whether labels stand beside their own token, so that the one before predicts them.
+    """
+
+    def __init__(self, parts: Sequence[str], part_of: Callable[[int], str], shifts_labels: bool):
+        self.parts, self.part_of, self.shifts_labels = list(parts), part_of, shifts_labels
+        self._sums = None
+
+    @torch.no_grad()
+    def add(self, logits: torch.Tensor, labels: torch.Tensor, rows: Sequence[int]) -> None:
+        """Add a batch: logits (B, T, V), labels (B, T), the numbers of its rows (B,)."""
+        if self.shifts_labels:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        losses = torch.nn.functional.cross_entropy(
+            logits.detach().float().transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none"
+        )
+        of_rows = torch.stack([losses.sum(dim=1), labels.ne(IGNORE_INDEX).sum(dim=1).to(losses)], dim=1)
+        places = torch.tensor([self.parts.index(self.part_of(int(row))) for row in rows], device=losses.device)
+        sums = of_rows.new_zeros(len(self.parts), 2).index_add_(0, places, of_rows)
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def collect(self, reduce: Callable) -> dict[str, float]:
+        """{"loss_trec": mean over all processes since the last call}. reduce: sums a tensor over processes."""
+        if self._sums is None:
+            return {}
+        sums, self._sums = reduce(self._sums).tolist(), None
+        return {f"loss_{name}": total / count for name, (total, count) in zip(self.parts, sums) if count}

@@ -1,0 +1,153 @@
+"""Labelled tasks as text from text, and several of them in one run."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.multi_task import MixedRows
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.objectives.text_to_text import read_number, source_columns, written_number
+from anyformer.pipelines.plugins import objective_of
+from anyformer.pipelines.recipes.compose import load_recipe
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import end_in_micro_batch
+from safetensors.torch import load_file
+from task_data import reviews, sentences, task_recipe, write_lines
+
+
+@given(st.floats(-9, 9), st.sampled_from([0.2, 0.5, 1.0, 0.25, 0.1]))
+def test_a_written_number_is_read_back_to_within_half_a_step(value, step):
+    assert abs(read_number(written_number(value, step)) - value) <= step / 2 + 1e-6
+
+
+def test_numbers_are_written_as_t5_does_and_what_is_none_counts_as_minus_one():
+    assert [written_number(v, 0.2) for v in (3.71, 0.0, 5, 2.5499)] == ["3.8", "0.0", "5.0", "2.6"]
+    assert [read_number(text) for text in ("3.8", "nan", "a lot", "")] == [3.8, -1.0, -1.0, -1.0]
+    assert source_columns("a {b} c {d.e} {b}") == ["b", "d.e"]
+
+
+def stars(path, number=40, seed=0):
+    """Two texts and how alike they are: {"a", "b", "score"}."""
+    rows = [
+        {"a": "the dog", "b": "the dog" if i % 2 else "a man", "score": 4.9 if i % 2 else 0.1} for i in range(number)
+    ]
+    return write_lines(path, rows)
+
+
+def mixed_recipe(folder, **training):
+    """A recipe of three tasks: translation, sentiment and similarity, of 160, 80 and 40 examples."""
+    files = {
+        "de": sentences(folder / "de.jsonl"),
+        "mood": reviews(folder / "mood.jsonl", 80),
+        "like": stars(folder / "like.jsonl"),
+    }
+    data = {name: {"files": str(path), "validation_fraction": 0.2} for name, path in files.items()}
+    data["mood"]["test_files"] = str(reviews(folder / "mood-test.jsonl", 10, seed=1))
+    mood = {"target_field": "label", "answers": "classes", "label_names": ["bad", "good"]}
+    mood["metrics"] = ["accuracy", "f1"]
+    parts = [
+        {"name": "de", "source": "to German: {en}", "target_field": "de", "weight": 2, "metrics": ["bleu"]},
+        {"name": "mood", "source": "mood: {text}", **mood},
+        {"name": "like", "source": "like: {a} {b}", "target_field": "score", "answers": "numbers", "weight": 0.5},
+    ]
+    recipe = yaml.safe_load(task_recipe(folder, "translation").read_text())
+    recipe["task"] = {"name": "multi_task", "max_length": 40, "max_new_tokens": 4}
+    recipe["task"]["parts"] = [part | {"data": data[part["name"]]} for part in parts]
+    recipe["training"] |= training
+    del recipe["data"]
+    path = folder / "mixed.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def test_an_epoch_holds_every_row_and_the_parts_by_weight(tmp_path):
+    data = prepare_data(load_recipe(str(mixed_recipe(tmp_path))))
+    train = data.rows["train"]
+    sizes = {name: len(rows) for name, rows in train.parts.items()}
+    places = Counter(train.place(i) for i in range(len(train)))
+    assert len(places) == sum(sizes.values())  # each row of each part
+    for name, size in sizes.items():
+        times = [count for (part, _), count in places.items() if part == name]
+        assert len(times) == size and max(times) - min(times) <= 1
+    counts = train.counts
+    assert counts["de"] == pytest.approx(2 * counts["mood"], abs=2) and counts["mood"] == pytest.approx(
+        2 * counts["like"], abs=2
+    )
+    validation = data.rows["validation"]
+    assert validation.counts == {name: len(rows) for name, rows in validation.parts.items()}
+    assert list(data.rows["test"].parts) == ["mood"]
+    # What is read and written, in one tokenizer.
+    tokenizer, (name, _) = data.tokenizer, train.place(len(train) - 1)
+    row = train[len(train) - 1]
+    assert name == "like" and tokenizer.decode(row["input_ids"], skip_special_tokens=True).startswith("like: the dog ")
+    assert tokenizer.decode(row["labels"], skip_special_tokens=True) in ("5.0", "4.8", "0.0", "0.2")
+    lengths = [len(train[i]["input_ids"]) + len(train[i]["labels"]) for i in range(len(train))]
+    assert lengths == train.row_lengths.tolist()
+    other = MixedRows(train.parts, {"de": 1, "mood": 1, "like": 1})
+    assert other.fingerprint != train.fingerprint and other.counts == dict.fromkeys(sizes, max(sizes.values()))
+
+
+def parts_of(line):
+    """The losses of the parts in a line of the log."""
+    return [value for name, value in line.items() if name.startswith("loss_")]
+
+
+def test_tasks_learned_together_are_measured_apart_and_a_killed_run_ends_bit_identical(tmp_path, command, capsys):
+    recipe, whole, broken = mixed_recipe(tmp_path), tmp_path / "whole", tmp_path / "broken"
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    facts = json.loads((whole / "run.json").read_text())["metrics"]
+    assert facts.keys() == {
+        *("validation_loss", "validation_loss_de", "validation_bleu_de", "validation_loss_mood", "test_loss"),
+        *("validation_accuracy_mood", "validation_f1_mood", "validation_loss_like", "validation_pearson_like"),
+        *("validation_spearman_like", "test_loss_mood", "test_accuracy_mood", "test_f1_mood"),
+    }
+    assert facts["test_loss"] == pytest.approx(facts["test_loss_mood"], rel=1e-5)  # the one part that has a test
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if "loss" in line]
+    assert all(line.keys() & {"loss_de", "loss_mood", "loss_like"} for line in trained) and len(trained) == 20
+    assert all(min(parts_of(line)) - 1e-4 <= line["loss"] <= max(parts_of(line)) + 1e-4 for line in trained)
+    end_in_micro_batch(13, command, "train", recipe, f"training.output_dir={broken}", output=tmp_path / "log.txt")
+    assert command("train", recipe, f"training.output_dir={broken}") == 0
+    one, other = load_file(whole / "model.safetensors"), load_file(broken / "model.safetensors")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    capsys.readouterr()
+    assert command("evaluate", whole, "--output", tmp_path / "result.json") == 0
+    found = json.loads((tmp_path / "result.json").read_text())["metrics"]
+    assert found["accuracy_mood"] == facts["test_accuracy_mood"]
+    assert command("preview", recipe, "--rows", "2") == 0
+    assert "de:" in capsys.readouterr().out
+
+
+def test_an_answer_that_is_no_class_is_a_wrong_one(tmp_path):
+    files = f"data.files={reviews(tmp_path / 'mood.jsonl')}"
+    sections = ['task.source="mood: {text}"', "tokenizer.vocab_size=400", files, "data.validation_files=null"]
+    sections += ["task.label_names=[bad, good]", "data.test_files=null", "evaluation.metrics=[accuracy, f1]"]
+    task = objective_of(load_recipe("text_to_text", sections))
+    task.find_classes({}, tmp_path)
+    found = task.measure_texts(["good", " bad", "goo", ""], ["good", "bad", "good", "bad"])
+    assert found == {"accuracy": 0.5, "f1": 0.5}
+
+
+PART = "task.parts=[{name: a, source: 'x {x}', target_field: y, data: {files: f}}, %s]"
+REFUSED = {
+    "task.source=no column": "names no column",
+    "task.source=a {b": "has braces that do not match",
+    "task.answers=numbers": "label_names has no effect with task.answers=numbers",
+    "evaluation.metrics=[pearson]": "compares numbers, but this task predicts classes",
+    PART % "{name: a, source: 'x {x}', target_field: y, data: {files: f}}": r"task\.parts\.1\.name='a' must be a name",
+    PART % "{name: b, source: 'x {x}', target_field: y}": r"task\.parts, b: data names no data",
+    PART % "{name: b, sorce: 'x {x}', target_field: y}": r"task\.parts\.1\.sorce: no such setting; did you mean",
+    PART % "{name: b, source: 'x {x}', data: {files: f}}": r"task\.parts, b: task\.target_field is not set",
+    PART % "{name: b, source: '{x}', target_field: y, metrics: [accuracy], data: {files: f}}": "compares classes",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_cannot_be_learned_as_text_is_refused_before_any_file_is_opened(override):
+    name = "multitask_text_to_text" if override.startswith("task.parts") else "text_to_text"
+    with pytest.raises(UserError, match=REFUSED[override]):
+        load_recipe(name, [override])
