@@ -36,7 +36,7 @@ class Encoder:
         """The tokenizer itself where nothing in it cuts or pads, else a copy that does not.
 
         Asked anew for each batch: transformers switches truncation and padding on in the tokenizer itself whenever
-        somebody calls it with them. A copy takes as long as a hundred thousand tokens.
+        somebody calls it with them. A copy takes as long as forty thousand tokens.
         """
         if self._own.truncation is None and self._own.padding is None:
             return self._own
