@@ -126,16 +126,30 @@ def print_settings(name: str) -> None:
     print(explained(describe_objective(name)))
 
 
+MANY = 24  # names of a kind, of which one screen has the first only
+
+
+def some_of(names: list[str], most: int) -> str:
+    """The first names that take at most so many characters, and how many there are beyond them."""
+    shown = []
+    for name in names:
+        most -= len(name) + 2
+        if most < 0:
+            return f"{', '.join(shown)} and {len(names) - len(shown)} more"
+        shown.append(name)
+    return ", ".join(shown)
+
+
 def print_summary() -> None:
     """Print the names that a recipe may say, on one screen; their meanings are a command away."""
-    facts = []
+    facts, width = [], max(40, shutil.get_terminal_size().columns - 1)
     for kind, (make, _) in TABLES.items():
-        names = [row[0] for row in make()]
+        names = sorted((row[0] for row in make()), key="quickstart".__ne__)  # what to begin with comes first
         if kind == "presets":  # too many for a screen
             families = Counter(row[1] for row in preset_rows())
             names = [f"{counted(len(names), 'architecture')}: {', '.join(f'{n} {f}' for f, n in families.items())}"]
-        facts.append((kind, ", ".join(names)))
-    print(aligned(facts, max(40, shutil.get_terminal_size().columns - 1)))
+        facts.append((kind, some_of(names, 2 * (width - 15)) if len(names) > MANY else ", ".join(names)))
+    print(aligned(facts, width))
     print("\nwhat they are: anyformer list KIND, such as anyformer list presets")
     print("settings of one: anyformer list NAME, such as anyformer list masked")
     print("what goes together in a model: anyformer list --legal")

@@ -17,11 +17,11 @@ from pathlib import Path
 from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import register_objective
-from ..recipes.schema import DataSection, ObjectiveSettings, doc
+from ..recipes.schema import DataSection, doc
 from ..recipes.types import show
 from .base import FinishedModel
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
-from .translation import Translation
+from .translation import Translation, WritingSettings
 
 SHARED = ("max_length", "max_target_length", "num_beams", "length_penalty", "max_new_tokens")
 
@@ -39,17 +39,8 @@ class PartSettings(AnswerSettings):
 
 
 @dataclass
-class MultiTaskSettings(ObjectiveSettings):
+class MultiTaskSettings(WritingSettings):
     parts: list[PartSettings] = doc("the tasks: settings of text_to_text, a name, a weight and data each", [])
-    max_length: int = doc(
-        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
-    )
-    max_target_length: int | None = doc("tokens per answer; null: as max_length", at_least=2, at_most=2**20)
-    num_beams: int = doc("beams of the search; 1: greedy", 1, at_least=1, at_most=1000)
-    length_penalty: float = doc(
-        "above 0 the search prefers longer texts, below 0 shorter ones", 1.0, at_least=-100, at_most=100
-    )
-    max_new_tokens: int | None = doc("most tokens generated; null: as max_target_length", at_least=1, at_most=2**20)
 
 
 @register_objective

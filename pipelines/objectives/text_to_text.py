@@ -9,7 +9,7 @@ from ..errors import UserError, did_you_mean
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-from .translation import Translation
+from .translation import Translation, WritingSettings
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus
@@ -40,16 +40,8 @@ class AnswerSettings(ObjectiveSettings):
 
 
 @dataclass
-class TextToTextSettings(AnswerSettings):
-    max_length: int = doc(
-        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
-    )
-    max_target_length: int | None = doc("tokens per answer; null: as max_length", at_least=2, at_most=2**20)
-    num_beams: int = doc("beams of the search; 1: greedy", 1, at_least=1, at_most=1000)
-    length_penalty: float = doc(
-        "above 0 the search prefers longer texts, below 0 shorter ones", 1.0, at_least=-100, at_most=100
-    )
-    max_new_tokens: int | None = doc("most tokens generated; null: as max_target_length", at_least=1, at_most=2**20)
+class TextToTextSettings(WritingSettings, AnswerSettings):
+    """The settings of one task as text from text."""
 
 
 @register_objective

@@ -20,18 +20,25 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class TranslationSettings(ObjectiveSettings):
-    source_field: str | None = doc("column that holds the text to translate")
-    target_field: str | None = doc("column that holds its translation")
+class WritingSettings(ObjectiveSettings):
+    """How long texts are that are read and written, and how the finished model searches for one."""
+
     max_length: int = doc(
         "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
     )
-    max_target_length: int | None = doc("tokens per target text; null: as max_length", at_least=2, at_most=2**20)
-    num_beams: int = doc("beams of the search; 1: greedy", 5, at_least=1, at_most=1000)
+    max_target_length: int | None = doc("tokens per answer; null: as max_length", at_least=2, at_most=2**20)
+    num_beams: int = doc("beams of the search; 1: greedy", 1, at_least=1, at_most=1000)
     length_penalty: float = doc(
         "above 0 the search prefers longer texts, below 0 shorter ones", 1.0, at_least=-100, at_most=100
     )
     max_new_tokens: int | None = doc("most tokens generated; null: as max_target_length", at_least=1, at_most=2**20)
+
+
+@dataclass
+class TranslationSettings(WritingSettings):
+    source_field: str | None = doc("column that holds the text to translate")
+    target_field: str | None = doc("column that holds its translation")
+    num_beams: int = doc("beams of the search; 1: greedy", 5, at_least=1, at_most=1000)
 
 
 @register_objective

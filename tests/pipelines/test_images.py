@@ -145,7 +145,7 @@ def test_training_images_have_mean_zero_and_deviation_one(prepared):
     [
         ("middle", "is of the unknown class 'middle'"),
         (2, "holds 2, but the classes are numbered 0 to 1"),
-        (None, "holds None, which is no class"),
+        (None, "holds null, which is no class"),
     ],
 )
 def test_a_label_that_is_no_class_is_refused_with_its_place(prepared, tmp_path, label, words):
