@@ -28,9 +28,13 @@ DATA_SHEET_BF16 = {
 
 
 def rows_and_length(inputs: dict, config) -> tuple[int, int]:
-    """(rows, tokens per row) of a batch; an image has a token per patch and the model's prefix tokens."""
+    """(rows, tokens per row) of a batch; an image has a token per patch and the model's prefix tokens.
+
+    Choices, of shape (rows, choices, tokens), are rows, too.
+    """
     if "input_ids" in inputs:
-        return tuple(inputs["input_ids"].shape)
+        ids = inputs["input_ids"]
+        return ids.numel() // ids.shape[-1], ids.shape[-1]
     rows, _, height, width = inputs["pixel_values"].shape
     patch = config.patch_size
     patch = (patch, patch) if isinstance(patch, int) else patch

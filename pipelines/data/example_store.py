@@ -60,6 +60,10 @@ class EncodedExamples(MappedStore, Rows, Dataset):
         """A column of raw texts, in the order of the rows."""
         return self._table[column].to_pylist()
 
+    def numbers(self, column: str) -> np.ndarray:
+        """A column with one number for each row, in the order of the rows."""
+        return self._table[column].to_numpy()
+
 
 def to_tensor(cell: pyarrow.Scalar) -> torch.Tensor:
     """An int64 tensor: of shape () for a number, (T,) for a list."""

@@ -13,7 +13,7 @@ from ..errors import UserError, did_you_mean
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts, cell, cell_names
-from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
+from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of, names_of_classes
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files, real_paths
@@ -127,24 +127,31 @@ class HubExamples(ExampleSource):
             text_field=None,
         )
         self.columns, self.name = columns, f"{data.dataset} ({split})"
-        self.check_columns(self._source.rows.column_names, self.name)
+        features = self._source.rows.features
+        self.check_columns(cell_names(features), self.name)
+        # The columns that are read: themselves, or those that hold names joined by dots.
+        self._read = list(dict.fromkeys(c if c in features else c.split(".")[0] for c in columns.values()))
 
     def items(self) -> Iterator[Example]:
         number = 0
         for batch in self._rows().iter(batch_size=512):
             for values in zip(*batch.values()):
-                yield f"{self.name}, row {number}", dict(zip(batch, values))
+                row, place = dict(zip(batch, values)), f"{self.name}, row {number}"
+                try:
+                    yield place, row | {column: cell(row, column) for column in self.columns.values()}
+                except KeyError:  # a struct that is null in this row
+                    self.check_columns(cell_names(row), place)
+                    raise
                 number += 1
 
     def _rows(self):
-        return self._source.rows.select_columns(list(dict.fromkeys(self.columns.values()))).with_format(None)
+        return self._source.rows.select_columns(self._read).with_format(None)
 
     def identity(self) -> Any:
         return {"source": self._source.identity(), "columns": self.columns}
 
     def class_names(self, column: str) -> list[str] | None:
-        feature = self._source.rows.features[column]
-        return getattr(getattr(feature, "feature", feature), "names", None)  # of a column of lists: of their entries
+        return names_of_classes(self._source.rows.features, column)
 
 
 class Examples:
@@ -241,17 +248,33 @@ def filled_text_of(row: dict, column: str, field: str, place: str) -> str:
     return text
 
 
-class ExampleTexts(Corpus):
-    """The texts of some columns as documents, for a tokenizer to be trained on. columns: field -> column."""
+def texts_of(row: dict, column: str, field: str, place: str, noun: str = "text") -> list[str]:
+    """The list of texts in a column; raises UserError for anything else. noun: what each of them is."""
+    values = row[column]
+    if not isinstance(values, list):
+        held = "null" if values is None else type(values).__name__
+        raise UserError(f"task.{field}={column!r}: {place} holds {held}, not a list of {noun}s")
+    for number, value in enumerate(values, start=1):
+        if not isinstance(value, str):
+            held = "null" if value is None else type(value).__name__
+            raise UserError(f"task.{field}={column!r}: {place}, {noun} {number} is {held}, not text")
+    return values
 
-    def __init__(self, examples: Examples, columns: dict[str, str]):
-        self.examples, self.columns = examples, columns
+
+class ExampleTexts(Corpus):
+    """The texts of some columns as documents, for a tokenizer to be trained on. columns: field -> column.
+
+    read: (row, column, field, place) -> the text in a column; raises UserError where there is none.
+    """
+
+    def __init__(self, examples: Examples, columns: dict[str, str], read: Callable = text_of):
+        self.examples, self.columns, self.read = examples, columns, read
         self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
 
     def documents(self) -> Iterator[Document]:
         for place, row in self.examples:
             for field, column in self.columns.items():
-                yield Document(text_of(row, column, field, place), place)
+                yield Document(self.read(row, column, field, place), place)
 
     def identity(self) -> Any:
         return {"examples": self.examples.identity(), "texts": self.columns}

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError, first_line
-from .documents import Limits
+from .documents import Limits, cell
 from .files import bounded_lines, open_file, readable
 
 
@@ -58,6 +58,20 @@ class FileFormat(ABC):
     def class_names(self, field: str, path: Path, column: str) -> list[str] | None:
         """Names of the classes, where the file carries them (`datasets.ClassLabel`)."""
         return None
+
+
+def names_of_classes(features: dict[str, Any], column: str) -> list[str] | None:
+    """Names of the classes in a column of a data set's features, one class or a list of them; None where it has none.
+
+    column: also a name within a column, joined by dots.
+    """
+    try:
+        feature = cell(features, column)
+    except KeyError:
+        return None
+    while not hasattr(feature, "names") and hasattr(feature, "feature"):
+        feature = feature.feature
+    return getattr(feature, "names", None)
 
 
 _SPACE = re.compile(r"\s*")
@@ -281,8 +295,8 @@ class Parquet(FileFormat):
         from datasets import Features
 
         with self._open(field, path) as parquet:
-            feature = Features.from_arrow_schema(parquet.schema_arrow).get(column)
-        return getattr(getattr(feature, "feature", feature), "names", None)  # of a column of lists: of their entries
+            features = Features.from_arrow_schema(parquet.schema_arrow)
+        return names_of_classes(features, column)
 
     @staticmethod
     def _open(field: str, path: Path):

@@ -59,10 +59,12 @@ class PaddingCollator:
 
     labels: (B,) for one class per row, else (B, U), padded with -100. Only batches with padding have an attention_mask:
     a mask of ones would make attention slower. The rows' epoch is left out, because nothing is random here.
+    left: padding comes first. labels_of_tokens: each token has a label, so that labels are padded on the same side.
     """
 
-    def __init__(self, pad_token_id: int, left: bool = False):
+    def __init__(self, pad_token_id: int, left: bool = False, labels_of_tokens: bool = False):
         self.padding, self.left = {"input_ids": pad_token_id, "labels": IGNORE_INDEX}, left
+        self.labels_left = left and labels_of_tokens
 
     def __call__(self, rows: list[dict]) -> dict:
         batch = {}
@@ -70,7 +72,7 @@ class PaddingCollator:
             if name in (ROW_IDS, EPOCH):
                 continue
             values = [row[name] for row in rows]
-            left = self.left and name != "labels"
+            left = self.labels_left if name == "labels" else self.left
             batch[name] = torch.stack(values) if values[0].dim() == 0 else pad(values, self.padding.get(name, 0), left)
         lengths = torch.tensor([len(row["input_ids"]) for row in rows])
         longest = batch["input_ids"].shape[1]

@@ -163,6 +163,8 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Rows, chose
             scorer=objective.scorer(),
             own_loss=objective.loss(),
             loss_parts=objective.loss_parts(),
+            logits_of=objective.logits_of(),
+            labels_per_item=objective.labels_per_item,
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}

@@ -65,6 +65,7 @@ class Objective(ABC):
     special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
     tokenizers/special_tokens.py); None: it reads no text. sentinels: further tokens <extra_id_N> that it needs.
     shifts_labels: whether labels stand beside their own token and the model shifts them by one.
+    labels_per_item: labels of a row that the model's own loss counts as one, such as both ends of an answer.
     compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
     names none. validates_metrics: whether they are measured in validations during training, too.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
@@ -85,6 +86,7 @@ class Objective(ABC):
     special_tokens: ClassVar[str | None] = None
     sentinels: ClassVar[int] = 0
     shifts_labels: ClassVar[bool] = False
+    labels_per_item: ClassVar[int] = 1
     compares: ClassVar[str | None] = None
     default_metrics: ClassVar[tuple[str, ...]] = ()
     validates_metrics: ClassVar[bool] = False
@@ -262,6 +264,10 @@ class Objective(ABC):
         """
         return {}
 
+    def logits_of(self) -> Callable[[Any], Any] | None:
+        """What takes the logits (..., C) of labels (...) out of a model's outputs; None: they are `outputs.logits`."""
+        return None
+
     # ---- measuring
 
     def adopt(self, config, source: Any) -> None:
@@ -383,7 +389,8 @@ def check_examples(objective: Objective) -> None:
             )
 
 
-def pipeline_command(task: str, folder: Path, example: str, options: str = "") -> str:
-    """A shell command that puts a saved model to work through transformers.pipeline, called with options."""
-    call = f"transformers.pipeline('{task}', '{folder}')('{example}'{options and f', {options}'})"
+def pipeline_command(task: str, folder: Path, example: str, **options: Any) -> str:
+    """A shell command that puts a saved model to work through transformers.pipeline, called with `options`."""
+    more = "".join(f", {name}={value!r}" for name, value in options.items())
+    call = f"transformers.pipeline('{task}', '{folder}')('{example}'{more})"
     return f'python -c "import anyformer, transformers; print({call})"'

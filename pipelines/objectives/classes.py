@@ -1,7 +1,7 @@
 """Tasks whose answer is one of a few classes: names and numbers of the classes, and what is measured."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ClassSettings(ObjectiveSettings):
-    """What tasks of one class per example (or token) have."""
+class NamedClassSettings(ObjectiveSettings):
+    """What tasks have whose labels are one class each."""
 
-    label_field: str = doc("column that holds the class, a number or a name", "label")
     label_names: list[str] | None = doc(
         "names of the classes, in the order of their numbers; null: taken from the data"
     )
@@ -28,18 +27,61 @@ class ClassSettings(ObjectiveSettings):
     )
 
 
-class ClassTask:
-    """What all tasks of one class per example share; the class's name is the model's answer.
+@dataclass
+class ClassSettings(NamedClassSettings):
+    """What tasks of one class per example have."""
 
-    The recipe's task.label_names are the classes, else they are taken from the examples of all splits. `prepare` raises
-    UserError for labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
-    """
+    label_field: str = doc("column that holds the class, a number or a name", "label")
+
+
+class ClassScores:
+    """What is measured where a row has one class: the objective itself is its scorer."""
 
     compares = "classes"
     default_metrics = ("accuracy",)
     validates_metrics = True
-    several: ClassVar[bool] = False  # whether an example has a list of classes, not one
+
+    def scorer(self):
+        return self
+
+    def predictions(self, logits, labels):
+        """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has."""
+        import torch
+
+        return torch.stack([logits.argmax(-1), labels], dim=-1)
+
+    def compute_metrics(self, predictions) -> dict[str, float]:
+        """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
+        from ..metrics import compute_metrics
+
+        given, true = predictions.T.tolist()
+        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
+
+
+class ClassTask(ClassScores):
+    """What all tasks of classes share, one per example or several; the class's name is the model's answer.
+
+    The recipe's task.label_names are the classes, else they are taken from the examples of all splits. `prepare` raises
+    UserError for labels that are no classes, fewer than two classes, or a metric of two classes for more of them.
+    label_setting: the setting that names the column of the classes.
+    """
+
+    label_setting: ClassVar[str] = "label_field"
     _names_are_the_models = False  # neither the recipe nor the data name the classes
+
+    @property
+    def label_column(self) -> str:
+        """The column that holds the class, or the classes, of an example."""
+        return getattr(self.settings, self.label_setting)
+
+    @property
+    def _label_field(self) -> str:
+        """How errors name it: `task.label_field='label'`."""
+        return f"task.{self.label_setting}={self.label_column!r}"
+
+    def classes_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
+        """(place, class) of each class in a column's value; raises UserError for what holds none."""
+        return the_value(value, place)
 
     def check(self) -> None:
         super().check()
@@ -77,7 +119,7 @@ class ClassTask:
         Raises UserError where the recipe, or else the data, has other classes or another order of them.
         """
         recipe, model = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
-        wanted = self.settings.label_names or source.source.class_names(self.settings.label_field)
+        wanted = self.settings.label_names or source.source.class_names(self.label_column)
         unnamed = model == [f"LABEL_{number}" for number in range(config.num_labels)]
         if wanted is None or list(wanted) == model:
             self._names_are_the_models = wanted is None
@@ -96,7 +138,7 @@ class ClassTask:
 
         super().prepare(splits, cache, progress)
         self.label_names = self.settings.label_names or names_in_data(
-            self.settings.label_field, splits, cache, self.several
+            self.label_setting, self.label_column, splits, cache, self.classes_in
         )
         if isinstance(self.given_weights, list):
             self._check_number_of_weights(self.given_weights, self.label_names)
@@ -105,7 +147,7 @@ class ClassTask:
         self._labels_are_names = (
             all(name.isdecimal() for name in self.label_names)
             and not names_were_given
-            and splits["train"].source.class_names(self.settings.label_field) is None
+            and splits["train"].source.class_names(self.label_column) is None
         )
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(self.label_names))
 
@@ -125,7 +167,7 @@ class ClassTask:
         A string is the class's name; digits that are none, as in CSV files, are a number. A number is the class's own,
         or its name where the classes were named after the numbers in the data, such as 3 and 7.
         """
-        field = f"task.label_field={self.settings.label_field!r}"
+        field = self._label_field
         if isinstance(value, int) and self._labels_are_names:
             value = str(int(value))
         if isinstance(value, str) and value not in self._numbers and value.isdecimal():
@@ -147,7 +189,7 @@ class ClassTask:
         """How many of some class numbers are of which class, by name."""
         import torch
 
-        found = torch.bincount(torch.as_tensor(labels), minlength=len(self.label_names)).tolist()
+        found = torch.bincount(torch.as_tensor(labels, dtype=torch.long), minlength=len(self.label_names)).tolist()
         return dict(zip(self.label_names, found))
 
     # ---- the loss
@@ -182,24 +224,6 @@ class ClassTask:
 
         return None if self.given_weights is None else WeightedClasses(self.class_weights())
 
-    # ---- measuring: the objective itself is its scorer
-
-    def scorer(self):
-        return self
-
-    def predictions(self, logits, labels):
-        """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has."""
-        import torch
-
-        return torch.stack([logits.argmax(-1), labels], dim=-1)
-
-    def compute_metrics(self, predictions) -> dict[str, float]:
-        """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
-        from ..metrics import compute_metrics
-
-        given, true = predictions.T.tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
-
 
 def near(name: str, known: list[str]) -> str:
     return did_you_mean(name, known) or f"; there are {len(known)} classes"
@@ -210,54 +234,56 @@ def held(value: Any) -> str:
     return "null" if value is None else repr(value)
 
 
-def names_in_data(label_field: str, splits: "dict[str, Examples]", cache: Path, several: bool = False) -> list[str]:
-    """The classes' names, of all splits: a class may be so rare that it is in one alone.
+def the_value(value: Any, place: str) -> list[tuple[str, Any]]:
+    """A column's value as the one class that it is."""
+    return [(place, value)]
 
-    several: labels are lists of classes.
+
+def names_in_data(
+    setting: str,
+    column: str,
+    splits: "dict[str, Examples]",
+    cache: Path,
+    classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
+) -> list[str]:
+    """The classes' names, of all splits: a class may be so rare that it is in one alone.
 
     Those that the data carries; else its strings in alphabetical order; else, of the numbers 0 to n, LABEL_0, LABEL_1,
     ...; else its numbers themselves.
+
+    setting: the task's setting that names the column. classes_in: (value, place) -> (place, class) of each class in a
+    column's value.
     """
     from ..data.examples import examples_fingerprint
     from ..storage.cache import cached_folder, sha
 
-    named = [examples.source.class_names(label_field) for examples in splits.values()]
+    named = [examples.source.class_names(column) for examples in splits.values()]
     if named[0] is not None:
         return list(dict.fromkeys(name for names in named for name in names or []))
     folder = cached_folder(
         cache,
         "classes",
-        sha([[examples_fingerprint(examples) for examples in splits.values()], label_field, *["several"] * several]),
-        lambda work: (work / "names.json").write_text(json.dumps(_scan(label_field, splits, several))),
+        sha([[examples_fingerprint(examples) for examples in splits.values()], column]),
+        lambda work: (work / "names.json").write_text(
+            json.dumps(_scan(f"task.{setting}={column!r}", column, splits, classes_in))
+        ),
     )
     return json.loads((folder / "names.json").read_text())
 
 
-def labels_in(value: Any, place: str, label_field: str, several: bool) -> list:
-    """The labels in a column's value: itself, or with `several` those in the list; raises UserError for no list."""
-    if not several:
-        return [value]
-    if not isinstance(value, (list, tuple)):
-        raise UserError(
-            f"task.label_field={label_field!r}: {place} holds {held(value)}, which is no list of classes ([] is none)"
-        )
-    return list(value)
-
-
-def _scan(label_field: str, splits: "dict[str, Examples]", several: bool) -> list[str]:
-    field = f"task.label_field={label_field!r}"
+def _scan(field: str, column: str, splits: "dict[str, Examples]", classes_in: Callable) -> list[str]:
     found, kind = set(), None
     for split, examples in splits.items():
         for place, row in examples:
-            for value in labels_in(row[label_field], place, label_field, several):
+            for where, value in classes_in(row[column], place):
                 if not isinstance(value, (str, int)):
                     raise UserError(
-                        f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)"
+                        f"{field}: {where} holds {held(value)}, which is no class (a whole number or a name)"
                     )
                 if isinstance(value, int) and value < 0:
-                    raise UserError(f"{field}: {place} holds {value}; classes are numbered from 0")
+                    raise UserError(f"{field}: {where} holds {value}; classes are numbered from 0")
                 if kind not in (None, isinstance(value, str)):
-                    raise UserError(f"{field}: {place} holds {value!r}, but others before it are of another type")
+                    raise UserError(f"{field}: {where} holds {value!r}, but others before it are of another type")
                 kind = isinstance(value, str)
                 found.add(value if kind else int(value))
         if split == "train" and len(found) < 2:

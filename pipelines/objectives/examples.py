@@ -3,8 +3,9 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from ..errors import UserError
 from .base import Objective, check_examples
 from .text import UNLIMITED, Tokenized
 
@@ -20,6 +21,11 @@ class TextTask(Tokenized, Objective):
     special_tokens = "cls_sep"
     row_noun = "example"
     loss_unit = "nats per example"
+    framing_of_family: ClassVar[dict[str, str]] = {}  # where a family wants another one than special_tokens
+
+    def framing(self) -> str:
+        wanted = self.recipe.tokenizer.framing
+        return wanted or self.framing_of_family.get(self.recipe.model.family, self.special_tokens)
 
     @abstractmethod
     def columns(self) -> dict[str, str]:
@@ -28,6 +34,12 @@ class TextTask(Tokenized, Objective):
     def text_columns(self) -> dict[str, str]:
         """Those of `columns` that hold text, on which a tokenizer is trained."""
         return self.columns()
+
+    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
+        """The text in one of the `text_columns` of an example; raises UserError for what is none."""
+        from ..data.examples import text_of
+
+        return text_of(row, column, field, place)
 
     def check(self) -> None:
         check_examples(self)
@@ -41,7 +53,7 @@ class TextTask(Tokenized, Objective):
     def corpus(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts
 
-        return ExampleTexts(source, self.text_columns())
+        return ExampleTexts(source, self.text_columns(), self.text_in)
 
     def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
@@ -51,4 +63,17 @@ class TextTask(Tokenized, Objective):
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator
 
-        return PaddingCollator(self.tokenizer.pad_token_id, self.tokenizer.padding_side == "left")
+        return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left")
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills up rows; a mask covers it, so that any token does where the tokenizer has none for it."""
+        return 0 if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+
+    def need_offsets(self) -> None:
+        """Raise UserError for a tokenizer that does not say where in the text its tokens stand."""
+        if not self.tokenizer.is_fast:
+            raise UserError(
+                f"{self.setting} needs to know where tokens stand in the text, which {type(self.tokenizer).__name__} "
+                f"does not say; take a tokenizer with a tokenizer.json"
+            )

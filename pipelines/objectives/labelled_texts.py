@@ -38,6 +38,7 @@ class LabelledTexts(TextTask):
     auto_class = "AutoModelForSequenceClassification"
     families = ("decoder", "moe", "encoder", "seq2seq")
     hub_task = "text-classification"
+    framing_of_family = FRAMING_OF_FAMILY
 
     @abstractmethod
     def label_type(self) -> "pyarrow.DataType":
@@ -58,10 +59,6 @@ class LabelledTexts(TextTask):
     @abstractmethod
     def label_words(self, facts: dict[str, Any]) -> str:
         """These facts for people."""
-
-    def framing(self) -> str:
-        wanted = self.recipe.tokenizer.framing
-        return wanted or FRAMING_OF_FAMILY.get(self.recipe.model.family, self.special_tokens)
 
     def config_fields(self) -> dict[str, Any]:
         """A fresh decoder stack reads padding before the text, as it does before the targets of pretraining."""

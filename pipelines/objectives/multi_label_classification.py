@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from .base import pipeline_command
-from .classes import ClassTask, labels_in
+from .classes import ClassTask, held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 
 
@@ -28,10 +29,16 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     Settings = MultiLabelClassificationSettings
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
-    several = True
     loss_unit = "nats per label"
 
     # ---- labels
+
+    def classes_in(self, value: Any, place: str) -> list[tuple[str, Any]]:
+        if not isinstance(value, (list, tuple)):
+            raise UserError(
+                f"{self._label_field}: {place} holds {held(value)}, which is no list of classes ([] is none)"
+            )
+        return [(place, one) for one in value]
 
     def label_type(self):
         import pyarrow
@@ -43,7 +50,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     def label_of(self, value: Any, place: str) -> list[int]:
         """Of each class 0 or 1."""
-        given = {self.class_of(one, place) for one in labels_in(value, place, self.settings.label_field, True)}
+        given = {self.class_of(one, where) for where, one in self.classes_in(value, place)}
         return [int(number in given) for number in range(len(self.label_names))]
 
     def label_facts(self, labels: list[list[int]]) -> dict[str, Any]:
@@ -82,7 +89,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     # ---- words
 
     def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("text-classification", folder, "your text", "top_k=None")
+        return pipeline_command("text-classification", folder, "your text", top_k=None)
 
     def legend(self):
         from .showing import PREDICTED, marked

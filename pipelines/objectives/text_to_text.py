@@ -127,7 +127,9 @@ class TextToText(Translation):
         from .classes import names_in_data
 
         if self.settings.answers == "classes":
-            self.label_names = self.settings.label_names or names_in_data(self.settings.target_field, splits, cache)
+            self.label_names = self.settings.label_names or names_in_data(
+                "target_field", self.settings.target_field, splits, cache
+            )
 
     def encoding_key(self) -> list:
         section = self.settings

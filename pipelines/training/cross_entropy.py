@@ -5,15 +5,22 @@ import torch
 from ..data.batch_keys import IGNORE_INDEX
 
 
-def loss_of_logits(outputs, labels, num_items_in_batch=None, *, shift: bool, label_smoothing: float = 0.0):
+def loss_of_logits(
+    outputs, labels, num_items_in_batch=None, *, shift: bool, label_smoothing: float = 0.0, logits_of=None
+):
     """Cross-entropy of `outputs.logits` (..., C), summed and divided by num_items_in_batch (None: number of labels).
+
+    logits_of: takes the logits out of the outputs, where they are not `outputs.logits`.
 
     Logits (B, 1) with labels (B,) of floats are numbers, as in transformers: squared error, -100 not counted.
 
     labels: class numbers (...), -100 not counted; or probabilities of the classes (..., C), of which num_items_in_batch
     counts every entry, as Trainer does. shift: labels are aligned with the inputs, each predicted one place before.
     """
-    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if logits_of is not None:
+        logits = logits_of(outputs)
+    else:
+        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     if labels.is_floating_point() and logits.shape == (*labels.shape, 1):
         counted = labels.ne(IGNORE_INDEX)
         total = (logits.float().squeeze(-1) - labels).square().masked_fill(~counted, 0.0).sum()

@@ -19,8 +19,9 @@ class EvaluationSums:
 
     Args:
         device: of the model.
-        scorer: has predictions(logits, labels) -> (B, K) integers of each row, and compute_metrics(predictions) -> dict
-            from those of all rows; None: the loss alone is measured.
+        scorer: has predictions(logits, labels) -> (N, K) numbers, of each row or of each label, and
+            compute_metrics(predictions) -> dict from all of them but those with a -100; None: the loss alone is
+            measured. The predictions of a batch follow each other, also where several processes share the rows.
         parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
     """
 
@@ -56,7 +57,10 @@ class EvaluationSums:
             parts = means(accelerator.reduce(torch.stack(list(self.parts.values())), "sum").tolist(), self.parts)
             found |= parts | {"loss": sum(parts.get(name, 0.0) for name in self.told_apart_by.losses)}
         if self.predictions:
-            # PaddedEvalDataset: equally many rows on each process; those without labels fill up.
-            predictions = accelerator.gather(torch.cat(self.predictions))
-            found |= self.scorer.compute_metrics(predictions[(predictions != IGNORE_INDEX).all(dim=-1)].cpu().numpy())
+            # PaddedEvalDataset: equally many rows on each process; those without labels fill up, and what is counted by
+            # label differs between processes.
+            predictions = accelerator.pad_across_processes(torch.cat(self.predictions), pad_index=IGNORE_INDEX)
+            predictions = accelerator.gather(predictions)
+            predictions = predictions[(predictions != IGNORE_INDEX).all(dim=-1)]
+            found |= self.scorer.compute_metrics(predictions.cpu().numpy()) if len(predictions) else {}
         return found

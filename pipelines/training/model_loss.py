@@ -28,6 +28,7 @@ class ModelLoss:
         accepts_loss_kwargs: what Trainer found out about the model's forward.
         label_smoothing: of the training loss; evaluation has none.
         own: the objective's loss (objectives/losses.py), which takes the place of the model's; None: it has none.
+        logits_of, labels_per_item: as in Objective (objectives/base.py).
 
     `function` computes the training loss from outputs and labels, or from outputs and the whole batch where the loss is
     the objective's; None where the model's own is used.
@@ -43,10 +44,13 @@ class ModelLoss:
         accepts_loss_kwargs: bool,
         label_smoothing: float,
         own: "OwnLoss | None" = None,
+        logits_of=None,
+        labels_per_item: int = 1,
     ):
         model = plain(model)
         known = inspect.signature(model.forward).parameters
         self.shifts_labels, self.own = shifts_labels, own
+        self.logits_of, self.labels_per_item = logits_of, labels_per_item
         if own is not None and getattr(model.config, "num_experts", None):
             raise UserError(
                 f"model.num_experts={model.config.num_experts} does not go with this task, whose loss is not the "
@@ -60,7 +64,9 @@ class ModelLoss:
         self._training_extras = {"label_smoothing": label_smoothing} if smooths else {}
         self.function = None
         if not self.is_exact or (label_smoothing and not smooths):
-            self.function = functools.partial(loss_of_logits, shift=shifts_labels, label_smoothing=label_smoothing)
+            self.function = functools.partial(
+                loss_of_logits, shift=shifts_labels, label_smoothing=label_smoothing, logits_of=logits_of
+            )
         if own is not None:
             self.function = functools.partial(self._own_loss, label_smoothing=label_smoothing)
 
@@ -75,13 +81,15 @@ class ModelLoss:
         labels = batch["labels"]
         return (labels[..., 1:] if self.shifts_labels else labels).ne(IGNORE_INDEX).sum()
 
+    def items(self, labels):
+        """What the model's own loss divides by, of so many labels."""
+        return labels if self.labels_per_item == 1 or labels is None else labels / self.labels_per_item
+
     def model_inputs(self, inputs: dict) -> dict:
-        """A batch without labels that the model does not take."""
-        return (
-            inputs
-            if self._takes_labels or self.own is not None
-            else {name: x for name, x in inputs.items() if name != "labels"}
-        )
+        """A batch without labels that neither the model nor a loss computed here takes."""
+        computed_here = self.own is not None or (self.function is not None and self.logits_of is not None)
+        needed = self._takes_labels or computed_here
+        return inputs if needed else {name: x for name, x in inputs.items() if name != "labels"}
 
     def _seen(self, batch: dict) -> dict:
         """What of a batch the model gets where the loss is the objective's."""
@@ -106,7 +114,7 @@ class ModelLoss:
     def outputs(self, model: torch.nn.Module, inputs: dict):
         """The outputs of an exact model with its loss summed over a batch's labels, and without logits of tokens."""
         extras = {"return_logits": False} if self._skips_logits else {}
-        return model(**self.model_inputs(inputs), **extras, num_items_in_batch=1)
+        return model(**self.model_inputs(inputs), **extras, num_items_in_batch=self.items(1))
 
     def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(loss summed over a batch's labels, without smoothing; logits, or None where they are not needed)."""
@@ -117,5 +125,9 @@ class ModelLoss:
             return self.outputs(model, inputs).loss, None
         without = {name: x for name, x in self.inputs_for_logits(inputs).items() if name != "labels"}
         outputs = model(**without)
-        total = loss_of_logits(outputs, inputs["labels"], num_items_in_batch=1, shift=self.shifts_labels)
-        return total, outputs.logits if needs_logits else None
+        total = loss_of_logits(
+            outputs, inputs["labels"], num_items_in_batch=1, shift=self.shifts_labels, logits_of=self.logits_of
+        )
+        if not needs_logits:
+            return total, None
+        return total, outputs.logits if self.logits_of is None else self.logits_of(outputs)

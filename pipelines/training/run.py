@@ -189,6 +189,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         shifts_labels=data.objective.shifts_labels,
         scorer=data.objective.scorer(),
         own_loss=data.objective.loss(),
+        logits_of=data.objective.logits_of(),
+        labels_per_item=data.objective.labels_per_item,
         patience=recipe.evaluation.patience,
         loss_parts=data.objective.loss_parts(),
         pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),

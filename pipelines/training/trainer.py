@@ -54,9 +54,10 @@ class AnyformerTrainer(Trainer):
         part_losses: logs the loss of each part of the training rows; None: there is one part.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
-        scorer: has predictions(logits, labels) -> (B, K) integers, and compute_metrics(predictions) -> metrics from
-            those of all evaluated rows; None: the loss alone is measured.
+        scorer: has predictions(logits, labels) -> (N, K) numbers, and compute_metrics(predictions) -> metrics from
+            those of all evaluated rows (see EvaluationSums); None: the loss alone is measured.
         own_loss: the objective's loss (objectives/losses.py) in place of the model's; None: it has none.
+        logits_of, labels_per_item: as in Objective (objectives/base.py).
         patience: training ends after so many validations without a better `args.metric_for_best_model`; None: it does
             not.
         loss_parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
@@ -74,12 +75,15 @@ class AnyformerTrainer(Trainer):
         shifts_labels: bool = True,
         scorer=None,
         own_loss=None,
+        logits_of=None,
+        labels_per_item: int = 1,
         patience: int | None = None,
         loss_parts=None,
         pass_metrics=None,
         **kwargs,
     ):
         self.pass_metrics, self.own_loss = pass_metrics, own_loss
+        self.logits_of, self.labels_per_item = logits_of, labels_per_item
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         kwargs["train_dataset"] = with_sample_ids(kwargs.get("train_dataset"))
@@ -118,6 +122,8 @@ class AnyformerTrainer(Trainer):
             accepts_loss_kwargs=self.model_accepts_loss_kwargs,
             label_smoothing=self.args.label_smoothing_factor,
             own=self.own_loss,
+            logits_of=self.logits_of,
+            labels_per_item=self.labels_per_item,
         )
         if self.compute_loss_func is None:
             self.compute_loss_func = self.model_loss.function
@@ -203,6 +209,7 @@ class AnyformerTrainer(Trainer):
             inputs = self.model_loss.inputs_for_logits(inputs)
         elif self.model.training:
             inputs = self.model_loss.training_inputs(inputs, needs_logits=self.part_losses is not None)
+            num_items_in_batch = self.model_loss.items(num_items_in_batch)
         labels = inputs.get("labels")
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.model.training:
