@@ -60,6 +60,23 @@ def pairs(path: Path, number=160, seed=0) -> Path:
     return write_lines(path, rows)
 
 
+NAMES = {"PER": ["anna", "otto", "maria"], "LOC": ["rom", "paris", "lima"]}
+
+
+def tagged(path: Path, number=160, seed=0) -> Path:
+    """Sentences of 4 to 20 words, some of which name a person (one or two words) or a place: {"tokens", "tags"}."""
+    draw, rows = random.Random(seed), []
+    for _ in range(number):
+        words = draw.choices(NEUTRAL, k=draw.randint(2, 17))
+        tags = ["O"] * len(words)
+        for kind, length in (("PER", draw.randint(1, 2)), ("LOC", 1)):
+            place = draw.choice([i for i in range(len(words) + 1) if i == len(words) or not tags[i].startswith("I-")])
+            words[place:place] = draw.choices(NAMES[kind], k=length)
+            tags[place:place] = [f"B-{kind}", *[f"I-{kind}"] * (length - 1)]
+        rows.append({"tokens": words, "tags": tags})
+    return write_lines(path, rows)
+
+
 def questions(path: Path, number=160, seed=0) -> Path:
     """What to do with two to five words, and the answer: {"instruction", "input", "output"}."""
     draw, rows = random.Random(seed), []
@@ -105,11 +122,59 @@ def random_decoder(folder: Path, **fields) -> Path:
     return folder
 
 
+def contexts(path: Path, number=160, seed=0) -> Path:
+    """Contexts of 5 to 30 words in which the answer of one or two words follows `mr`: SQuAD's columns."""
+    draw, rows = random.Random(seed), []
+    for _ in range(number):
+        words = draw.choices(NEUTRAL, k=draw.randint(3, 27))
+        answer = draw.choices(NAMES["PER"], k=draw.randint(1, 2))
+        place = draw.randrange(len(words))
+        before = " ".join([*words[:place], "mr", ""])
+        text = " ".join(answer)
+        rows.append(
+            {
+                "question": "who was in the film",
+                "context": " ".join([before + text, *words[place:]]),
+                "answers": {"text": [text], "answer_start": [len(before)]},
+            }
+        )
+    return write_lines(path, rows)
+
+
+def choices(path: Path, number=160, seed=0) -> Path:
+    """A text with a good or a bad word, and four that may follow, of which one is of its kind: SWAG's columns."""
+    draw, rows = random.Random(seed), []
+    for _ in range(number):
+        good = draw.random() < 0.5
+        right, wrong = (GOOD, BAD) if good else (BAD, GOOD)
+        label = draw.randrange(4)
+        endings = [f"and {draw.choice(right if i == label else wrong)} in a scene" for i in range(4)]
+        words = [*draw.choices(NEUTRAL, k=draw.randint(0, 6)), draw.choice(right)]
+        row = {"sent1": " ".join(words), "sent2": "it was", "label": label}
+        rows.append(row | {f"ending{i}": ending for i, ending in enumerate(endings)})
+    return write_lines(path, rows)
+
+
+SWAG = {
+    "context_field": "sent1",
+    "question_field": "sent2",
+    "choices_field": [f"ending{i}" for i in range(4)],
+    "max_length": 40,
+}
+
+
 def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
     """Write a recipe of the task `kind` that trains in a second or two; keyword sections override single settings."""
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
     tasks = {
+        "multiple_choice": ("encoder", choices, SWAG),
         "sequence_classification": ("encoder", reviews, {"max_length": 24}),
+        "question_answering": (
+            "encoder",
+            contexts,
+            {"max_length": 48, "max_question_length": 16, "stride": 12, "max_answer_length": 8},
+        ),
+        "token_classification": ("encoder", tagged, {"max_length": 48}),
         "translation": ("seq2seq", sentences, {"source_field": "en", "target_field": "de", "max_length": 24}),
         "multi_label_classification": ("encoder", subjects, {"max_length": 60}),
         "sentence_similarity": (

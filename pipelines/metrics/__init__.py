@@ -15,22 +15,24 @@ from typing import Any
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
 
-COMPARED = ("classes", "label_sets", "numbers", "texts")
+COMPARED = ("classes", "label_sets", "numbers", "texts", "tags", "answers")
 
 
 @dataclass(frozen=True)
 class MetricRow:
     """One metric.
 
-    compares: "classes", "label_sets" (for each class 0 or 1), "numbers" or "texts", where predictions stand beside
-    references; "rewards", those of chosen answers beside those of rejected ones; "pairs", where the objective counts it
+    compares: "classes", "label_sets" (for each class 0 or 1), "numbers", "texts", "tags" (of words, a list for each
+    sentence) or "answers" (each beside a list of right ones), where predictions stand beside references; "rewards",
+    those of chosen answers beside those of rejected ones; "pairs", where the objective counts it
     (Objective.loss_parts); "tokens" or "pixels", where it is computed from summed losses. also: what else it compares.
     load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for metrics of losses. of_losses:
     computes it from objectives/perplexity.py's TokenLosses or PixelLosses; None where a pass over the rows does not
     give it. every_token: it needs each token predicted once. whole_text: it means nothing for a part of the rows.
-    needs_train: it reads the training rows, too. two_classes: it is of two classes alone. needs: package beyond every
-    installation's, and the extra that has it: ("rouge_score", "metrics"). interval: (value, number of examples) -> the
-    bounds of its 95 % confidence interval; None where it has none.
+    needs_train: it reads the training rows, too. two_classes: it is of two classes alone. of_entities: it needs tags
+    that mark entities. needs: package beyond every installation's, and the extra that has it: ("rouge_score",
+    "metrics"). interval: (value, number of examples) -> the bounds of its 95 % confidence interval; None where it has
+    none.
     """
 
     compares: str
@@ -41,6 +43,7 @@ class MetricRow:
     whole_text: bool = False
     needs_train: bool = False
     two_classes: bool = False
+    of_entities: bool = False
     interval: Callable[[float, int], tuple[float, float]] | None = None
     needs: tuple[str, str] | None = None
     also: tuple[str, ...] = ()
@@ -78,7 +81,8 @@ def register_metric(name: str, *, compares: str) -> Callable:
 
     Args:
         name: as evaluation.metrics names it.
-        compares: "classes" (whole numbers), "label_sets" (a 0 or 1 for each class), "numbers" or "texts".
+        compares: "classes" (whole numbers), "label_sets" (a 0 or 1 for each class), "numbers", "texts", "tags" (lists
+            of names) or "answers" (a text beside a list of texts).
 
     Raises:
         UserError: another `compares`, or a name that is taken.
@@ -191,6 +195,17 @@ for _variant, _of in (("1", "words"), ("2", "pairs of words"), ("L", "the longes
     _description = f"ROUGE-{_variant} F1 of summaries, 0 to 1: {_of} shared with the reference"
     _needs = ("rouge_score", "metrics")
     _built_in(f"rouge{_variant}", "texts", "Rouge", _description, f"rouge{_variant}", needs=_needs)
+_built_in("tag_accuracy", "tags", "TagAccuracy", "share of words given the right tag")
+for _name, _words in (
+    ("f1", "harmonic mean of the two"),
+    ("precision", "share of the entities found that are right"),
+    ("recall", "share of the entities that are found"),
+):
+    _description = f"{_name} of entities by seqeval, 0 to 1: {_words}; right means same words and type"
+    _needs = ("seqeval", "metrics")
+    _built_in(f"entity_{_name}", "tags", "Entities", _description, f"{_name}_score", needs=_needs, of_entities=True)
+_built_in("answer_exact_match", "answers", "AnswerExactMatch", "SQuAD's share of answers that are right, 0 to 1")
+_built_in("answer_f1", "answers", "AnswerF1", "SQuAD's mean F1 of the answers' words, 0 to 1")
 _built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a reference", interval=wilson)
 
 
@@ -198,7 +213,7 @@ def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", n
     """Check names before anything is computed; nothing heavy is imported.
 
     Args:
-        compares: what the task predicts: "classes", "label_sets", "numbers" or "texts".
+        compares: what the task predicts, one of COMPARED.
         field: setting that holds the names, for errors.
         num_classes: how many classes there are, where that is known.
 

@@ -55,6 +55,10 @@ FEATURES = {
     "label_sets": pairs_of("int64", several=True),
     "numbers": pairs_of("float64"),
     "texts": pairs_of("string"),
+    "tags": pairs_of("string", several=True),
+    "answers": datasets.Features(
+        {"predictions": datasets.Value("string"), "references": datasets.Sequence(datasets.Value("string"))}
+    ),
 }
 
 

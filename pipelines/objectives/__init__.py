@@ -13,15 +13,18 @@ from .masked_image import MaskedImage
 from .mixture_of_denoisers import MixtureOfDenoisers
 from .multi_label_classification import MultiLabelClassification
 from .multi_task import MultiTask
+from .multiple_choice import MultipleChoice
 from .pixels import Pixels
 from .preference import Preference
 from .prefix_lm import PrefixLM
+from .question_answering import QuestionAnswering
 from .sentence_pairs import SentencePairs
 from .sentence_similarity import SentenceSimilarity
 from .sequence_classification import SequenceClassification
 from .sequence_regression import SequenceRegression
 from .span_corruption import SpanCorruption
 from .text_to_text import TextToText
+from .token_classification import TokenClassification
 from .translation import Translation
 
 __all__ = [
@@ -35,14 +38,17 @@ __all__ = [
     "MixtureOfDenoisers",
     "MultiLabelClassification",
     "MultiTask",
+    "MultipleChoice",
     "Pixels",
     "Preference",
     "PrefixLM",
+    "QuestionAnswering",
     "SentencePairs",
     "SentenceSimilarity",
     "SequenceClassification",
     "SequenceRegression",
     "SpanCorruption",
     "TextToText",
+    "TokenClassification",
     "Translation",
 ]

@@ -158,6 +158,37 @@ def sequence_text(ids: list[int], tokenizer) -> Text:
     return text
 
 
+def tagged_text(ids: list[int], tags: list[str | None], kinds: list[str], tokenizer, first: bool) -> Text:
+    """Tokens in the colour of their word's kind, and its tag behind the word; a tag of no kind is left out.
+
+    tags: of each token; None: it has none. kinds: of entities, or plain tags: each has a colour. first: whether a word
+    has its tag at its first token; the tokens that follow belong to it, too.
+    """
+    special, text, tag, color = set(tokenizer.all_special_ids), Text(), None, "default"
+    for number, own in [*zip(ids, tags), (None, None)]:
+        token = "" if number is None else token_text(tokenizer, number)
+        if tag is not None and (own is not None or not first or token[:1] in ("", "·") or number in special):
+            text.append(f"/{tag}", style=f"dim {color}")
+            tag, color = None, "default"
+        if own is not None:
+            kind = own.partition("-")[2] or own
+            color = DOCUMENT_COLORS[kinds.index(kind) % len(DOCUMENT_COLORS)] if kind in kinds else "default"
+            tag = own if kind in kinds else None
+        unpredicted = PREDICTED if number in special else f"{color} {NOT_PREDICTED}"
+        text.append(token, style=unpredicted if own is None else color)
+    return text
+
+
+def answer_text(ids: list[int], first: int, last: int, tokenizer) -> Text:
+    """Tokens of a question and its context, the answer from token `first` to `last` set off."""
+    special, text = set(tokenizer.all_special_ids), Text()
+    for place, number in enumerate(ids):
+        style = PREDICTED if number in special else "cyan"
+        style = f"magenta {NOT_PREDICTED}" if first <= place <= last else style
+        text.append(token_text(tokenizer, number), style=style)
+    return text
+
+
 def image_text(pixels) -> Text:
     """(C, H, W) normalised pixels as shades of grey, scaled down to at most MOST_PIXELS wide."""
     import torch

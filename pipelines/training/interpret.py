@@ -61,10 +61,10 @@ def better_before(run: dict) -> list[str]:
 
 
 def _may_choose(name: str, validations: list[dict]) -> bool:
-    """Whether evaluation.best_metric takes it: a metric that compares classes or numbers."""
+    """Whether evaluation.best_metric takes it: a metric that compares classes, numbers or tags."""
     return (
         name in METRICS
-        and METRICS[name].compares in ("classes", "label_sets", "numbers")
+        and METRICS[name].compares in ("classes", "label_sets", "numbers", "tags")
         and all(name in entry for entry in validations)
     )
 

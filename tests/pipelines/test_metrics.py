@@ -116,6 +116,42 @@ def test_rouge_is_the_mean_of_the_best_references():
     assert value("rougeL", predictions, references) == pytest.approx((0.8 + 1) / 2)
 
 
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "E-LOC", "S-PER"]
+
+
+@pytest.mark.skipif(METRICS["entity_f1"].missing() is not None, reason="the extra `metrics` is not installed")
+@few
+@given(st.lists(st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), min_size=1), min_size=1))
+def test_entities_are_counted_by_seqeval(sentences):
+    import seqeval.metrics
+
+    predictions, references = ([[pair[i] for pair in pairs] for pairs in sentences] for i in (0, 1))
+    for name in ("f1", "precision", "recall"):
+        expected = getattr(seqeval.metrics, f"{name}_score")(references, predictions, zero_division=0)
+        assert value(f"entity_{name}", predictions, references) == pytest.approx(expected, abs=1e-12)
+    assert value("tag_accuracy", predictions, references) == seqeval.metrics.accuracy_score(references, predictions)
+
+
+ANSWERS = [  # (given, right ones, exact match, F1), by hand from the rules of SQuAD's evaluate-v1.1.py and v2.0.py
+    ("The Norman Dynasty!", ["norman dynasty"], 1, 1),
+    ("in the 10th century", ["10th and 11th centuries", "in the 10th century"], 1, 1),
+    ("the 10th century", ["10th and 11th centuries"], 0, 2 / 6),
+    ("a b b", ["b b b"], 0, 4 / 5),  # words count as often as they occur; the article does not
+    ("", [], 1, 1),
+    ("something", [], 0, 0),
+    ("", ["something"], 0, 0),
+    ("well-known", ["wellknown"], 1, 1),
+]
+
+
+def test_answers_are_compared_as_squads_scripts_do():
+    for answer, right, exact, f1 in ANSWERS:
+        assert value("answer_exact_match", [answer], [right]) == exact, answer
+        assert value("answer_f1", [answer], [right]) == pytest.approx(f1), answer
+    answers, right, exact, f1 = zip(*ANSWERS)
+    assert value("answer_f1", list(answers), list(right)) == pytest.approx(sum(f1) / len(f1))
+
+
 def test_a_metric_whose_package_is_missing_names_the_extra(monkeypatch):
     from anyformer.pipelines.cli.listing import metric_rows
 
@@ -145,6 +181,11 @@ EXAMPLES = {
     "numbers": ([0.5, 1, 2, 4, 3], [1, 2, 3, 4, 5.5]),
     "rewards": ([0.5, -1.0, 2.0, 0.0, 3.0], [0.25, 0.0, 1.0, 0.0, -1.0]),
     "texts": (["a b c d", "b", "c", "d e f", ""], ["a b c d", "c", "c", "d e f g", "a"]),
+    "tags": (
+        [["B-PER", "I-PER"], ["O"], ["B-LOC", "O"], ["O", "B-PER"], ["O"]],
+        [["B-PER", "O"], ["O"], ["B-LOC", "O"], ["B-LOC", "B-PER"], ["O"]],
+    ),
+    "answers": (["the 4 May", "b", "", "d", "e f"], [["May 4"], ["a", "B."], [], ["e"], ["e"]]),
 }
 
 

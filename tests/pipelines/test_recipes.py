@@ -9,10 +9,12 @@ from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped, shipped_yaml
 from image_data import pictures
-from task_data import opinions, pairs, questions, random_decoder, reviews, sentences, write_lines
+from task_data import contexts, opinions, pairs, questions, random_decoder, reviews, sentences, tagged, write_lines
 
 EXAMPLES = {
     "sequence_classification": reviews,
+    "token_classification": tagged,
+    "question_answering": contexts,
     "translation": sentences,
     "sequence_regression": pairs,
     "sentence_similarity": pairs,
@@ -20,7 +22,12 @@ EXAMPLES = {
     "preference": opinions,
     "text_to_text": reviews,
 }
-COLUMNS = {"text_field": "text", "text_pair_field": "other", "label_field": "label"}  # of these examples
+COLUMNS = {  # of these examples
+    "text_field": "text",
+    "text_pair_field": "other",
+    "label_field": "label",
+    "tags_field": "tags",
+}
 
 TINY_DATA = ["data.dataset=null", "data.config_name=null", "data.streaming=false", "data.source=null"]
 TINY_MODEL = [

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from task_data import GOOD, NEUTRAL, task_recipe, write_lines
 
 KINDS = ("sequence_classification", "translation", "sentence_similarity", "multi_label_classification")
-KINDS += ("instruction_tuning", "preference")
+KINDS += ("instruction_tuning", "preference", "multiple_choice", "question_answering", "token_classification")
 
 
 def facts_of(run):

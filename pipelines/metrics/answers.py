@@ -1,0 +1,50 @@
+"""Metrics of answers in words, by the definition of SQuAD's official scripts; each stands beside all right answers."""
+
+import re
+import string
+from collections import Counter
+
+from .base import FEATURES, OfflineMetric
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = frozenset(string.punctuation)
+
+
+def normalized(answer: str) -> str:
+    """Lower case, no punctuation or articles, words separated by one space (Rajpurkar et al. 2016, section 6.1)."""
+    lowered = "".join(sign for sign in answer.lower() if sign not in PUNCTUATION)
+    return " ".join(ARTICLES.sub(" ", lowered).split())
+
+
+def word_f1(given: str, true: str) -> float:
+    """F1 of the words of two answers, as of bags; where one has no word: whether both have none.
+
+    The last is the rule of SQuAD 2.0 (Rajpurkar et al. 2018), where a question may have no answer. By the script of
+    version 1.1 two answers of nothing but articles and punctuation score 0.
+    """
+    words, right = normalized(given).split(), normalized(true).split()
+    if not words or not right:
+        return float(words == right)
+    same = sum((Counter(words) & Counter(right)).values())
+    return 2 * same / (len(words) + len(right))
+
+
+class AnswerMetric(OfflineMetric):
+    """`references` holds a list of right answers for each prediction, the best counts; none: "" is right."""
+
+    features = [FEATURES["answers"]]
+
+    def score(self, predictions, references):
+        pairs = zip(predictions, references, strict=True)
+        best = [max(self.of_pair(given, true) for true in right or [""]) for given, right in pairs]
+        return sum(best) / len(best)
+
+
+class AnswerExactMatch(AnswerMetric):
+    @staticmethod
+    def of_pair(given: str, true: str) -> float:
+        return float(normalized(given) == normalized(true))
+
+
+class AnswerF1(AnswerMetric):
+    of_pair = staticmethod(word_f1)

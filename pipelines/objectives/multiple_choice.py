@@ -1,0 +1,241 @@
+"""The right one of several texts that may go on after a text or answer a question (SWAG, RACE, CommonsenseQA)."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..plugins import METRICS, register_objective
+from ..recipes.schema import ObjectiveSettings, doc
+from ..recipes.types import show
+from ..words import counted
+from .classes import ClassScores
+from .examples import TextTask
+
+if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+    from ..data.length_batching import PaddingCollator
+
+
+@dataclass
+class MultipleChoiceSettings(ObjectiveSettings):
+    context_field: str | None = doc("column of a text that all choices go with (SWAG: sent1; RACE: article)", "context")
+    question_field: str | None = doc("column of a text that stands before each choice (SWAG: sent2; RACE: question)")
+    choices_field: str | list[str] = doc(
+        "column with the list of choices, or several columns with one each (SWAG: [ending0, ending1, ...])",
+        "choices",
+    )
+    label_field: str = doc("column with the right choice: its number, from 0, or its letter (A, B, ...)", "label")
+    max_length: int = doc(
+        "tokens per choice with its context, special ones included; longer texts are cut",
+        256,
+        at_least=2,
+        at_most=2**20,
+    )
+
+
+@register_objective
+class MultipleChoice(ClassScores, TextTask):
+    """The right one of several choices, such as how a text goes on (SWAG).
+
+    Each choice is read with the context, as a pair of texts, and has a score; the softmax is over the choices of an
+    example (Devlin et al. 2019, section 4.4). All examples have equally many choices.
+    """
+
+    name = "multiple_choice"
+    Settings = MultipleChoiceSettings
+    auto_class = "AutoModelForMultipleChoice"
+    families = ("encoder",)
+    hub_task = "multiple-choice"
+
+    @classmethod
+    def takes_metric(cls, row: Any) -> bool:
+        """Accuracy alone: choices are numbered anew in each example, so that numbers are no classes."""
+        return row is METRICS["accuracy"]
+
+    def check(self) -> None:
+        super().check()
+        section = self.settings
+        if section.context_field is None and section.question_field is None:
+            raise UserError("task.context_field and task.question_field are both null; choices go with one of them")
+        if isinstance(section.choices_field, list) and len(set(section.choices_field)) < 2:
+            raise UserError(f"task.choices_field={show(section.choices_field)} must name two or more different columns")
+
+    def columns(self) -> dict[str, str]:
+        return {**self.text_columns(), "label_field": self.settings.label_field}
+
+    def text_columns(self) -> dict[str, str]:
+        section = self.settings
+        texts = {name: getattr(section, name) for name in ("context_field", "question_field")}
+        texts = {name: column for name, column in texts.items() if column is not None}
+        choices = section.choices_field
+        if isinstance(choices, str):
+            return texts | {"choices_field": choices}
+        return texts | {f"choices_field.{number}": column for number, column in enumerate(choices)}
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
+        """The text of a column, or the choices of a list, one on each line."""
+        from ..data.examples import texts_of
+
+        if field == "choices_field":
+            return "\n".join(texts_of(row, column, field, place, "choice"))
+        return super().text_in(row, column, field, place)
+
+    # ---- data
+
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+        """Examples as input_ids and token_type_ids of all choices, one after the other, where they end, and labels."""
+        import pyarrow
+
+        from ..data.example_store import encode_examples
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
+        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
+        columns = [("input_ids", ids), ("choice_ends", ids), ("labels", pyarrow.int32())]
+        columns += [("token_type_ids", byte)] if "token_type_ids" in self.tokenizer.model_input_names else []
+        schema, section = pyarrow.schema(columns), self.settings
+        fields = [section.context_field, section.question_field, section.choices_field]
+        key = sha(
+            [examples_fingerprint(source), self.processor_fingerprint(), [section.max_length, *fields, schema.names]]
+        )
+        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+
+    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+        from ..data.example_store import in_batches
+
+        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        number = None
+        for batch in in_batches(examples):
+            found = [self._pairs(row, place) for place, row in batch]
+            number = number or len(found[0])
+            for (place, _), pairs in zip(batch, found):
+                if len(pairs) != number:
+                    raise UserError(
+                        f"task.choices_field={show(self.settings.choices_field)}: {place} holds "
+                        f"{counted(len(pairs), 'choice')}, but the first example {number}; all need equally many"
+                    )
+            labels = [self._label(row, place, number) for place, row in batch]
+            first, second = zip(*(pair for pairs in found for pair in pairs))
+            encoded = tokenizer(
+                list(first), list(second), truncation=True, max_length=self.settings.max_length, padding=False
+            )
+            names = ("input_ids", "token_type_ids") if "token_type_ids" in encoded else ("input_ids",)
+            joined: dict[str, list] = {"labels": labels, "choice_ends": []}
+            joined |= {name: [] for name in names}
+            for start in range(0, len(first), number):
+                texts = slice(start, start + number)
+                for name in names:
+                    joined[name].append([value for text in encoded[name][texts] for value in text])
+                joined["choice_ends"].append(list(accumulate(map(len, encoded["input_ids"][texts]))))
+            full = sum(len(ids) >= self.settings.max_length for ids in encoded["input_ids"])
+            yield joined | {"facts": {"choices": len(first), "at_max_length": full}}
+
+    def _pairs(self, row: dict, place: str) -> list[tuple[str, str]]:
+        """(what all choices go with, a choice) of each choice of an example."""
+        from ..data.examples import texts_of
+
+        section = self.settings
+        texts = {field: self.text_in(row, column, field, place) for field, column in self.text_columns().items()}
+        if isinstance(section.choices_field, str):
+            choices = texts_of(row, section.choices_field, "choices_field", place, "choice")
+        else:
+            choices = [texts[f"choices_field.{number}"] for number in range(len(section.choices_field))]
+        if len(choices) < 2:
+            raise UserError(
+                f"task.choices_field={show(section.choices_field)}: {place} holds {len(choices)}; it takes two"
+            )
+        for number, choice in enumerate(choices):
+            if not choice.strip():
+                raise UserError(f"task.choices_field={show(section.choices_field)}: {place}, choice {number} is empty")
+        context, question = texts.get("context_field"), texts.get("question_field")
+        if context is None:
+            return [(question, choice) for choice in choices]
+        return [(context, choice if question is None else f"{question} {choice}") for choice in choices]
+
+    def _label(self, row: dict, place: str, number: int) -> int:
+        value, field = row[self.settings.label_field], f"task.label_field={self.settings.label_field!r}"
+        if isinstance(value, str) and len(value) == 1 and value.isascii() and value.isalpha():
+            value = ord(value.upper()) - ord("A")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserError(f"{field}: {place} holds {value!r}, which is no number or letter of a choice")
+        if not 0 <= value < number:
+            raise UserError(
+                f"{field}: {place} holds {row[self.settings.label_field]!r}, but there are {number} choices"
+            )
+        return value
+
+    def _facts(self, batch: dict[str, list]) -> dict[str, Any]:
+        rights = {str(number): batch["labels"].count(number) for number in range(max(map(len, batch["choice_ends"])))}
+        tokens = sum(map(len, batch["input_ids"]))
+        return {"examples": len(batch["labels"]), "tokens": tokens, "classes": rights, **batch["facts"]}
+
+    def describe(self, rows: "EncodedExamples") -> str:
+        facts = rows.facts
+        choices = facts["choices"]
+        return (
+            f"{counted(facts['examples'], 'example')} of {rows.name} with {choices // facts['examples']} choices of "
+            f"{facts['tokens'] / choices:.0f} tokens, {facts['at_max_length'] / choices:.1%} of which fill "
+            f"max_length={self.settings.max_length}; right ones by number: "
+            + ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
+        )
+
+    def collator(self, packed: bool) -> "ChoiceCollator":
+        return ChoiceCollator(super().collator(packed))
+
+    # ---- words
+
+    def how_to_use(self, folder: Path) -> str:
+        return f"anyformer evaluate {folder}"
+
+    def legend(self):
+        from .showing import PREDICTED, marked
+
+        return marked(
+            "each choice as the model reads it, ",
+            ("special tokens", PREDICTED),
+            " included; an arrow marks the right one",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from rich.text import Text
+
+        from .showing import sequence_text
+
+        ends, right = row["choice_ends"].tolist(), int(row["labels"])
+        console.rule(f"example {number}: {len(ends)} choices, {right} is right", align="left")
+        for choice, (start, end) in enumerate(zip([0, *ends], ends)):
+            mark = ("→ ", "bold green") if choice == right else "  "
+            console.print(Text.assemble(mark, sequence_text(row["input_ids"][start:end].tolist(), self.tokenizer)))
+
+
+class ChoiceCollator:
+    """Examples -> one batch (B, C, T) of B examples with C choices each, padded to the longest choice; labels (B,).
+
+    pad: the PaddingCollator that fills up the choices.
+    """
+
+    def __init__(self, pad: "PaddingCollator"):
+        self.pad = pad
+
+    def __call__(self, rows: list[dict]) -> dict:
+        import torch
+
+        from ..data.sample_ids import row_ids
+
+        texts = []
+        for row in rows:
+            ends = row["choice_ends"].tolist()
+            sizes = [end - start for start, end in zip([0, *ends], ends)]
+            names = [name for name in ("input_ids", "token_type_ids") if name in row]
+            parts = zip(*(row[name].split(sizes) for name in names))
+            texts += [dict(zip(names, part)) for part in parts]
+        batch = {name: x.view(len(rows), -1, x.shape[-1]) for name, x in self.pad(texts).items()}
+        return batch | {"labels": torch.stack([row["labels"] for row in rows])} | row_ids(rows)

@@ -1,0 +1,413 @@
+"""The answer to a question, as a span of a context (SQuAD)."""
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..plugins import register_objective
+from ..recipes.schema import ObjectiveSettings, doc
+from ..words import counted, watched
+from .answer_spans import best_spans, context_of, tokens_of_answer
+from .base import SAMPLES, FinishedModel
+from .examples import TextTask
+
+if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+    from ..data.length_batching import PaddingCollator
+
+SPECIAL = 8  # tokens that a tokenizer may put around question and context, at most
+MODEL_INPUTS = ("input_ids", "token_type_ids", "labels")
+
+
+@dataclass
+class QuestionAnsweringSettings(ObjectiveSettings):
+    question_field: str = doc("column that holds the question", "question")
+    context_field: str = doc("column of the text that holds its answer", "context")
+    answer_text_field: str = doc(
+        "column, or name within a column, of the right answers: a text or a list", "answers.text"
+    )
+    answer_start_field: str = doc(
+        "column, or name within a column, of the places in the context at which they begin: a number or a list",
+        "answers.answer_start",
+    )
+    no_answer: bool = doc("questions may have no answer, and the model may give none (SQuAD 2.0)", False)
+    null_threshold: float = doc("no_answer: by so much no answer must score better than the best one to be given", 0.0)
+    max_length: int = doc(
+        "tokens per window, question and special ones included; a longer context is read in several windows",
+        384,
+        at_least=16,
+        at_most=2**20,
+    )
+    stride: int = doc("tokens of the context that a window shares with the one before it", 128, at_least=0)
+    max_question_length: int = doc("tokens per question; longer ones are cut", 64, at_least=1)
+    max_answer_length: int = doc("most tokens of an answer that is given", 30, at_least=1)
+    n_best: int = doc("best answers of each window that are compared over all windows of a question", 20, at_least=1)
+
+
+@register_objective
+class QuestionAnswering(TextTask):
+    """The answer to a question, as a span of a context, or none (SQuAD).
+
+    A row is a window: the question and as much of the context as fits. Labels are the first and last token of the first
+    of the right answers; in a window that does not hold it, the place that means no answer: the tokenizer's
+    classification token, else the end-of-text token, else the first token (Devlin et al. 2019, sections 4.2 and 4.3).
+    Answers in words are read off all windows of a question, on the finished model.
+    """
+
+    name = "question_answering"
+    Settings = QuestionAnsweringSettings
+    auto_class = "AutoModelForQuestionAnswering"
+    families = ("decoder", "moe", "encoder")
+    framing_of_family = {"decoder": "eos", "moe": "eos"}  # a decoder's last token has seen all
+    compares = "answers"
+    default_metrics = ("answer_exact_match", "answer_f1")
+    hub_task = "question-answering"
+    loss_unit = "nats per end of an answer"
+    labels_per_item = 2
+    samples_are_answers = True
+    row_noun = "window"
+
+    def check(self) -> None:
+        super().check()
+        section = self.settings
+        room = section.max_length - section.max_question_length - SPECIAL
+        if section.stride >= room:
+            raise UserError(
+                f"task.stride={section.stride} leaves no new token in a window: task.max_length={section.max_length} "
+                f"less task.max_question_length={section.max_question_length} and special tokens has {max(0, room)} of "
+                f"the context; at most {max(0, room - 1)} works"
+            )
+
+    def check_metrics(self) -> None:
+        from ..metrics import check_metrics
+
+        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
+
+    def columns(self) -> dict[str, str]:
+        section = self.settings
+        fields = ("answer_text_field", "answer_start_field")
+        return {**self.text_columns(), **{name: getattr(section, name) for name in fields}}
+
+    def text_columns(self) -> dict[str, str]:
+        return {"question_field": self.settings.question_field, "context_field": self.settings.context_field}
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
+        from ..data.examples import filled_text_of
+
+        return filled_text_of(row, column, field, place)
+
+    # ---- data
+
+    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+        super().prepare(splits, cache, progress)
+        self.need_offsets()
+
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+        """Windows as input_ids, labels (2,) and token_type_ids; for measuring also what they were made of.
+
+        Beside windows that are not trained on stand the number of their question, the question, their part of the
+        context, the tokens that it has, the characters of each token, and the right answers as JSON.
+        """
+        import pyarrow
+
+        from ..data.example_store import encode_examples
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
+        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
+        columns = [("input_ids", ids), ("labels", ids)]
+        columns += [("token_type_ids", byte)] if "token_type_ids" in self.tokenizer.model_input_names else []
+        if split != "train":
+            columns += [("number", pyarrow.int32()), ("inside", ids), ("begins", ids), ("ends", ids)]
+            columns += [(name, pyarrow.string()) for name in ("question", "text", "right")]
+        schema, section = pyarrow.schema(columns), self.settings
+        key = sha(
+            [
+                examples_fingerprint(source),
+                self.processor_fingerprint(),
+                [section.max_length, section.stride, section.max_question_length, section.no_answer, schema.names],
+            ]
+        )
+        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+
+    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+        from ..data.example_store import in_batches
+
+        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        before = 0
+        for batch in in_batches(examples, 200):
+            columns = self.text_columns().items()
+            questions, contexts = ([self.text_in(row, c, f, place) for place, row in batch] for f, c in columns)
+            answers = [self.answers_of(row, place) for place, row in batch]
+            questions, cut = self._cut(tokenizer, [text.strip() for text in questions])
+            encoded = tokenizer(
+                questions,
+                contexts,
+                truncation="only_second",
+                max_length=self.settings.max_length,
+                stride=self.settings.stride,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+                padding=False,
+            )
+            windows: dict[str, list] = {name: [] for name in (*MODEL_INPUTS, "number", "inside", "begins", "ends")}
+            windows |= {"question": [], "text": [], "right": []}
+            answered, types = set(), encoded.get("token_type_ids")
+            for window, example in enumerate(encoded["overflow_to_sample_mapping"]):
+                offsets = encoded["offset_mapping"][window]
+                first, after = inside = context_of(offsets, encoded.sequence_ids(window))
+                if first == after and window and encoded["overflow_to_sample_mapping"][window - 1] == example:
+                    continue  # nothing of the context, but signs that have no token
+                null = self.place_of_no_answer(encoded["input_ids"][window])
+                span = None
+                for text, begin in answers[example][:1]:
+                    span = tokens_of_answer(offsets, inside, (begin, begin + len(text)))
+                answered |= {example} if span else set()
+                begin = offsets[first][0] if after > first else 0
+                end = offsets[after - 1][1] if after > first else 0
+                windows["input_ids"].append(encoded["input_ids"][window])
+                windows["labels"].append(list(span or (null, null)))
+                windows["token_type_ids"].append(types[window] if types else [])
+                windows["number"].append(before + example)
+                windows["inside"].append([first, after])
+                windows["begins"].append([a - begin for a, _ in offsets[first:after]])
+                windows["ends"].append([b - begin for _, b in offsets[first:after]])
+                windows["question"].append(questions[example])
+                windows["text"].append(contexts[example][begin:end])
+                windows["right"].append(json.dumps([text for text, _ in answers[example]]))
+            facts = {
+                "examples": len(batch),
+                "questions_cut": cut,
+                "without_answer": sum(not each for each in answers),
+                "answer_in_no_window": sum(bool(each) and i not in answered for i, each in enumerate(answers)),
+            }
+            before += len(batch)
+            yield windows | {"facts": facts}
+
+    def _cut(self, tokenizer, questions: list[str]) -> tuple[list[str], int]:
+        """The questions without what stands after their first max_question_length tokens; how many were longer."""
+        most, found, cut = self.settings.max_question_length, [], 0
+        encoded = tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)
+        for text, offsets in zip(questions, encoded["offset_mapping"]):
+            cut += len(offsets) > most
+            found.append(text[: offsets[most - 1][1]] if len(offsets) > most else text)
+        return found, cut
+
+    def place_of_no_answer(self, ids: Sequence[int]) -> int:
+        """The token of a window that means: the answer is not here."""
+        tokenizer = self.tokenizer
+        if tokenizer.cls_token_id is not None and tokenizer.cls_token_id in ids:
+            return ids.index(tokenizer.cls_token_id)
+        return len(ids) - 1 if ids[-1] == tokenizer.eos_token_id else 0
+
+    def answers_of(self, row: dict, place: str) -> list[tuple[str, int]]:
+        """The right answers of an example as (text, first character). Raises UserError for what is none."""
+        section = self.settings
+        texts, starts = row[section.answer_text_field], row[section.answer_start_field]
+        texts, starts = ([] if x is None else x if isinstance(x, list) else [x] for x in (texts, starts))
+        where = f"task.answer_text_field={section.answer_text_field!r}"
+        where_start = f"task.answer_start_field={section.answer_start_field!r}"
+        if len(texts) != len(starts):
+            raise UserError(
+                f"{where}: {place} holds {counted(len(texts), 'answer')}, but {len(starts)} of {where_start}"
+            )
+        if not texts and not section.no_answer:
+            raise UserError(f"{where}: {place} holds no answer; where questions may have none, set task.no_answer=true")
+        context = row[section.context_field]
+        for text, start in zip(texts, starts):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{where}: {place} holds {text!r}, which is no text")
+            if not isinstance(start, int) or isinstance(start, bool):
+                raise UserError(f"{where_start}: {place} holds {start!r}, which is no whole number")
+            there = context[start : start + len(text)] if start >= 0 else ""
+            if there != text:
+                found = context.find(text)
+                hint = f"; the answer begins at {found}" if found >= 0 else "; the answer is not in it"
+                what = f"has {there!r}" if there else f"has no character (its text has {len(context):,})"
+                raise UserError(
+                    f"{where_start}: {place} holds {start} for the answer {text!r}, where the context {what}{hint}"
+                )
+        return list(zip(texts, starts))
+
+    def _facts(self, batch: dict[str, list]) -> dict:
+        return {
+            **batch["facts"],
+            "windows": len(batch["input_ids"]),
+            "tokens": sum(map(len, batch["input_ids"])),
+        }
+
+    def describe(self, rows: "EncodedExamples") -> str:
+        facts, section = rows.facts, self.settings
+        lines = [
+            f"{counted(facts['examples'], 'question')} of {rows.name} in {counted(facts['windows'], 'window')} of "
+            f"{facts['tokens'] / facts['windows']:.0f} tokens"
+        ]
+        if facts["without_answer"]:
+            lines.append(f"{counted(facts['without_answer'], 'question')} without an answer")
+        if facts["answer_in_no_window"]:
+            lines.append(
+                f"{counted(facts['answer_in_no_window'], 'answer')} in no window as a whole, learned as no answer; a "
+                f"larger task.stride or task.max_length finds them"
+            )
+        if facts["questions_cut"]:
+            number, most = facts["questions_cut"], section.max_question_length
+            lines.append(f"{counted(number, 'question')} cut to max_question_length={most}")
+        return "\n".join(lines)
+
+    def collator(self, packed: bool) -> "WindowCollator":
+        return WindowCollator(super().collator(packed))
+
+    # ---- the model
+
+    def logits_of(self):
+        return lambda outputs: _both(outputs["start_logits"], outputs["end_logits"])
+
+    # ---- measuring, on the finished model
+
+    def finishes_on(self) -> str:
+        return "all"
+
+    def finish(self, finished: FinishedModel, splits: dict) -> tuple[dict[str, float], list[dict]]:
+        metrics, samples = {}, []
+        for split, rows in splits.items():
+            if split == "train":
+                continue
+            questions = self.answers(finished, rows, range(len(rows)))
+            metrics |= {f"{split}_{name}": value for name, value in self.measure_answers(questions).items()}
+            samples = [
+                {
+                    "prompt": each["question"],
+                    "reference": " / ".join(dict.fromkeys(each["right"])),
+                    "text": each["given"],
+                }
+                for each in questions[:SAMPLES]
+            ]
+        return metrics, samples
+
+    def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
+        """Of the questions that some of the windows `numbers` belong to, answered by all their windows."""
+        return self.measure_answers(self.answers(finished, rows, numbers))
+
+    def measure_answers(self, questions: list[dict]) -> dict[str, float]:
+        """Metrics of answers given, as `answers` has them."""
+        from ..metrics import compute_metrics
+
+        given, right = [each["given"] for each in questions], [each["right"] for each in questions]
+        numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, given, right)
+        return numbers
+
+    def answers(self, finished: FinishedModel, rows: "EncodedExamples", numbers: Sequence[int]) -> list[dict]:
+        """[{"question", "right", "given"}] of the questions of the windows `numbers`, in their order.
+
+        Every process scores a share of the windows.
+        """
+        import numpy as np
+
+        of_window = rows.numbers("number")
+        wanted = np.flatnonzero(np.isin(of_window, of_window[list(numbers)]))
+        found = finished.shared(
+            wanted.tolist(), lambda mine: self._candidates(finished.model, rows, mine, finished.batch_size)
+        )
+        questions, texts, right = (rows.texts(name) for name in ("question", "text", "right"))
+        answers: dict[int, dict] = {}
+        for window, (null, candidates) in zip(wanted.tolist(), found):
+            new = {"question": questions[window], "right": json.loads(right[window]), "null": null, "found": []}
+            answer = answers.setdefault(int(of_window[window]), new)
+            answer["null"] = min(answer["null"], null)  # of the window that is surest of an answer
+            answer["found"] += [(score, texts[window][a:b].strip()) for score, a, b in candidates]
+        for answer in answers.values():
+            score, text = max(((s, t) for s, t in answer["found"] if t), key=lambda each: each[0], default=(None, ""))
+            if self.settings.no_answer and score is not None:
+                text = "" if answer["null"] - score > self.settings.null_threshold else text
+            answer["given"] = text
+        return list(answers.values())
+
+    def _candidates(self, model, rows: "EncodedExamples", numbers: list[int], batch_size: int) -> list[tuple]:
+        """(score of no answer, [(score, first character, one after the last)]) of each of the windows `numbers`."""
+        import torch
+
+        from ..data.example_store import in_batches
+
+        collate, section, found = self.collator(packed=False), self.settings, {}
+        longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
+        for batch in watched(list(in_batches(longest_first, batch_size)), "answering, batch"):
+            windows = [rows[i] for i in batch]
+            inputs = collate(windows)
+            inputs = {n: x.to(model.device) for n, x in inputs.items() if not n.endswith(("labels", "positions"))}
+            with torch.inference_mode():
+                outputs = model(**inputs)
+            starts, ends = outputs["start_logits"].float().cpu(), outputs["end_logits"].float().cpu()
+            for number, window, start, end in zip(batch, windows, starts, ends):
+                length = len(window["input_ids"])
+                start, end = (x[-length:] if collate.pad.left else x[:length] for x in (start, end))
+                null = self.place_of_no_answer(window["input_ids"].tolist())
+                first, after = window["inside"].tolist()
+                spans = best_spans(start, end, (first, after), section.max_answer_length, section.n_best)
+                begins, stops = window["begins"].tolist(), window["ends"].tolist()
+                characters = [(score, begins[i - first], stops[j - first]) for score, i, j in spans]
+                found[number] = ((start[null] + end[null]).item(), characters)
+        return [found[i] for i in numbers]
+
+    # ---- words
+
+    def sample_title(self, prompt: str) -> str:
+        return f"answer to {prompt!r}"
+
+    def how_to_use(self, folder: Path) -> str:
+        return f"anyformer evaluate {folder}"
+
+    def legend(self):
+        from .showing import NOT_PREDICTED, PREDICTED, marked
+
+        return marked(
+            "question and context as the model reads them, ",
+            ("special tokens", PREDICTED),
+            " included; in the context ",
+            ("the answer", NOT_PREDICTED),
+            " is marked, and what means no answer where the window does not hold it",
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import answer_text
+
+        first, last = row["labels"].tolist()
+        console.rule(f"window {number}: {len(row['input_ids'])} tokens, answer at {first} to {last}", align="left")
+        console.print(answer_text(row["input_ids"].tolist(), first, last, self.tokenizer))
+
+
+class WindowCollator:
+    """Windows -> one batch: input_ids, token_type_ids, labels (B, 2), and these as start_positions and end_positions.
+
+    pad: the PaddingCollator that fills up input_ids. Labels are places, which padding on the left moves.
+    """
+
+    def __init__(self, pad: "PaddingCollator"):
+        self.pad = pad
+
+    def __call__(self, rows: list[dict]) -> dict:
+        from ..data.batch_keys import EPOCH, ROW_IDS
+
+        kept = (*MODEL_INPUTS, ROW_IDS, EPOCH)
+        batch = self.pad([{name: row[name] for name in kept if name in row} for row in rows])
+        labels = batch["labels"]
+        if self.pad.left:
+            lengths = labels.new_tensor([len(row["input_ids"]) for row in rows])
+            moved = labels + (batch["input_ids"].shape[1] - lengths)[:, None]
+            labels = labels.where(labels < 0, moved)
+        start, end = labels.unbind(-1)
+        return batch | {"labels": labels, "start_positions": start, "end_positions": end}
+
+
+def _both(start, end) -> Any:
+    """What is of an answer's first and last token, each (B, ...), as (B, 2, ...)."""
+    import torch
+
+    return torch.stack([start, end], dim=1)

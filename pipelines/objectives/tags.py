@@ -1,0 +1,87 @@
+"""Tags of words: how they mark entities, and from which of a word's tokens the model reads its tag."""
+
+from collections.abc import Iterable, Sequence
+
+from ..errors import UserError
+from ..recipes.types import show
+
+OUTSIDE = "O"
+# Scheme -> what stands before the type of an entity. bio is also called BIO2 or IOB2, bioes IOBES.
+SCHEMES = {"bio": "BI", "iob1": "BI", "bioes": "BIES", "plain": ""}
+
+
+def parts(tag: str) -> tuple[str, str]:
+    """(mark, type) of a tag: ("B", "PER") of B-PER, ("O", "") of O."""
+    mark, _, kind = tag.partition("-")
+    return mark, kind
+
+
+def is_tag_of(tag: str, scheme: str) -> bool:
+    mark, kind = parts(tag)
+    return tag == OUTSIDE or scheme == "plain" or (mark in tuple(SCHEMES[scheme]) and kind != "")
+
+
+def scheme_of(names: Sequence[str]) -> str:
+    """The scheme that tags of these names follow: bio, bioes, or plain where they mark no entities."""
+    if any(name != OUTSIDE and is_tag_of(name, "bioes") for name in names):
+        return next((scheme for scheme in ("bio", "bioes") if all(is_tag_of(name, scheme) for name in names)), "plain")
+    return "plain"
+
+
+def check_scheme(names: Sequence[str], scheme: str) -> None:
+    """Raise UserError for the first tag that is none of the scheme."""
+    for name in names:
+        if not is_tag_of(name, scheme):
+            known = ", ".join([OUTSIDE, *(f"{mark}-..." for mark in SCHEMES[scheme])])
+            raise UserError(f"task.scheme={scheme}: {name!r} is no tag of it ({known}); the tags are {show(names)}")
+
+
+def broken_tags(tags: Iterable[str], scheme: str) -> int:
+    """How many tags of a sentence go on with an entity that nothing began, or leave one without its end."""
+    if scheme not in ("bio", "bioes"):
+        return 0
+    broken, inside = 0, None  # inside: the type of an entity that is not over
+    for tag in tags:
+        mark, kind = parts(tag)
+        if scheme == "bio":
+            broken += mark == "I" and inside != kind
+            inside = None if tag == OUTSIDE else kind
+        else:
+            goes_on = mark in ("I", "E")
+            broken += (goes_on and inside != kind) or (not goes_on and inside is not None)
+            inside = kind if mark in ("B", "I") else None
+    return broken + (scheme == "bioes" and inside is not None)
+
+
+def tags_of_tokens(tag: str, number: int, scheme: str) -> list[str]:
+    """The tags of the `number` tokens of a word, where each has one: an entity begins at the first token only."""
+    mark, kind = parts(tag)
+    if number == 1 or tag == OUTSIDE or scheme == "plain":
+        return [tag] * number
+    inside = f"I-{kind}"
+    first = f"B-{kind}" if mark == "S" else inside if mark == "E" else tag
+    last = f"E-{kind}" if mark in ("S", "E") else inside
+    return [first, *[inside] * (number - 2), last]
+
+
+def word_of_each_token(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int | None]:
+    """The word, by its number, that each token of the words joined by spaces belongs to.
+
+    offsets: of the tokens in that text. None for tokens of no word: special ones, and spaces. A token that covers
+    several words belongs to the first.
+    """
+    bounds, at = [], 0
+    for word in words:
+        bounds.append((at, at + len(word)))
+        at += len(word) + 1
+    found, number = [], 0
+    for start, end in offsets:
+        if start == end:  # special tokens
+            found.append(None)
+            continue
+        # A token may begin with the space before its word.
+        while number < len(bounds) - 1 and (bounds[number][1] <= start or not words[number]):
+            number += 1
+        begin, stop = bounds[number] if bounds else (0, 0)
+        found.append(number if start < stop and end > begin else None)
+    return found

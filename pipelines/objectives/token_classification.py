@@ -1,0 +1,272 @@
+"""A tag for each word of a sentence: named entities, parts of speech."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import UserError
+from ..plugins import METRICS, register_objective
+from ..recipes.schema import doc
+from ..words import counted
+from .base import pipeline_command
+from .classes import ClassTask, NamedClassSettings, held
+from .examples import TextTask
+from .tags import OUTSIDE, broken_tags, check_scheme, parts, scheme_of, tags_of_tokens, word_of_each_token
+
+if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+    from ..data.length_batching import PaddingCollator
+
+
+@dataclass
+class TokenClassificationSettings(NamedClassSettings):
+    tokens_field: str = doc("column with the list of words of a sentence", "tokens")
+    tags_field: str = doc("column with the list of their tags, names or numbers", "tags")
+    scheme: Literal["bio", "iob1", "bioes", "plain"] | None = doc(
+        "how tags mark entities: bio (B- begins one, I- goes on; also called BIO2), iob1 (I- begins one, too), bioes "
+        "(E- ends one, S- is one), plain (they mark none, as parts of speech); null: by the names of the tags"
+    )
+    labelled_token: Literal["first", "last", "all"] = doc(
+        "which tokens of a word the tag is learned at; measured at its first one, or its last one", "first"
+    )
+    max_length: int = doc(
+        "tokens per sentence, special ones included; longer ones are cut, and the words beyond are counted",
+        256,
+        at_least=2,
+        at_most=2**20,
+    )
+
+
+@register_objective
+class TokenClassification(ClassTask, TextTask):
+    """A tag for each word: named entities (BIO, BIOES), parts of speech.
+
+    The model reads the words joined by spaces, so that it later reads plain text with the same tokens whatever the kind
+    of tokenizer; tokens belong to words by their places in that text. `prepare` raises UserError for a tokenizer that
+    does not tell places, tags that are not of the scheme, and metrics of entities where tags mark none.
+    """
+
+    name = "token_classification"
+    Settings = TokenClassificationSettings
+    auto_class = "AutoModelForTokenClassification"
+    families = ("decoder", "moe", "encoder")
+    framing_of_family = {"decoder": "none", "moe": "none"}
+    compares = "tags"
+    default_metrics = ("tag_accuracy",)
+    hub_task = "token-classification"
+    loss_unit = "nats per word"
+    label_setting = "tags_field"
+    row_noun = "sentence"
+
+    def columns(self) -> dict[str, str]:
+        return {**self.text_columns(), "tags_field": self.settings.tags_field}
+
+    def text_columns(self) -> dict[str, str]:
+        return {"tokens_field": self.settings.tokens_field}
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
+        """The words, joined by spaces."""
+        from ..data.examples import texts_of
+
+        return " ".join(texts_of(row, column, field, place, "word"))
+
+    def classes_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
+        if not isinstance(value, list):
+            raise UserError(f"{self._label_field}: {place} holds {held(value)}, not a list of tags")
+        return [(f"{place}, tag {number}", tag) for number, tag in enumerate(value, start=1)]
+
+    # ---- data
+
+    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+        super().prepare(splits, cache, progress)
+        self.need_offsets()
+        self.scheme = self.settings.scheme or scheme_of(self.label_names)
+        check_scheme(self.label_names, self.scheme)
+        for name in self.recipe.evaluation.metrics:
+            if METRICS[name].of_entities and self.scheme == "plain":
+                raise UserError(
+                    f"evaluation.metrics={name!r} counts entities, but the tags {', '.join(self.label_names[:4])}, ... "
+                    f"mark none (B-..., I-..., O); name them by task.label_names, or use tag_accuracy"
+                )
+
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+        """The sentences as input_ids and labels, one beside each token: -100 where none is learned."""
+        import pyarrow
+
+        from ..data.example_store import encode_examples
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
+        labelled = self.settings.labelled_token
+        if split != "train" and labelled == "all":
+            labelled = "first"  # a word counts once
+        ids = pyarrow.list_(pyarrow.int32())
+        schema = pyarrow.schema([("input_ids", ids), ("labels", ids)])
+        key = sha(
+            [
+                examples_fingerprint(source),
+                self.processor_fingerprint(),
+                [self.settings.max_length, self.label_names, self.scheme, labelled, "tags of tokens"],
+            ]
+        )
+        rows = encode_examples(cache, key, source.name, schema, lambda: self._batches(source, labelled), self._facts)
+        if not len(rows):
+            raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
+        self.remember_classes(split, rows.facts.get("tags", {}))
+        return rows
+
+    def _batches(self, examples: "Examples", labelled: str) -> Iterator[dict[str, list]]:
+        from ..data.batch_keys import IGNORE_INDEX
+        from ..data.example_store import in_batches
+
+        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        longest = self.settings.max_length
+        for batch in in_batches(examples):
+            sentences = [self._sentence(row, place) for place, row in batch]
+            kept = [(words, tags) for words, tags in sentences if "".join(words).strip()]
+            facts = {
+                "examples": len(kept),
+                "empty": len(sentences) - len(kept),
+                "broken_tags": sum(
+                    broken_tags(map(self.label_names.__getitem__, tags), self.scheme) for _, tags in kept
+                ),
+            }
+            if not kept:
+                yield {"input_ids": [], "labels": [], "facts": facts}
+                continue
+            encoded = tokenizer(
+                [" ".join(words) for words, _ in kept],
+                truncation=True,
+                max_length=longest,
+                padding=False,
+                return_offsets_mapping=True,
+            )
+            all_labels = []
+            for (words, tags), offsets in zip(kept, encoded["offset_mapping"]):
+                of_tokens, labels = word_of_each_token(words, offsets), [IGNORE_INDEX] * len(offsets)
+                seen = set()
+                for word, places in groupby(range(len(offsets)), of_tokens.__getitem__):
+                    if word is None or word in seen:
+                        continue
+                    seen.add(word)
+                    for place, label in self._labels_of(tags[word], list(places), labelled):
+                        labels[place] = label
+                all_labels.append(labels)
+                last = max(seen, default=-1) if len(offsets) >= longest else len(words)
+                cut = max(0, len(words) - 1 - last)
+                add = {"words": len(seen), "words_cut": cut, "words_without_token": len(words) - len(seen) - cut}
+                facts = facts | {name: facts.get(name, 0) + number for name, number in add.items()}
+            facts["tags"] = self.class_histogram([label for row in all_labels for label in row if label >= 0])
+            yield {"input_ids": encoded["input_ids"], "labels": all_labels, "facts": facts}
+
+    def _sentence(self, row: dict, place: str) -> tuple[list[str], list[int]]:
+        """The words of an example and the numbers of their tags."""
+        from ..data.examples import texts_of
+
+        section = self.settings
+        words = texts_of(row, section.tokens_field, "tokens_field", place, "word")
+        tags = [self.class_of(tag, where) for where, tag in self.classes_in(row[section.tags_field], place)]
+        if len(words) != len(tags):
+            raise UserError(
+                f"{self._label_field}: {place} holds {counted(len(tags), 'tag')} for {counted(len(words), 'word')} of "
+                f"task.tokens_field={section.tokens_field!r}; each word needs one"
+            )
+        return words, tags
+
+    def _labels_of(self, tag: int, places: list[int], labelled: str) -> list[tuple[int, int]]:
+        """(token, label) of a word with the tokens `places`."""
+        if labelled != "all":
+            return [(places[0 if labelled == "first" else -1], tag)]
+        names = tags_of_tokens(self.label_names[tag], len(places), self.scheme)
+        return [(place, self._numbers.get(name, tag)) for place, name in zip(places, names)]
+
+    @staticmethod
+    def _facts(batch: dict[str, list]) -> dict:
+        return {"tokens": sum(map(len, batch["input_ids"])), **batch["facts"]}
+
+    def describe(self, rows: "EncodedExamples") -> str:
+        facts = {"words": 0, "words_cut": 0, "words_without_token": 0, "tags": {}} | rows.facts
+        section = self.settings
+        words = (
+            f"{counted(facts['examples'], 'sentence')} of {rows.name}, {counted(facts['words'], 'word')}, "
+            f"{facts['tokens'] / max(1, facts['words']):.2f} tokens each; tags: {self.scheme}, "
+        )
+        words += ", ".join(f"{name} {count:,}" for name, count in facts["tags"].items() if count)
+        faults = {
+            "words_cut": f"beyond max_length={section.max_length}, neither learned nor measured",
+            "words_without_token": "of which the tokenizer leaves nothing, neither learned nor measured",
+        }
+        lines = [f"{counted(facts[name], 'word')} {said}" for name, said in faults.items() if facts[name]]
+        if facts["empty"]:
+            lines.append(f"{counted(facts['empty'], 'sentence')} without a word skipped")
+        if facts["broken_tags"]:
+            hint = "; where I- begins entities, set task.scheme=iob1" if self.scheme == "bio" else ""
+            lines.append(f"{counted(facts['broken_tags'], 'tag')} out of order for {self.scheme}{hint}")
+        return "\n".join([words, *lines])
+
+    def collator(self, packed: bool) -> "PaddingCollator":
+        from ..data.length_batching import PaddingCollator
+
+        return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left", labels_of_tokens=True)
+
+    # ---- the model
+
+    def config_fields(self) -> dict:
+        """The tags' names are what `pipeline()` answers with, and makes entities of."""
+        return {name: value for name, value in super().config_fields().items() if name != "problem_type"}
+
+    # ---- measuring
+
+    def predictions(self, logits, labels):
+        """(B, T, C) and (B, T) -> (words, 3): whether a sentence begins, the tag a word is given, and its own."""
+        import torch
+
+        from ..data.batch_keys import IGNORE_INDEX
+
+        counts = labels != IGNORE_INDEX
+        first = counts & (counts.cumsum(-1) == 1)
+        return torch.stack([first[counts].long(), logits.argmax(-1)[counts], labels[counts]], dim=-1)
+
+    def compute_metrics(self, predictions) -> dict[str, float]:
+        """Metrics of all words, an array of shape (words, 3)."""
+        from ..metrics import compute_metrics
+
+        sentences: list[tuple[list[str], list[str]]] = []
+        for begins, *tags in predictions.tolist():
+            if begins:
+                sentences.append(([], []))
+            for list_of, tag in zip(sentences[-1], tags):
+                list_of.append(self.label_names[tag])
+        given, true = map(list, zip(*sentences))
+        numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, given, true)
+        return numbers
+
+    # ---- words
+
+    def how_to_use(self, folder: Path) -> str:
+        return pipeline_command("token-classification", folder, "your text", aggregation_strategy="simple")
+
+    def legend(self):
+        from .showing import NOT_PREDICTED, marked
+
+        return marked(
+            "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are "
+            "learned at; ",
+            ("tokens without a tag of their own", NOT_PREDICTED),
+        )
+
+    def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import tagged_text
+
+        ids, labels = row["input_ids"].tolist(), row["labels"].tolist()
+        tags = [self.label_names[label] if label >= 0 else None for label in labels]
+        kinds = sorted({parts(name)[1] or name for name in self.label_names if name != OUTSIDE})
+        console.rule(f"sentence {number}: {len(ids)} tokens, {sum(tag is not None for tag in tags)} tags", align="left")
+        console.print(tagged_text(ids, tags, kinds, self.tokenizer, self.settings.labelled_token == "first"))

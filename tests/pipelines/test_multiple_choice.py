@@ -1,0 +1,140 @@
+"""Laws of choices: each is read with its context, the batch holds them in order, the right one is found."""
+
+import json
+
+import pytest
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_data import CHARACTERS, choices, task_recipe, write_lines
+
+LISTED = {"context_field": "context", "question_field": None, "choices_field": "choices", "max_length": 96}
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def run(*overrides, **sections):
+        return prepare_data(load_recipe(str(task_recipe(tmp_path, "multiple_choice", **sections)), overrides))
+
+    return run
+
+
+def test_columns_and_lists_hold_the_same_choices_by_number_and_by_letter(prepare, tmp_path):
+    rows = [json.loads(line) for line in choices(tmp_path / "rows.jsonl", 24).read_text().splitlines()]
+    listed = [
+        {
+            "context": row["sent1"],
+            "choices": [f"{row['sent2']} {row[f'ending{i}']}" for i in range(4)],
+            "label": "ABCD"[row["label"]],
+        }
+        for row in rows
+    ]
+    section = {"tokenizer": CHARACTERS, "evaluation": {"every_steps": None}, "model": {"max_position_embeddings": 96}}
+    found = []
+    for number, (given_rows, task) in enumerate(((rows, {"max_length": 96}), (listed, LISTED))):
+        path = write_lines(tmp_path / f"{number}.jsonl", given_rows)
+        data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+        found.append(prepare(data=data, task=task, **section).rows["train"])
+    one, other = ([{name: x.tolist() for name, x in row.items()} for row in rows] for rows in found)
+    tokenizer = prepare(data=data, task=LISTED, **section).tokenizer
+    assert len(one) == 24 and [row["choice_ends"] for row in one] == [row["choice_ends"] for row in other]
+    assert [row["labels"] for row in one] == [row["labels"] for row in other] == [row["label"] for row in rows]
+    for row, raw in zip(other, listed):  # texts come back: context, separator, choice
+        for (start, end), choice in zip(zip([0, *row["choice_ends"]], row["choice_ends"]), raw["choices"]):
+            text = tokenizer.decode(row["input_ids"][start:end]).replace("<|cls|>", "").split("<|sep|>")
+            assert [part.strip() for part in text[:2]] == [raw["context"], choice]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1, max_size=4), st.data())
+def test_a_batch_holds_every_choice_in_its_place(lengths, data):
+    from types import SimpleNamespace
+
+    from anyformer.pipelines.objectives.multiple_choice import MultipleChoice
+
+    side = data.draw(st.sampled_from(["left", "right"]))
+    task = object.__new__(MultipleChoice)
+    task.processor = SimpleNamespace(pad_token_id=0, padding_side=side)
+    rows = []
+    for number, sizes in enumerate(lengths):
+        ends = torch.tensor(sizes).cumsum(0)
+        rows.append({"input_ids": torch.arange(1, int(ends[-1]) + 1), "choice_ends": ends, "row_ids": number})
+        rows[-1]["labels"] = torch.tensor(number % 3)
+    batch = task.collator(False)(rows)
+    assert batch["input_ids"].shape[:2] == (len(rows), 3) and batch["labels"].shape == (len(rows),)
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    for row, ids, inside in zip(rows, batch["input_ids"], mask):
+        assert torch.equal(ids[inside], row["input_ids"])
+        assert inside.sum(-1).cumsum(0).equal(row["choice_ends"])
+    assert batch["row_ids"] == list(range(len(rows)))
+
+
+def row(label=0, **changes):
+    return {"context": "a film", "choices": ["good", "bad"], "label": label} | changes
+
+
+MISTAKES = {
+    "range": ([row(), row(2)], r"task.label_field='label': .*line 2 holds 2, but there are 2 choices"),
+    "letter": ([row(), row("C")], r"line 2 holds 'C', but there are 2 choices"),
+    "none": ([row(None)], r"line 1 holds None, which is no number or letter"),
+    "uneven": ([row(), row(choices=["a", "b", "c"])], r"line 2 holds 3 choices, but the first example 2; all need eq"),
+    "one": ([row(choices=["a"])], r"line 1 holds 1; it takes two"),
+    "empty": ([row(), row(choices=["a", " "])], r"line 2, choice 1 is empty"),
+    "no-list": ([row(choices="good")], r"task.choices_field='choices': .*line 1 holds str, not a list of choices"),
+    "no-text": ([row(context=3)], r"task.context_field='context': .*line 1 holds int, not text"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_choices_is_one_sentence_before_training(name, prepare, tmp_path):
+    rows, says = MISTAKES[name]
+    data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0.0}
+    task = LISTED | {"max_length": 40}
+    with pytest.raises(UserError, match=says) as error:
+        prepare(data=data, task=task, tokenizer=CHARACTERS, evaluation={"every_steps": None})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "override, says",
+    [
+        ("task.choices_field=[ending0]", "must name two or more different columns"),
+        ("evaluation.metrics=[f1]", "evaluation.metrics='f1' is not for task.name=multiple_choice; known: accuracy"),
+        (
+            "task={name: multiple_choice, context_field: null, max_length: 40}",
+            "context_field and task.question_field are both null",
+        ),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(prepare, override, says):
+    with pytest.raises(UserError, match=says):
+        prepare(override)
+
+
+def test_a_model_learns_to_choose_and_a_native_one_starts_from_its_own_weights(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path,
+        "multiple_choice",
+        tokenizer={"vocab_size": 310},
+        training={"max_steps": 100, "learning_rate": 0.01, "gradient_accumulation_steps": 2},
+        evaluation={"every_steps": 50, "best_metric": "accuracy"},
+    )
+    assert command("train", recipe) == 0
+    run = tmp_path / "run"
+    assert json.loads((run / "run.json").read_text())["metrics"]["test_accuracy"] > 0.7  # a quarter by chance
+    assert "multiple-choice" in (run / "README.md").read_text()
+    assert command("preview", recipe, "--rows", "2") == 0
+    assert capsys.readouterr().out.count("→ ") >= 2
+
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **size)).save_pretrained(tmp_path / "native")
+    tokenizer.save_pretrained(tmp_path / "native")
+    start = ["tokenizer=null", f"model={{name_or_path: {tmp_path / 'native'}}}", "--dry-run"]
+    assert command("train", recipe, *start, f"training.output_dir={tmp_path / 'other'}") == 0
+    assert "gradients finite" in capsys.readouterr().out
