@@ -115,7 +115,9 @@ def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, com
     assert rates[21] == pytest.approx(max(rates), rel=0.1) and rates[80] == pytest.approx(max(rates) / 2, rel=0.1)
 
 
-SLOW = ("instruction_tuning",)  # rows as others have them; the fast suite keeps one kind of chat
+# Chats have rows as others have them, and the fast suite keeps one kind of them; choices differ from classes by their
+# collator alone, which nothing is drawn in.
+SLOW = ("instruction_tuning", "multiple_choice")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k in SLOW else ()) for k in KINDS])
