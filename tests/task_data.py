@@ -142,15 +142,12 @@ def contexts(path: Path, number=160, seed=0) -> Path:
 
 
 def choices(path: Path, number=160, seed=0) -> Path:
-    """A text with a good or a bad word, and four that may follow, of which one is of its kind: SWAG's columns."""
+    """A text and four that may follow, of which the one with a good word is right: SWAG's columns."""
     draw, rows = random.Random(seed), []
     for _ in range(number):
-        good = draw.random() < 0.5
-        right, wrong = (GOOD, BAD) if good else (BAD, GOOD)
         label = draw.randrange(4)
-        endings = [f"and {draw.choice(right if i == label else wrong)} in a scene" for i in range(4)]
-        words = [*draw.choices(NEUTRAL, k=draw.randint(0, 6)), draw.choice(right)]
-        row = {"sent1": " ".join(words), "sent2": "it was", "label": label}
+        endings = [f"and {draw.choice(GOOD if i == label else BAD)} in a scene" for i in range(4)]
+        row = {"sent1": " ".join(draw.choices(NEUTRAL, k=draw.randint(1, 7))), "sent2": "it was", "label": label}
         rows.append(row | {f"ending{i}": ending for i, ending in enumerate(endings)})
     return write_lines(path, rows)
 

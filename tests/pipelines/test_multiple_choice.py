@@ -118,13 +118,13 @@ def test_a_model_learns_to_choose_and_a_native_one_starts_from_its_own_weights(t
     recipe = task_recipe(
         tmp_path,
         "multiple_choice",
-        tokenizer={"vocab_size": 310},
-        training={"max_steps": 100, "learning_rate": 0.01, "gradient_accumulation_steps": 2},
-        evaluation={"every_steps": 50, "best_metric": "accuracy"},
+        tokenizer={"vocab_size": 300},
+        training={"max_steps": 60, "learning_rate": 0.01, "gradient_accumulation_steps": 2},
+        evaluation={"every_steps": 30, "best_metric": "accuracy"},
     )
     assert command("train", recipe) == 0
     run = tmp_path / "run"
-    assert json.loads((run / "run.json").read_text())["metrics"]["test_accuracy"] > 0.7  # a quarter by chance
+    assert json.loads((run / "run.json").read_text())["metrics"]["validation_accuracy"] > 0.8  # a quarter by chance
     assert "multiple-choice" in (run / "README.md").read_text()
     assert command("preview", recipe, "--rows", "2") == 0
     assert capsys.readouterr().out.count("→ ") >= 2
