@@ -241,35 +241,15 @@ def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, 
     return (settings, None) if section == "objective" else (None, settings)
 
 
-# Tasks that people look for: what to do instead.
-NOT_BUILT_IN = {
-    name: f"the models have its head, transformers.{cls}, but the task itself would be a plug-in (docs/plugins.md)"
-    for name, cls in {
-        "token_classification": "AutoModelForTokenClassification",
-        "ner": "AutoModelForTokenClassification",
-        "question_answering": "AutoModelForQuestionAnswering",
-        "qa": "AutoModelForQuestionAnswering",
-        "multiple_choice": "AutoModelForMultipleChoice",
-    }.items()
-}
-
-
-# What other libraries call ours.
-OTHER_NAMES = {"sft": "instruction_tuning", "chat": "instruction_tuning", "dpo": "preference"}
-
-
 def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
     """The error for a name that is none of the section's."""
     if found is not None:
         return UserError(
             f"{section}.name={name} belongs into the section {found.section}; write {found.section}.name={name}"
         )
-    known = names_of(section)
-    missing = NOT_BUILT_IN.get(str(name))
-    near = f"; {missing}; known: {', '.join(known)}" if missing else did_you_mean(str(name), known)
-    meant = OTHER_NAMES.get(str(name).lower())
-    near = f"; did you mean {meant}?" if meant in known else near
-    return UserError(f"{section}.name={show(name)} is not one of its choices{near}")
+    return UserError(
+        f"{section}.name={show(name)} is not one of its choices{did_you_mean(str(name), names_of(section))}"
+    )
 
 
 def names_of(section: str) -> list[str]:
