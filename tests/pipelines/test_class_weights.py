@@ -61,6 +61,18 @@ def test_balanced_weights_count_training_examples_and_accumulation_changes_nothi
     assert again["loss"] == pytest.approx(metrics["test_loss"], abs=1e-5)
 
 
+def test_balanced_weights_of_tags_count_the_words_of_training_sentences(tmp_path, command, capsys):
+    recipe = task_recipe(tmp_path, "token_classification", task={"class_weights": "balanced"})
+    data = prepare_data(load_recipe(str(recipe)))
+    rows, objective = data.rows["train"], data.objective
+    labels = torch.cat([rows[i]["labels"] for i in range(len(rows))])
+    counts = labels[labels >= 0].bincount(minlength=len(objective.label_names))
+    assert objective.class_weights() == pytest.approx((counts.sum() / (len(counts) * counts)).tolist())
+    assert objective.loss().weight({"labels": labels}).item() == pytest.approx(counts.sum().item())
+    assert command("train", recipe, "--dry-run") == 0, capsys.readouterr().err
+    assert "gradients finite" in capsys.readouterr().out
+
+
 def test_images_mixed_or_not_have_weights_too(tmp_path, command):
     task = {"class_weights": [1, 2, 0.5], "mixup_alpha": 0.4}
     recipe = image_recipe(tmp_path, task=task, training={"max_steps": 2})
