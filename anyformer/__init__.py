@@ -49,6 +49,7 @@ _EXPORTS = {
     "prepare_data": "anyformer.pipelines.api",
     "train": "anyformer.pipelines.api",
     "evaluate": "anyformer.pipelines.api",
+    "EvaluationSuite": "anyformer.pipelines.evaluation.suite",
     "register_objective": "anyformer.pipelines.plugins",
     "register_metric": "anyformer.pipelines.metrics",
     "register_source": "anyformer.pipelines.plugins",

@@ -5,12 +5,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..errors import UserError, did_you_mean
 
 VERBS = ("list", "train", "preview", "tokenizer", "evaluate", "generate", "convert", "merge", "publish")
-LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "sources")
+LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "suites", "sources")
 PLUGIN_HELP = (
     "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
 )
@@ -110,8 +109,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise UserError(f"{(options or rest)[0]!r}: no such argument; see anyformer {verb} --help")
     if hasattr(args, "overrides"):
         args.overrides += rest  # overrides after an option, which argparse leaves over
-        if verb == "evaluate" and "=" in (args.recipe or ""):
-            args.recipe, args.overrides = None, [args.recipe, *args.overrides]  # of the run's own recipe
+        if verb == "evaluate":
+            from ..evaluation.request import told_apart
+
+            words = [args.model, *([] if args.recipe is None else [args.recipe]), *args.overrides]
+            args.models, args.recipe, args.overrides = told_apart(words)
         elif "=" in (args.recipe or ""):
             raise UserError(
                 f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} RECIPE {args.recipe}"
@@ -284,43 +286,9 @@ def _add_tokenizer(verbs) -> Parser:
 
 
 def _add_evaluate(verbs) -> Parser:
-    parser = verbs.add_parser(
-        "evaluate",
-        help="measure a saved model on a task",
-        description="Measure a model (the folder of a run, any saved model, or a repository on the Hub; ours or\n"
-        "transformers' own) on the test data of a recipe: the metrics of its task, or the perplexities of its text.\n"
-        "The numbers are printed, and kept as JSON in the model's folder.",
-        epilog="examples:\n"
-        "  anyformer evaluate runs/quickstart\n"
-        "  anyformer evaluate runs/quickstart quickstart --split validation --max-examples 100\n"
-        "  anyformer evaluate runs/multi30k_en_de multi30k_en_de task.num_beams=1\n"
-        "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
-        "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
-    )
-    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
-    parser.add_argument(
-        "recipe", metavar="TASK", nargs="?", help="recipe whose data and metrics are taken (default: the run's own)"
-    )
-    _add_overrides(parser)
-    parser.add_argument(
-        "--split", choices=("test", "validation"), help="data to measure on (default: test, else validation)"
-    )
-    parser.add_argument(
-        "--max-examples", type=_at_least(1), help="at most so many, spread over the data (default: all)"
-    )
-    parser.add_argument(
-        "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
-    )
-    parser.add_argument(
-        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
-    )
-    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
-    parser.add_argument(
-        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
-    )
-    _add_trust(parser)
-    parser.set_defaults(run=_run_evaluate)
-    return parser
+    from .evaluate_command import add_evaluate  # here: it takes what the commands share from this module
+
+    return add_evaluate(verbs)
 
 
 def _add_generate(verbs) -> Parser:
@@ -506,48 +474,6 @@ def _run_tokenizer(args) -> int:
     else:
         sample = sample_of_recipe(places[0].recipe, places[0].label, args.split, args.max_bytes)
     report(places, sample, trust_remote_code=args.trust_remote_code, output=output)
-    return 0
-
-
-def _run_evaluate(args) -> int:
-    from ..evaluation.request import (
-        check_by_position,
-        check_one_process,
-        check_writable,
-        choose_split,
-        evaluation_recipe,
-        result_file,
-    )
-
-    check_one_process()
-    notes: list[str] = []
-    recipe = evaluation_recipe(args.model, args.recipe, args.overrides, notes)
-    _say(notes)
-    recipe.trust_remote_code = args.trust_remote_code
-    split = choose_split(recipe, args.split)
-    kind = "by-position" if args.by_position else None
-    output = Path(args.output) if args.output else result_file(args.model, recipe, args.split, args.max_examples, kind)
-    if args.by_position:
-        check_by_position(recipe, output, args.beside)
-    elif args.label or args.beside:
-        raise UserError(f"{'--label' if args.label else '--beside'} belongs to --by-position; add it")
-    if output is not None:
-        check_writable(output)
-    _say_loading()
-    if args.by_position:
-        from ..evaluation.position_perplexity import evaluate_by_position
-
-        label = args.label or args.model
-        evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples)
-        return 0
-    from ..evaluation.evaluate import evaluate_model, print_evaluation, write_evaluation
-
-    picture = None if output is None else output.with_suffix(".png")
-    result = evaluate_model(recipe, split, max_examples=args.max_examples, picture=picture)
-    print_evaluation(result)
-    if output is not None:
-        write_evaluation(result, output)
-        print(f"written to {output}")
     return 0
 
 

@@ -81,6 +81,11 @@ def recipe_rows() -> list[tuple[str, str]]:
     return [(name, shipped_yaml("recipes", name)["description"]) for name in shipped("recipes")]
 
 
+def suite_rows() -> list[tuple[str, str]]:
+    """Return (name, one line) of each shipped suite."""
+    return [(name, shipped_yaml("suites", name)["description"]) for name in shipped("suites")]
+
+
 def objective_rows() -> list[tuple[str, str]]:
     """Return (name, one line) of each objective."""
     return [(name, OBJECTIVES[name].summary()) for name in names_of("objective")]
@@ -111,6 +116,7 @@ TABLES = {
     "objectives": (objective_rows, ("objective", "what the model learns from plain text or images")),
     "tasks": (task_rows, ("task", "what the model learns from labelled examples")),
     "metrics": (metric_rows, ("metric", "of", "what it measures")),
+    "suites": (suite_rows, ("suite", "what it measures")),
     "sources": (source_rows, ("source", "what it reads")),
 }
 

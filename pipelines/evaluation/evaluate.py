@@ -8,7 +8,7 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import transformers
@@ -21,6 +21,7 @@ import anyformer
 from ..adapters import load_config, load_model
 from ..data.rows import Rows
 from ..errors import UserError, loading_reason
+from ..metrics.comparison import Comparison, intervals, kept_comparisons
 from ..objectives.base import FinishedModel, Objective, evenly_spread
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
@@ -28,9 +29,9 @@ from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
-from ..training.interpret import with_interval
+from ..training.interpret import between
 from ..training.models import check_length
-from ..training.progress import human_time
+from ..training.progress import human_time, short_metric
 from ..training.run_folder import package_versions
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
@@ -38,10 +39,12 @@ from ..transformers_logging import errors_only
 
 @dataclass
 class Evaluation:
-    """What was measured, and on what; `vars` of it is what the JSON file holds.
+    """What was measured, and on what; `facts` of it is what the JSON file holds.
 
     examples: how many rows. rows: what they are called, such as "examples". metrics: name -> number.
-    signatures: metric -> the settings and versions its number depends on, where it says so.
+    signatures: metric -> the settings and versions its number depends on, where it says so. intervals: metric ->
+    {"low", "high", "method"}, its 95 % confidence interval. answers: {"row", "prediction", "reference"} of each
+    example, where predictions stand beside references. compared: of what its metrics were computed.
     """
 
     model: str
@@ -55,6 +58,34 @@ class Evaluation:
     seconds: float
     versions: dict[str, str]
     recipe: dict
+    intervals: dict[str, dict] = field(default_factory=dict)
+    answers: list[dict] = field(default_factory=list, repr=False)
+    compared: Comparison | None = field(default=None, repr=False)
+
+    def facts(self) -> dict:
+        """All but the single answers, as JSON."""
+        return {name: value for name, value in vars(self).items() if name not in ("answers", "compared")}
+
+
+@dataclass
+class PreparedEvaluation:
+    """What it takes to measure a model, but for its weights; whatever a user can have wrong has been looked at.
+
+    names: metrics to report. rows, train: of the split, and of the training split where it was asked for. chosen: the
+    numbers of the rows that are measured.
+    """
+
+    recipe: Recipe
+    split: str
+    objective: Objective
+    names: list[str]
+    rows: Rows
+    train: Rows | None
+    chosen: list[int]
+
+    def load_model(self):
+        """The model, in evaluation mode. Raises UserError where it cannot be loaded, or lacks the head."""
+        return load(getattr(transformers, self.objective.auto_class), self.recipe, self.objective.unused_weights)
 
 
 def evaluate_model(
@@ -76,7 +107,11 @@ def evaluate_model(
         UserError: a model that cannot be loaded or was not made for the task, classes that are not the task's, or data
             that is missing or unreadable.
     """
-    started = time.time()
+    return measure(prepare_evaluation(recipe, split, max_examples), picture)
+
+
+def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = None) -> PreparedEvaluation:
+    """Check a recipe's checkpoint against its data, and make the rows; as evaluate_model, without measuring."""
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()
     config = load(transformers.AutoConfig, recipe)
@@ -86,18 +121,29 @@ def evaluate_model(
     names = [name for name in recipe.evaluation.metrics if not (partial and METRICS[name].whole_text)]
     splits = objective.splits_to_measure(split, names)
     data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
-    objective, rows = data.objective, data.rows[split]
-    model = load(getattr(transformers, objective.auto_class), recipe, objective.unused_weights)
+    rows = data.rows[split]
     chosen = evenly_spread(len(rows), max_examples) if partial else list(range(len(rows)))
-    result = evaluate_rows(recipe, objective, model, rows, chosen)
-    train = data.rows.get("train")
-    metrics = {"loss": result["loss"]} | objective.metrics_of_pass(names, result, rows, train)
-    finished = FinishedModel(
-        recipe.model.name_or_path, lambda: model, training_arguments(recipe).per_device_eval_batch_size
-    )
-    metrics |= objective.measure(finished, rows, chosen, train)
+    return PreparedEvaluation(recipe, split, data.objective, names, rows, data.rows.get("train"), chosen)
+
+
+def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:
+    """Measure the model of a prepared evaluation; picture and errors as evaluate_model's."""
+    started = time.time()
+    recipe, split, objective = prepared.recipe, prepared.split, prepared.objective
+    rows, chosen = prepared.rows, prepared.chosen
+    model = prepared.load_model()
+    with kept_comparisons() as compared:
+        result = evaluate_rows(recipe, objective, model, rows, chosen)
+        metrics = {"loss": result["loss"]} | objective.metrics_of_pass(prepared.names, result, rows, prepared.train)
+        batch_size = training_arguments(recipe).per_device_eval_batch_size
+        finished = FinishedModel(recipe.model.name_or_path, lambda: model, batch_size)
+        metrics |= objective.measure(finished, rows, chosen, prepared.train)
     if picture is not None and objective.draw(finished, rows, picture):
         print(f"samples are drawn in {picture}")
+    bounds: dict[str, dict] = {}
+    for comparison in compared:
+        bounds |= intervals(comparison, metrics, recipe.evaluation.bootstrap, recipe.training.seed)
+    comparison = compared[-1] if compared else None
     return Evaluation(
         model=recipe.model.name_or_path,
         task=recipe.name,
@@ -105,12 +151,25 @@ def evaluate_model(
         data=rows.name,
         examples=len(chosen),
         rows=f"{objective.row_noun}s",
+        intervals=bounds,
+        answers=[] if comparison is None else answers_of(objective, comparison, chosen),
+        compared=comparison,
         metrics=metrics,
         signatures=objective.signatures,
         seconds=round(time.time() - started, 1),
         versions=package_versions(),
         recipe=recipe.to_dict(),
     )
+
+
+def answers_of(objective: Objective, comparison: Comparison, chosen: list[int]) -> list[dict]:
+    """{"row", "prediction", "reference"} of each example; the row is its number in the split."""
+    pairs = zip(comparison.predictions, comparison.references, strict=True)
+    numbers = chosen if len(chosen) == len(comparison.references) else range(len(comparison.references))
+    return [
+        {"row": number, "prediction": objective.answer(given), "reference": objective.answer(true)}
+        for number, (given, true) in zip(numbers, pairs)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- model
@@ -184,12 +243,26 @@ def print_evaluation(result: Evaluation) -> None:
     table = Table("metric", "value", title=None, show_edge=False)
     table.columns[1].justify = "right"
     for name, value in result.metrics.items():
-        table.add_row(name.replace("_", " "), with_interval(name, value, {"examples": result.examples}))
+        table.add_row(name.replace("_", " "), with_bounds(value, result.intervals.get(name)))
     console.print(table)
     for name, signature in result.signatures.items():
         console.print(f"{name}: {signature}", markup=False)
 
 
+def with_bounds(value: float, bounds: dict | None) -> str:
+    """A metric for people, with its 95 % interval where it has one."""
+    return short_metric(value) + (f"  {between(bounds['low'], bounds['high'])}" if bounds else "")
+
+
 def write_evaluation(result: Evaluation, path: Path) -> None:
     """Write the result as JSON, complete or not at all."""
-    write_atomically(path, json.dumps(vars(result), indent=1, ensure_ascii=False) + "\n")
+    write_json(result.facts(), path)
+
+
+def write_json(facts: dict, path: Path) -> None:
+    write_atomically(path, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_lines(rows: list[dict], path: Path) -> None:
+    """Write rows as JSONL, complete or not at all."""
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

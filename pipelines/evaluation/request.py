@@ -1,6 +1,7 @@
 """What `anyformer evaluate MODEL TASK` asks for, checked before anything heavy is imported."""
 
 import importlib.util
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..generation import locate_model
-from ..plugins import objective_of
+from ..plugins import METRICS, objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.schema import Recipe, TrainingSection
 
@@ -55,6 +56,25 @@ def own_recipe(model: str, overrides: list[str] = ()) -> str:
     return str(found)
 
 
+def told_apart(words: list[str]) -> tuple[list[str], str | None, list[str]]:
+    """(models, task, overrides) of the words of a command: MODEL, MODEL TASK or A B TASK, and section.key=value.
+
+    Raises:
+        UserError: more names than three, or a model where the task belongs.
+    """
+    names = list(itertools.takewhile(lambda word: "=" not in word, words))
+    overrides = words[len(names) :]
+    if len(names) > 3:
+        raise UserError(f"{names[3]!r} is one name too many; write anyformer evaluate A B TASK to compare two models")
+    if len(names) == 2 and (Path(names[1]).expanduser() / "config.json").is_file():
+        raise UserError(
+            f"TASK={names[1]} is a model; to compare two models name the task as well: anyformer evaluate "
+            f"{names[0]} {names[1]} TASK"
+        )
+    models = names[: max(1, len(names) - 1)]
+    return models, names[-1] if len(names) > 1 else None, overrides
+
+
 def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     """The split to evaluate on: `wanted`, else the first of test and validation that the recipe has.
 
@@ -79,17 +99,19 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
 
 
 def result_file(
-    model: str, recipe: Recipe, split: str | None = None, max_examples: int | None = None, kind: str | None = None
+    model: str, task: str, split: str | None = None, max_examples: int | None = None, kind: str | None = None
 ) -> Path | None:
     """Where a result is kept if nobody says: in the model's folder, under the name of the task; None on the Hub.
+
+    Of a suite over `runs/{task}`: in `runs`.
 
     A split, number of examples or other kind of result that was asked for is in the name: such a result must not
     replace the usual one.
     """
-    folder = Path(model).expanduser()
+    folder = Path(model.partition("{task}")[0] or "." if "{task}" in model else model).expanduser()
     if not folder.is_dir():
         return None
-    parts = ["evaluation", recipe.name, split, max_examples and f"{max_examples}-examples", kind]
+    parts = ["evaluation", task, split, max_examples and f"{max_examples}-examples", kind]
     return folder / f"{'-'.join(part for part in parts if part)}.json"
 
 
@@ -99,15 +121,24 @@ def check_one_process() -> None:
         raise UserError("anyformer evaluate runs in one process; start it without torchrun or accelerate launch")
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, option: str = "--output") -> None:
     """Raise UserError where a result could not be written after the work is done."""
     where = path.parent if path.parent != Path("") else Path(".")
     if path.is_dir():
-        raise UserError(f"--output {path} is a folder; give the name of a file")
+        raise UserError(f"{option} {path} is a folder; give the name of a file")
     if not where.is_dir():
-        raise UserError(f"--output {path}: the folder {where} does not exist")
+        raise UserError(f"{option} {path}: the folder {where} does not exist")
     if not os.access(path if path.exists() else where, os.W_OK):
-        raise UserError(f"--output {path} cannot be written; choose another with --output")
+        raise UserError(f"{option} {path} cannot be written; choose another with {option}")
+
+
+def check_predictions(recipe: Recipe, file: str | None) -> None:
+    """Raise UserError where single predictions are asked for and the task has none, or they could not be written."""
+    if file is None:
+        return
+    if not any(METRICS[name].load is not None for name in recipe.evaluation.metrics):
+        raise UserError(f"--predictions {file}: TASK={recipe.name} compares no predictions with references; remove it")
+    check_writable(Path(file), "--predictions")
 
 
 def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:

@@ -15,24 +15,26 @@ from typing import Any
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
 
-COMPARED = ("classes", "label_sets", "numbers", "texts", "tags", "answers")
+COMPARED = ("classes", "probabilities", "label_sets", "numbers", "texts", "tags", "answers")
+COMES_WITH = {"probabilities": "classes"}  # what a task compares -> which tasks have it as well
 
 
 @dataclass(frozen=True)
 class MetricRow:
     """One metric.
 
-    compares: "classes", "label_sets" (for each class 0 or 1), "numbers", "texts", "tags" (of words, a list for each
-    sentence) or "answers" (each beside a list of right ones), where predictions stand beside references; "rewards",
-    those of chosen answers beside those of rejected ones; "pairs", where the objective counts it
-    (Objective.loss_parts); "tokens" or "pixels", where it is computed from summed losses. also: what else it compares.
+    compares: "classes", "probabilities" (of each class, beside the right one), "label_sets" (for each class 0 or 1),
+    "numbers", "texts", "tags" (of words, a list for each sentence) or "answers" (each beside a list of right ones),
+    where predictions stand beside references; "rewards", those of chosen answers beside those of rejected ones;
+    "pairs", where the objective counts it (Objective.loss_parts); "tokens" or "pixels", where it is computed from
+    summed losses. also: what else it compares.
     load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for metrics of losses. of_losses:
     computes it from objectives/perplexity.py's TokenLosses or PixelLosses; None where a pass over the rows does not
     give it. every_token: it needs each token predicted once. whole_text: it means nothing for a part of the rows.
     needs_train: it reads the training rows, too. two_classes: it is of two classes alone. of_entities: it needs tags
     that mark entities. needs: package beyond every installation's, and the extra that has it: ("rouge_score",
     "metrics"). interval: (value, number of examples) -> the bounds of its 95 % confidence interval; None where it has
-    none.
+    no formula, and the bootstrap gives one (comparison.py). lower: whether less of it is better.
     """
 
     compares: str
@@ -47,10 +49,11 @@ class MetricRow:
     interval: Callable[[float, int], tuple[float, float]] | None = None
     needs: tuple[str, str] | None = None
     also: tuple[str, ...] = ()
+    lower: bool = False
 
     def fits(self, compares: str | None) -> bool:
         """Whether it is of what an objective compares."""
-        return compares == self.compares or compares in self.also
+        return compares in (self.compares, COMES_WITH.get(self.compares), *self.also)
 
     def missing(self) -> str | None:
         """What to install before it can be computed, in words; None where nothing is missing."""
@@ -81,8 +84,9 @@ def register_metric(name: str, *, compares: str) -> Callable:
 
     Args:
         name: as evaluation.metrics names it.
-        compares: "classes" (whole numbers), "label_sets" (a 0 or 1 for each class), "numbers", "texts", "tags" (lists
-            of names) or "answers" (a text beside a list of texts).
+        compares: "classes" (whole numbers), "probabilities" (a row of them beside a whole number), "label_sets" (a 0
+            or 1 for each class), "numbers", "texts", "tags" (lists of names) or "answers" (a text beside a list of
+            texts).
 
     Raises:
         UserError: another `compares`, or a name that is taken.
@@ -183,6 +187,13 @@ for _name, (_cls, _words) in _OF_CLASSES.items():
             also=() if _variant is None else SETS,
         )
 _built_in("f1_micro", "label_sets", "F1", "harmonic mean of precision and recall, over all labels at once", "micro")
+_built_in(
+    "expected_calibration_error",
+    "probabilities",
+    "ExpectedCalibrationError",
+    "how far confidence is from accuracy, mean over 15 bins (0: none); less is better",
+    lower=True,
+)
 _built_in("matthews_correlation", "classes", "MatthewsCorrelation", "correlation of predicted and true classes")
 _built_in("reward_accuracy", "rewards", "RewardAccuracy", "share of pairs whose chosen answer has the higher reward")
 _built_in("reward_margin", "rewards", "RewardMargin", "mean difference of the rewards of chosen and rejected answers")
@@ -250,16 +261,25 @@ def load_metric(name: str, **kwargs) -> Any:
     return METRICS[name].load(**kwargs)
 
 
-def compute_metrics(names: Iterable[str], predictions, references) -> tuple[dict[str, float], dict[str, str]]:
+def compute_metrics(
+    names: Iterable[str], predictions, references, probabilities=None
+) -> tuple[dict[str, float], dict[str, str]]:
     """({name: number}, {name: settings and versions it depends on, if any}) of several metrics.
+
+    probabilities: of each class, (examples, classes), for the metrics that compare them in place of `predictions`.
 
     Raises:
         UserError: no such metric, or one of two classes where others occur.
     """
+    from .comparison import Comparison, keep
+
+    comparison = Comparison(list(names), predictions, references, probabilities)
+    keep(comparison)
     numbers, signatures = {}, {}
-    for name in names:
+    for name in comparison.metrics:
         metric = load_metric(name)
-        numbers |= metric.compute(predictions=predictions, references=references)
+        given, true = comparison.inputs(name)
+        numbers |= metric.compute(predictions=given, references=true)
         if metric.signature is not None:
             signatures[name] = metric.signature
     return numbers, signatures

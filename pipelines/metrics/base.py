@@ -1,6 +1,7 @@
 """Base class of the metrics: evaluate's interface, without files or downloads."""
 
 import abc
+from collections.abc import Callable
 
 import datasets
 import evaluate
@@ -43,6 +44,41 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
     def score(self, predictions: list, references: list, **options) -> float:
         """The number, from all predictions and references; `options` are further arguments of `compute`."""
 
+    def weighted(self, predictions: list, references: list) -> Callable:
+        """A function of weights (examples,), whole numbers: the number, if each example were there so many times.
+
+        The bootstrap calls it a thousand times, so a subclass that can does not go over the examples again.
+        """
+        import numpy as np
+
+        def score(weights) -> float:
+            drawn = np.repeat(np.arange(len(references)), weights)
+            return float(self.score([predictions[i] for i in drawn], [references[i] for i in drawn]))
+
+        return score
+
+    def right(self, predictions: list, references: list):
+        """(examples,) of booleans: which answers are right, where the number is their share; else None."""
+        return None
+
+
+class MeanMetric(OfflineMetric):
+    """A metric that is the mean of a number of each example. Subclasses implement `each`."""
+
+    @abc.abstractmethod
+    def each(self, predictions: list, references: list) -> list[float]:
+        """The numbers of the examples."""
+
+    def score(self, predictions, references):
+        found = self.each(predictions, references)
+        return sum(found) / len(found)
+
+    def weighted(self, predictions, references):
+        import numpy as np
+
+        found = np.asarray(self.each(predictions, references), dtype=float)
+        return lambda weights: float(weights @ found / weights.sum())
+
 
 def pairs_of(dtype: str, several: bool = False) -> datasets.Features:
     """Features of one prediction and one reference of the same type; several: each is a list of such."""
@@ -52,6 +88,9 @@ def pairs_of(dtype: str, several: bool = False) -> datasets.Features:
 
 FEATURES = {
     "classes": pairs_of("int64"),
+    "probabilities": datasets.Features(
+        {"predictions": datasets.Sequence(datasets.Value("float64")), "references": datasets.Value("int64")}
+    ),
     "label_sets": pairs_of("int64", several=True),
     "numbers": pairs_of("float64"),
     "texts": pairs_of("string"),

@@ -4,7 +4,7 @@ import abc
 
 import datasets
 
-from .base import OfflineMetric, pairs_of
+from .base import MeanMetric, OfflineMetric, pairs_of
 
 
 class TextMetric(OfflineMetric):
@@ -26,14 +26,24 @@ class SacrebleuMetric(TextMetric):
         """The sacrebleu object that scores."""
 
     def score(self, predictions, references):
-        lists = [[text] if isinstance(text, str) else text for text in references]
-        most = max(map(len, lists))
-        # sacrebleu takes the first references of all texts, then the second ones, ...; None where a text has fewer.
-        streams = [[texts[i] if i < len(texts) else None for texts in lists] for i in range(most)]
         scorer = self.scorer()
-        result = scorer.corpus_score(predictions, streams)
+        result = scorer.corpus_score(predictions, streams_of(references))
         self.signature = str(scorer.get_signature())
         return result.score
+
+    def weighted(self, predictions, references):
+        """From the counts of each text, which sacrebleu's own bootstrap adds up as well (sacrebleu 2.4 to 2.6)."""
+        import numpy as np
+
+        scorer = self.scorer()
+        counts = np.array(scorer._extract_corpus_statistics(predictions, streams_of(references)))
+        return lambda weights: scorer._compute_score_from_stats((weights @ counts).tolist()).score
+
+
+def streams_of(references: list) -> list[list[str | None]]:
+    """References as sacrebleu takes them: the first of all texts, then the second ones; None where a text has fewer."""
+    lists = [[text] if isinstance(text, str) else text for text in references]
+    return [[texts[i] if i < len(texts) else None for texts in lists] for i in range(max(map(len, lists)))]
 
 
 class Bleu(SacrebleuMetric):
@@ -54,20 +64,24 @@ class Chrf(SacrebleuMetric):
         return CHRF()
 
 
-class Rouge(TextMetric):
+class Rouge(MeanMetric, TextMetric):
     """ROUGE F1 (Lin 2004) without stemming, by rouge-score; of several references the best one counts."""
 
-    def score(self, predictions, references):
+    def each(self, predictions, references):
         from rouge_score.rouge_scorer import RougeScorer
 
         scorer, found = RougeScorer([self.variant]), []
         for prediction, given in zip(predictions, references):
             texts = [given] if isinstance(given, str) else given
             found.append(max(scorer.score(text, prediction)[self.variant].fmeasure for text in texts))
-        return sum(found) / len(found)
+        return found
 
 
-class ExactMatch(TextMetric):
-    def score(self, predictions, references):
-        hits = sum(p == r if isinstance(r, str) else p in r for p, r in zip(predictions, references))
-        return hits / len(predictions)
+class ExactMatch(MeanMetric, TextMetric):
+    def each(self, predictions, references):
+        return [p == r if isinstance(r, str) else p in r for p, r in zip(predictions, references)]
+
+    def right(self, predictions, references):
+        import numpy as np
+
+        return np.array(self.each(predictions, references))

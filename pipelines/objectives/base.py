@@ -281,6 +281,10 @@ class Objective(ABC):
         compute_metrics(predictions). None: the loss alone is measured."""
         return None
 
+    def answer(self, value: Any) -> Any:
+        """A prediction or reference of the metrics as JSON that people read, such as the name of a class."""
+        return value
+
     def loss_parts(self) -> Any | None:
         """What tells the parts of the loss of a model with several heads apart, for the log; None: it has one part.
 

@@ -45,17 +45,32 @@ class ClassScores:
         return self
 
     def predictions(self, logits, labels):
-        """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has."""
+        """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has.
+
+        (B, 2 + C), with the probabilities of the classes, where a metric compares them.
+        """
         import torch
 
-        return torch.stack([logits.argmax(-1), labels], dim=-1)
+        found = torch.stack([logits.argmax(-1), labels], dim=-1)
+        if not self._compares_probabilities():
+            return found
+        return torch.cat([found.float(), logits.float().softmax(-1)], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
-        """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
+        """Metrics of the predictions of all rows, an array of shape (rows, 2) or (rows, 2 + C)."""
         from ..metrics import compute_metrics
 
-        given, true = predictions.T.tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
+        given, true = predictions[:, :2].astype(int).T.tolist()
+        probabilities = predictions[:, 2:] if predictions.shape[1] > 2 else None
+        return compute_metrics(self.recipe.evaluation.metrics, given, true, probabilities)[0]
+
+    def _compares_probabilities(self) -> bool:
+        from ..plugins import METRICS
+
+        return any(METRICS[name].compares == "probabilities" for name in self.recipe.evaluation.metrics)
+
+    def answer(self, value: int) -> str:
+        return self.label_names[value]
 
 
 class ClassTask(ClassScores):

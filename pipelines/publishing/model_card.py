@@ -176,6 +176,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "sizes": [size for size in SIZES if any(size in known for known in splits.values())],
         "fingerprint": (run.get("data") or {}).get("fingerprint"),
         "metrics": facts.metrics,
+        "suite_metrics": facts.suite_metrics,
         "signatures": run.get("signatures") or {},
         "samples": facts.samples,
         "picture": picture if picture and (model.path / picture).is_file() else None,
@@ -202,6 +203,19 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         )
         for split, metric, value in facts.metrics
         if math.isfinite(value) and not metric.startswith("unigram")
+    ]
+    scores += [
+        EvalResult(
+            task_type=task or "other",
+            dataset_type="custom",
+            dataset_name=suite_task,
+            dataset_split=split,
+            metric_type=metric,
+            metric_name=metric.replace("_", " "),
+            metric_value=round(value, 6),
+        )
+        for suite_task, split, metric, value in facts.suite_metrics
+        if math.isfinite(value)
     ]
     family = [model.config["model_type"].removeprefix("anyformer_")] if "model_type" in model.config else []
     return ModelCardData(

@@ -26,6 +26,7 @@ class RunFacts:
     recipe_text: str | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
+    suites: list[dict[str, Any]] = field(default_factory=list)  # what evaluation-SUITE.json hold
 
     @classmethod
     def read(cls, folder: Path) -> "RunFacts":
@@ -48,7 +49,7 @@ class RunFacts:
         if recipe_file.is_file():
             text = recipe_file.read_text(encoding="utf-8")
             recipe = parse_yaml(text, str(recipe_file))
-        return cls(text, recipe if isinstance(recipe, dict) else {}, run)
+        return cls(text, recipe if isinstance(recipe, dict) else {}, run, _suites(folder))
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the recipe, empty where it is not there."""
@@ -134,9 +135,32 @@ class RunFacts:
         return rows
 
     @property
+    def suite_metrics(self) -> list[tuple[str, str, str, float]]:
+        """What suites measured, as rows (task, split, metric, value); of a task in two suites the last one counts."""
+        rows = {}
+        for suite in self.suites:
+            for task, result in suite["tasks"].items():
+                for metric, value in result["metrics"].items():
+                    rows[task, result["split"], metric] = float(value)
+        return [(*key, value) for key, value in rows.items()]
+
+    @property
     def samples(self) -> list[dict[str, str]]:
         """The samples that have a text."""
         return [s for s in self.run.get("samples") or [] if isinstance(s, dict) and s.get("text")]
+
+
+def _suites(folder: Path) -> list[dict[str, Any]]:
+    """The results of suites that `anyformer evaluate` has left in a model's folder."""
+    found = []
+    for file in sorted(folder.glob("evaluation-*.json")):
+        try:
+            result = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{file} is not readable as JSON ({error}); delete it to go on") from error
+        if isinstance(result, dict) and "suite" in result:
+            found.append(result)
+    return found
 
 
 def _source_name(source: dict[str, Any]) -> str | None:

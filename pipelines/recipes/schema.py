@@ -211,6 +211,12 @@ class EvaluationSection:
         "the final model is the mean of the newest so many checkpoints; null: the last",
         at_least=2,
     )
+    bootstrap: int = doc(
+        "resamples of the examples for the 95 % intervals of `anyformer evaluate`; 0: only intervals with a formula",
+        1000,
+        at_least=0,
+        at_most=1_000_000,
+    )
     sample_prompts: list[str] = doc(
         "texts the trained model continues at the end (a translation model: translates; a masked one: fills in [MASK])",
         [],

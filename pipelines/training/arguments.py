@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from ..accounting.flops import prefers_bf16
 from ..errors import UserError, first_line
+from ..plugins import METRICS
 from ..recipes.checks import check_schedule
 from ..recipes.schema import Recipe, TrainingSection
 from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
@@ -133,7 +134,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
         "eval_strategy": "no" if recipe.evaluation.every_steps is None else "steps",
         "eval_steps": recipe.evaluation.every_steps,
         "metric_for_best_model": recipe.evaluation.best_metric,
-        "greater_is_better": recipe.evaluation.best_metric != "loss",
+        "greater_is_better": not less_is_better(recipe.evaluation.best_metric),
         # Without an accelerator the process group must be gloo; with one this stays off.
         "use_cpu": device == "cpu",
         # Trainer's default leaves NaN out of the logged loss; LossGuard stops the run instead.
@@ -164,3 +165,8 @@ def refusals() -> Iterator[None]:
         yield
     except (ValueError, TypeError, ImportError, KeyError) as error:
         raise UserError(f"training: transformers refuses these settings: {first_line(error)}") from error
+
+
+def less_is_better(metric: str | None) -> bool:
+    """Whether the better of two models has less of the loss, or of a metric."""
+    return metric == "loss" or (metric in METRICS and METRICS[metric].lower)

@@ -7,6 +7,12 @@ from .progress import short_metric
 CLEARLY_BETTER = 0.005
 
 
+def between(low: float, high: float) -> str:
+    """The bounds of a 95 % interval, for people."""
+    digits = 3 if max(abs(low), abs(high)) < 10 else 2
+    return f"(95 %: {low:.{digits}f} to {high:.{digits}f})"
+
+
 def with_interval(metric: str, value: float, facts: dict) -> str:
     """A metric for people; a share of examples with the interval that holds the true one in 95 % of samples.
 
@@ -16,7 +22,7 @@ def with_interval(metric: str, value: float, facts: dict) -> str:
     if row is None or row.interval is None or not facts.get("examples"):
         return text
     low, high = row.interval(value, facts["examples"])
-    return f"{text}  (95 %: {low:.3f} to {high:.3f})"
+    return f"{text}  {between(low, high)}"
 
 
 def interpret(run: dict) -> list[str]:
@@ -50,7 +56,7 @@ def better_before(run: dict) -> list[str]:
     if len(validations) < 2 or section.get("best_metric") or section.get("average_checkpoints"):
         return []
     measured = next((name for name in section.get("metrics") or [] if _may_choose(name, validations)), "loss")
-    sign = 1 if measured == "loss" else -1
+    sign = 1 if measured == "loss" or METRICS[measured].lower else -1
     best, last = min(validations, key=lambda entry: sign * entry[measured]), validations[-1]
     if sign * (last[measured] - best[measured]) <= CLEARLY_BETTER * abs(last[measured]):
         return []
@@ -61,10 +67,10 @@ def better_before(run: dict) -> list[str]:
 
 
 def _may_choose(name: str, validations: list[dict]) -> bool:
-    """Whether evaluation.best_metric takes it: a metric that compares classes, numbers or tags."""
+    """Whether evaluation.best_metric takes it: a metric of what is measured in validations."""
     return (
         name in METRICS
-        and METRICS[name].compares in ("classes", "label_sets", "numbers", "tags")
+        and METRICS[name].compares in ("classes", "probabilities", "label_sets", "numbers", "tags")
         and all(name in entry for entry in validations)
     )
 

@@ -2,14 +2,20 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
+import evaluate as library
 import pytest
+import scipy.stats
 import torch
 import yaml
-from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe
+from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe, told_apart
 from anyformer.pipelines.metrics import load_metric
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from anyformer.pipelines.training.trainer import AnyformerTrainer
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import anyformer
 from anyformer_main import main
@@ -230,6 +236,139 @@ def test_a_native_twin_has_the_perplexity_of_our_model(stage, evaluate, tmp_path
     assert math.log(native["metrics"]["perplexity"]) == pytest.approx(native["metrics"]["loss"])
 
 
+# ------------------------------------------------------------------------------- intervals, answers, two models
+
+
+def test_metrics_have_intervals_and_single_answers_are_written_on_request(evaluate, tmp_path):
+    answers = tmp_path / "answers.jsonl"
+    result = evaluate("classes", "classes", "--predictions", str(answers), "evaluation.bootstrap=50")
+    assert {name: row["method"] for name, row in result["intervals"].items()} == {
+        "accuracy": "wilson",
+        "f1": "bootstrap of 50",
+    }
+    for name, row in result["intervals"].items():
+        assert row["low"] <= result["metrics"][name] <= row["high"]
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [row["row"] for row in rows] == list(range(16)) and set(rows[0]) == {"row", "prediction", "reference"}
+    right = sum(row["prediction"] == row["reference"] for row in rows)
+    assert right / 16 == result["metrics"]["accuracy"] and {row["reference"] for row in rows} == {"neg", "pos"}
+    evaluate("texts", "texts", "--predictions", str(answers), "--max-examples", "4", "evaluation.bootstrap=20")
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [row["row"] for row in rows] == [0, 4, 8, 12] and all(isinstance(row["reference"], str) for row in rows)
+
+
+def test_two_models_are_compared_on_one_task(stage, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    other, answers, output = tmp_path / "other", tmp_path / "answers.jsonl", tmp_path / "result.json"
+    shutil.copytree(stage / "runs" / "classes", other)
+    weights = load_file(other / "model.safetensors")
+    head = next(name for name in weights if weights[name].shape == (2, 32) and "classifier" in name)
+    weights[head] = -weights[head]  # it answers the opposite, but for the bias
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    words = ["evaluate", str(stage / "runs" / "classes"), str(other), str(stage / "classes.yaml")]
+    options = ["--predictions", str(answers), "--output", str(output), "evaluation.bootstrap=50"]
+    assert main([*words, *options]) == 0
+    result, printed = json.loads(output.read_text()), capsys.readouterr().out
+    assert "McNemar, exact" in printed and "paired bootstrap of 50" in printed and str(other) in printed
+    first, second = (each["metrics"] for each in result["results"])
+    row = result["differences"]["accuracy"]
+    assert row["difference"] == pytest.approx(second["accuracy"] - first["accuracy"])
+    assert row["low"] <= row["difference"] <= row["high"]
+    pairs = [json.loads(line) for line in answers.read_text().splitlines()]
+    alone = [[p == each["reference"] for p in each["predictions"]] for each in pairs]
+    assert (row["first_alone"], row["second_alone"]) == (alone.count([True, False]), alone.count([False, True]))
+    expected = scipy.stats.binomtest(row["first_alone"], row["first_alone"] + row["second_alone"]).pvalue
+    assert row["p"] == pytest.approx(expected)
+
+
+def test_names_before_the_overrides_say_what_is_asked_for(tmp_path):
+    assert told_apart(["m"]) == (["m"], None, [])
+    assert told_apart(["m", "a.b=1"]) == (["m"], None, ["a.b=1"])
+    assert told_apart(["m", "t", "a.b=1"]) == (["m"], "t", ["a.b=1"])
+    assert told_apart(["a", "b", "t", "a.b=1"]) == (["a", "b"], "t", ["a.b=1"])
+
+
+def test_calibration_error_is_of_the_models_probabilities(stage, evaluate):
+    result = evaluate("classes", "classes", "evaluation.metrics=[accuracy, expected_calibration_error]")
+    model = AutoModelForSequenceClassification.from_pretrained(stage / "runs" / "classes").eval()
+    tokenizer = AutoTokenizer.from_pretrained(stage / "runs" / "classes")
+    rows = [json.loads(line) for line in (stage / "test_files.jsonl").read_text().splitlines()]
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(row["text"], return_tensors="pt")).logits for row in rows])
+    expected = load_metric("expected_calibration_error").compute(
+        predictions=logits.softmax(-1).tolist(), references=[row["label"] for row in rows]
+    )
+    found = result["metrics"]["expected_calibration_error"]
+    assert found == pytest.approx(expected["expected_calibration_error"], abs=1e-4)
+    bounds = result["intervals"]["expected_calibration_error"]
+    assert 0 <= bounds["low"] <= bounds["high"] <= 1
+
+
+# ------------------------------------------------------------------------------------------------------ suites
+
+
+def write_suite(path: Path, *entries) -> Path:
+    path.write_text(yaml.safe_dump({"description": "two of them", "suite": list(entries)}), encoding="utf-8")
+    return path
+
+
+def test_a_suite_is_its_tasks_in_one_table_one_file_and_the_model_card(stage, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    model = shutil.copytree(stage / "runs" / "classes", tmp_path / "model")
+    part = {"recipe": "classes.yaml", "name": "part", "split": "validation", "max_examples": 5}
+    suite = write_suite(stage / "both.yaml", "classes.yaml", part | {"evaluation": {"metrics": ["accuracy"]}})
+    assert main(["evaluate", str(model), str(suite), "evaluation.bootstrap=20"]) == 0
+    result, printed = json.loads((model / "evaluation-both.json").read_text()), capsys.readouterr().out
+    assert [(name, task["split"], task["examples"]) for name, task in result["tasks"].items()] == [
+        ("classes", "test", 16),
+        ("part", "validation", 5),
+    ]
+    assert "f1" not in result["tasks"]["part"]["metrics"] and "part" in printed
+    card = ModelCard.load(model / "README.md")
+    measured = {
+        (row.dataset_name, row.dataset_split, row.metric_type): row.metric_value for row in card.data.eval_results
+    }
+    for name, task in result["tasks"].items():
+        for metric, value in task["metrics"].items():
+            assert measured[name, task["split"], metric] == pytest.approx(value, abs=1e-6)
+    assert "Results on other tasks" in card.text
+
+    in_python = anyformer.EvaluationSuite(suite)
+    assert isinstance(in_python, library.EvaluationSuite) and "classes" in repr(in_python)
+    found = anyformer.EvaluationSuite.load(suite).run(model)
+    assert [row["task_name"] for row in found] == ["classes", "part"]
+    assert found[0]["accuracy"] == result["tasks"]["classes"]["metrics"]["accuracy"]
+
+    pattern = stage / "runs" / "{task}"
+    suite = write_suite(stage / "own.yaml", "classes.yaml", "texts.yaml")
+    assert main(["evaluate", str(pattern), str(suite), "evaluation.bootstrap=0", "--max-examples", "3"]) == 0
+    output = stage / "runs" / "evaluation-own-3-examples.json"
+    assert set(json.loads(output.read_text())["tasks"]) == {"classes", "texts"}
+    output.unlink()
+
+
+@pytest.mark.parametrize(
+    "entries, words",
+    [
+        ([], "suite=[] must be a list of recipes"),
+        (["clases.yaml"], "recipe 'clases.yaml': no such file"),
+        (["imdb_clasify"], "did you mean imdb_classify?"),
+        ([{"recipe": "classes.yaml", "splitt": "test"}], "suite.0: 'splitt' is not known; did you mean split?"),
+        ([{"recipe": "classes.yaml", "task": {"max_lenght": 8}}], "did you mean task.max_length?"),
+        ([{"name": "x"}], "suite.0: recipe=null must name a recipe"),
+        (["classes.yaml", "classes.yaml"], "two tasks are called 'classes'; give one of them a name"),
+        (["classes.yaml", "texts.yaml"], "cannot be loaded by AutoModelForSeq2SeqLM"),
+        (["classes.yaml", {"recipe": "classes.yaml", "name": "b", "task": {"label_names": ["a", "b"]}}], "apart"),
+    ],
+    ids=str,
+)
+def test_a_suite_that_cannot_be_done_is_one_sentence_before_anything_is_measured(entries, words, stage, refused):
+    suite = write_suite(stage / "wrong.yaml", *entries)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnyformerTrainer, "evaluate", None)
+        assert words in refused("runs/classes", suite)
+
+
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
@@ -249,6 +388,13 @@ def test_a_native_twin_has_the_perplexity_of_our_model(stage, evaluate, tmp_path
         (["runs/classes", "classes.yaml", "--output", "runs"], "--output runs is a folder"),
         (["runs/classes", "classes.yaml", "--max-examples", "0"], "0 must be at least 1"),
         (["runs/classes", "task.max_length=128"], "max_position_embeddings=64"),  # of its own recipe
+        (["runs/classes", "runs/masked"], "to compare two models name the task as well: anyformer evaluate"),
+        (["a", "b", "c", "d"], "'d' is one name too many; write anyformer evaluate A B TASK"),
+        (["runs/text", "text.yaml", "--predictions", "x.jsonl"], "compares no predictions with references"),
+        (["runs/classes", "classes.yaml", "--predictions", "runs"], "--predictions runs is a folder"),
+        (["runs/classes", "runs/classes", "text.yaml", "--by-position"], "--by-position is of one model"),
+        (["runs/classes", "runs/classes", "sentiment"], "TASK=sentiment is a suite"),
+        (["runs/classes", "sentiment", "--predictions", "x.jsonl"], "--predictions are of one task"),
         (["runs/classes", "classes.yaml", "task.max_length=128"], "max_position_embeddings=64"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

@@ -1,0 +1,187 @@
+"""`anyformer evaluate`: a model on a task or a suite, or two models on a task."""
+
+from pathlib import Path
+
+from ..errors import UserError
+from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
+
+
+def add_evaluate(verbs) -> Parser:
+    """Add the verb to the parser's."""
+    parser = verbs.add_parser(
+        "evaluate",
+        help="measure a saved model on a task or a suite of tasks, or compare two models",
+        description="Measure a model (the folder of a run, any saved model, or a repository on the Hub; ours or\n"
+        "transformers' own) on the test data of a recipe: the metrics of its task, or the perplexities of its text,\n"
+        "with 95 % intervals. Three names, A B TASK, compare two models on the same examples. Where TASK is a suite\n"
+        "(a YAML file with a list of tasks) all of its tasks are measured.\n"
+        "The numbers are printed, and kept as JSON in the model's folder.",
+        epilog="examples:\n"
+        "  anyformer evaluate runs/quickstart\n"
+        "  anyformer evaluate runs/quickstart quickstart --split validation --max-examples 100\n"
+        "  anyformer evaluate runs/multi30k_en_de multi30k_en_de task.num_beams=1\n"
+        "  anyformer evaluate runs/imdb_classify runs/imdb_finetuned imdb_classify\n"
+        "  anyformer evaluate runs/imdb_classify sentiment\n"
+        "  anyformer evaluate 'runs/{task}' sentences\n"
+        "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
+        "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="folder of a run or a model, or a Hub repository; of a suite also a pattern such as 'runs/{task}'",
+    )
+    parser.add_argument(
+        "recipe",
+        metavar="TASK",
+        nargs="?",
+        help="recipe whose data and metrics are taken (default: the run's own), or a suite; A B TASK compares models",
+    )
+    _add_overrides(parser)
+    parser.add_argument(
+        "--split", choices=("test", "validation"), help="data to measure on (default: test, else validation)"
+    )
+    parser.add_argument(
+        "--max-examples", type=_at_least(1), help="at most so many, spread over the data (default: all)"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
+    )
+    parser.add_argument(
+        "--predictions", metavar="FILE", help="JSONL to write: row, prediction and reference of each example"
+    )
+    parser.add_argument(
+        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
+    )
+    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
+    parser.add_argument(
+        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
+    )
+    _add_trust(parser)
+    parser.set_defaults(run=run_evaluate)
+    return parser
+
+
+def run_evaluate(args) -> int:
+    """Measure what the command asks for."""
+    from ..evaluation.request import check_one_process
+    from ..evaluation.suite_file import is_suite
+
+    check_one_process()
+    for option in ("label", "beside"):
+        if getattr(args, option) and not args.by_position:
+            raise UserError(f"--{option} belongs to --by-position; add it")
+    run = _compare if len(args.models) == 2 else _suite if is_suite(args.recipe) else _one_model
+    if args.by_position and run is not _one_model:
+        raise UserError("--by-position is of one model and one task; --beside draws others in its plot")
+    if args.predictions is not None and (args.by_position or run is _suite):
+        raise UserError("--predictions are of one task; remove it, or name a single task")
+    return run(args)
+
+
+def _recipe(args, model: str):
+    from ..evaluation.request import check_predictions, evaluation_recipe
+
+    notes: list[str] = []
+    recipe = evaluation_recipe(model, args.recipe, args.overrides, notes)
+    _say(notes)
+    check_predictions(recipe, args.predictions)
+    recipe.trust_remote_code = args.trust_remote_code
+    return recipe
+
+
+def _output(args, task: str, kind: str | None = None) -> Path | None:
+    """Where the JSON goes, which can be written there; None where nobody says and the model is no folder."""
+    from ..evaluation.request import check_writable, result_file
+
+    kept = result_file(args.models[0], task, args.split, args.max_examples, kind)
+    output = Path(args.output) if args.output else kept
+    if output is not None:
+        check_writable(output)
+    return output
+
+
+def _one_model(args) -> int:
+    from ..evaluation.request import check_by_position, choose_split
+
+    recipe = _recipe(args, args.models[0])
+    split = choose_split(recipe, args.split)
+    output = _output(args, recipe.name, "by-position" if args.by_position else None)
+    if args.by_position:
+        check_by_position(recipe, output, args.beside)
+    _say_loading()
+    if args.by_position:
+        from ..evaluation.position_perplexity import evaluate_by_position
+
+        label = args.label or args.models[0]
+        evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples)
+        return 0
+    from ..evaluation.evaluate import evaluate_model, print_evaluation, write_evaluation
+
+    picture = None if output is None else output.with_suffix(".png")
+    result = evaluate_model(recipe, split, max_examples=args.max_examples, picture=picture)
+    print_evaluation(result)
+    _write(result, output, write_evaluation)
+    _write_predictions(result.answers, args.predictions)
+    return 0
+
+
+def _compare(args) -> int:
+    from ..evaluation.request import choose_split
+    from ..evaluation.suite_file import is_suite
+
+    if is_suite(args.recipe):
+        raise UserError(f"TASK={args.recipe} is a suite; two models are compared on one task, such as a recipe of it")
+    recipes = [_recipe(args, model) for model in args.models]
+    split = choose_split(recipes[0], args.split)
+    output = _output(args, recipes[0].name, f"against-{Path(args.models[1]).name}")
+    _say_loading()
+    from ..evaluation.compare import compare_models, print_comparison, write_comparison
+
+    result = compare_models(*recipes, split, args.max_examples)
+    print_comparison(result)
+    _write(result, output, write_comparison)
+    _write_predictions(result.answers(), args.predictions)
+    return 0
+
+
+def _suite(args) -> int:
+    from ..evaluation.suite_file import read_suite
+
+    suite, model = read_suite(args.recipe), args.models[0]
+    notes: list[str] = []
+    recipes = suite.recipes(
+        model,
+        args.overrides,
+        split=args.split,
+        max_examples=args.max_examples,
+        notes=notes,
+        trust_remote_code=args.trust_remote_code,
+    )
+    _say(notes)
+    output = _output(args, suite.name)
+    _say_loading()
+    from ..evaluation.suite import evaluate_suite, print_suite, write_suite
+
+    result = evaluate_suite(suite, model, recipes)
+    print_suite(result)
+    _write(result, output, write_suite)
+    if output is not None and output.parent == Path(model).expanduser():
+        from ..publishing.model_card import write_model_card
+
+        print(f"model card: {write_model_card(output.parent)}")
+    return 0
+
+
+def _write(result, output: Path | None, write) -> None:
+    if output is not None:
+        write(result, output)
+        print(f"written to {output}")
+
+
+def _write_predictions(answers: list[dict], file: str | None) -> None:
+    from ..evaluation.evaluate import write_lines
+
+    if file is not None:
+        write_lines(answers, Path(file))
+        print(f"predictions are in {file}")

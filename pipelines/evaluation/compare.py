@@ -1,0 +1,105 @@
+"""`anyformer evaluate A B TASK`: two models on the same examples, and whether one is better."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import UserError
+from ..metrics.comparison import differences
+from ..recipes.schema import Recipe
+from ..training.interpret import between
+from ..training.progress import human_time, short_metric
+from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, with_bounds, write_json
+
+
+@dataclass
+class ModelComparison:
+    """Two models measured on the same examples. differences: as metrics/comparison.py's `differences`."""
+
+    first: Evaluation
+    second: Evaluation
+    differences: dict[str, dict]
+
+    def facts(self) -> dict:
+        """All as JSON."""
+        results = [self.first, self.second]
+        return {
+            "models": [result.model for result in results],
+            "task": self.first.task,
+            "split": self.first.split,
+            "differences": self.differences,
+            "results": [result.facts() for result in results],
+        }
+
+    def answers(self) -> list[dict]:
+        """{"row", "predictions" of both, "reference"} of each example."""
+        return [
+            {"row": a["row"], "predictions": [a["prediction"], b["prediction"]], "reference": a["reference"]}
+            for a, b in zip(self.first.answers, self.second.answers)
+        ]
+
+
+def check_loads(prepared: list[PreparedEvaluation]) -> None:
+    """Load each model with the head of its task once, and forget it: what cannot be loaded is said before the work."""
+    for each in {(one.recipe.model.name_or_path, one.objective.auto_class): one for one in prepared}.values():
+        each.load_model()
+
+
+def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int | None = None) -> ModelComparison:
+    """Measure the checkpoints of two recipes that differ in nothing else.
+
+    Raises:
+        UserError: as evaluate_model, or models that number the classes differently.
+    """
+    prepared = [prepare_evaluation(recipe, split, max_examples) for recipe in (first, second)]
+    check_loads(prepared)
+    results = [measure(each) for each in prepared]
+    compared = [result.compared for result in results]
+    found = {}
+    if None not in compared:
+        if compared[0].references != compared[1].references:
+            raise UserError(
+                f"MODEL={results[0].model} and MODEL={results[1].model} do not answer the same questions in the same "
+                f"way (their classes have other numbers, or their rows hold other examples); measure each by itself"
+            )
+        found = differences(*compared, first.evaluation.bootstrap, first.training.seed)
+    return ModelComparison(*results, found)
+
+
+def print_comparison(result: ModelComparison) -> None:
+    """One table: each metric of both models, the difference, and how sure it is."""
+    console, a, b = Console(highlight=False, soft_wrap=True), result.first, result.second
+    console.print(
+        f"{a.task}: {a.examples:,} {a.rows} of {a.data} ({a.split}), {human_time(a.seconds + b.seconds)}", markup=False
+    )
+    console.print(f"A: {a.model}\nB: {b.model}", markup=False)
+    table = Table("metric", "A", "B", "B - A", "p", "test", title=None, show_edge=False)
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for name, value in a.metrics.items():
+        row = result.differences.get(name, {})
+        gained = b.metrics[name] - value
+        bounds = f"  {between(row['low'], row['high'])}" if "low" in row else ""
+        table.add_row(
+            name.replace("_", " "),
+            with_bounds(value, a.intervals.get(name)),
+            with_bounds(b.metrics[name], b.intervals.get(name)),
+            f"{'+' if gained > 0 else ''}{short_metric(gained)}{bounds}",
+            f"{row['p']:.4f}" if "p" in row else "",
+            row.get("test", ""),
+        )
+    console.print(table)
+    for name, row in result.differences.items():
+        if "first_alone" in row:
+            console.print(
+                f"{name.replace('_', ' ')}: A alone is right in {row['first_alone']:,}, B alone in "
+                f"{row['second_alone']:,} {a.rows}",
+                markup=False,
+            )
+
+
+def write_comparison(result: ModelComparison, path: Path) -> None:
+    """Write the result as JSON, complete or not at all."""
+    write_json(result.facts(), path)

@@ -1,0 +1,105 @@
+"""Suites: one model on several tasks, in one table; and `anyformer.EvaluationSuite`, which does the same in Python."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import evaluate
+from rich.console import Console
+from rich.table import Table
+
+from ..recipes.schema import Recipe
+from ..training.progress import human_time
+from .compare import check_loads
+from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds, write_json
+from .suite_file import Suite, read_suite
+
+
+@dataclass
+class SuiteResult:
+    """Every task of a suite, measured. model: as it was named, `runs/{task}` where each task has its own."""
+
+    suite: str
+    model: str
+    results: dict[str, Evaluation]
+    seconds: float
+
+    def facts(self) -> dict[str, Any]:
+        """All as JSON."""
+        tasks = {name: result.facts() for name, result in self.results.items()}
+        return {"suite": self.suite, "model": self.model, "seconds": self.seconds, "tasks": tasks}
+
+
+def evaluate_suite(suite: Suite, model: str, recipes: dict[str, tuple[Recipe, str, int | None]]) -> SuiteResult:
+    """Measure a model on the tasks of a suite, after all of them have been checked.
+
+    Args:
+        recipes: task -> (recipe with the model in it, split, most examples), as Suite.recipes gives them.
+
+    Raises:
+        UserError: as evaluate_model, for any of the tasks, before anything is measured.
+    """
+    started = time.time()
+    prepared = {name: prepare_evaluation(*asked) for name, asked in recipes.items()}
+    check_loads(list(prepared.values()))
+    results = {name: measure(each) for name, each in prepared.items()}
+    return SuiteResult(suite.name, model, results, round(time.time() - started, 1))
+
+
+def print_suite(result: SuiteResult) -> None:
+    """One table: a row for each metric of each task."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{result.model} on {result.suite}, {human_time(result.seconds)}", markup=False)
+    table = Table("task", "metric", "value", "examples", "data", title=None, show_edge=False)
+    for column in table.columns[2:4]:
+        column.justify = "right"
+    for task, of_task in result.results.items():
+        about = [f"{of_task.examples:,}", f"{of_task.data} ({of_task.split})"]
+        for number, (name, value) in enumerate(of_task.metrics.items()):
+            shown = with_bounds(value, of_task.intervals.get(name))
+            table.add_row("" if number else task, name.replace("_", " "), shown, *(["", ""] if number else about))
+    console.print(table)
+
+
+def write_suite(result: SuiteResult, path: Path) -> None:
+    """Write the result as JSON, complete or not at all."""
+    write_json(result.facts(), path)
+
+
+class EvaluationSuite(evaluate.EvaluationSuite):
+    """A suite in Python, as evaluate's own class has it, without the Hub: `EvaluationSuite("sentiment").run(model)`.
+
+    Args:
+        name: a YAML file, or the name of a shipped suite.
+
+    Raises:
+        UserError: no such suite, or a mistake in it.
+    """
+
+    def __init__(self, name: str | Path):
+        self._suite = read_suite(str(name))
+        super().__init__(self._suite.name)
+        self.suite = self._suite.tasks
+
+    @staticmethod
+    def load(path: str | Path, *args, **kwargs) -> "EvaluationSuite":
+        """The suite of a YAML file or a shipped name; nothing is downloaded."""
+        return EvaluationSuite(path)
+
+    def run(self, model_or_pipeline: str | Path, *, trust_remote_code: bool = False) -> list[dict[str, Any]]:
+        """Measure a model: {"task_name", its metrics, "intervals", "examples", "split"} of each task, in their order.
+
+        model_or_pipeline: folder of a run or a model, or a Hub repository; nothing is written.
+
+        Raises:
+            UserError: as `anyformer evaluate MODEL SUITE`, before anything is measured.
+        """
+        model = str(model_or_pipeline)
+        recipes = self._suite.recipes(model, trust_remote_code=trust_remote_code)
+        result = evaluate_suite(self._suite, model, recipes)
+        return [
+            {"task_name": name, **of_task.metrics}
+            | {key: getattr(of_task, key) for key in ("intervals", "examples", "split")}
+            for name, of_task in result.results.items()
+        ]

@@ -1,0 +1,117 @@
+"""The YAML of a suite: a list of tasks, each a recipe with settings that win over the recipe's."""
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, did_you_mean
+from ..recipes.files import read_yaml_file, shipped
+from ..recipes.schema import Recipe, doc
+from ..recipes.types import as_mapping, build, show
+from .request import choose_split, evaluation_recipe
+
+KEYS = ("description", "suite")
+SECTIONS = ("model", "data", "objective", "task", "training", "evaluation")  # of a recipe
+
+
+@dataclass
+class SuiteTask:
+    """One entry of a suite. settings: those that win over the recipe's, as the command line has them."""
+
+    recipe: str = doc("a YAML file, or the name of a shipped recipe")
+    name: str | None = doc("what results are called; null: the recipe's name")
+    split: str | None = doc("test or validation; null: test where the recipe has one")
+    max_examples: int | None = doc("at most so many examples, spread over the split", at_least=1)
+    settings: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """What its results are called."""
+        return self.name or Path(self.recipe).stem
+
+    def __str__(self) -> str:
+        return self.title
+
+
+@dataclass
+class Suite:
+    name: str
+    description: str
+    tasks: list[SuiteTask]
+
+    def recipes(
+        self,
+        model: str,
+        overrides: list[str] = (),
+        *,
+        split: str | None = None,
+        max_examples: int | None = None,
+        notes: list[str] | None = None,
+        trust_remote_code: bool = False,
+    ) -> dict[str, tuple[Recipe, str, int | None]]:
+        """task -> (recipe with the model in it, split, most examples), all checked.
+
+        model: as evaluation_recipe's; `{task}` in it stands for each task's name. overrides, split, max_examples: win
+        over what the suite says. Raises UserError.
+        """
+        found = {}
+        for task in self.tasks:
+            place = model.replace("{task}", task.title)
+            recipe = evaluation_recipe(place, task.recipe, [*task.settings, *overrides], notes)
+            recipe.trust_remote_code = trust_remote_code
+            found[task.title] = (recipe, choose_split(recipe, split or task.split), max_examples or task.max_examples)
+        return found
+
+
+def is_suite(name_or_path: str | None) -> bool:
+    """Whether TASK names a suite: one that is shipped, or a YAML file with a list called suite."""
+    if name_or_path is None:
+        return False
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        try:
+            return any(line.startswith("suite:") for line in path.read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError):  # load_recipe has a sentence for it
+            return False
+    return name_or_path in shipped("suites") and name_or_path not in shipped("recipes")
+
+
+def read_suite(name_or_path: str) -> Suite:
+    """The suite of a YAML file or a shipped name.
+
+    Raises:
+        UserError: no such suite, no tasks in it, an unknown key, or two tasks of one name.
+    """
+    data, stem = read_yaml_file(name_or_path, "suites", "suite")
+    where = f"suite {stem}"
+    for key in data:
+        if key not in KEYS:
+            raise UserError(f"{where}: {key!r} is not known{did_you_mean(key, KEYS)}")
+    entries = data.get("suite")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"{where}: suite={show(entries)} must be a list of recipes, such as [imdb_classify]")
+    folder = Path(name_or_path).expanduser().parent
+    tasks = [_task(entry, f"{where}: suite.{number}", folder) for number, entry in enumerate(entries)]
+    titles = [task.title for task in tasks]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise UserError(f"{where}: two tasks are called {title!r}; give one of them a name")
+    return Suite(stem, str(data.get("description") or ""), tasks)
+
+
+def _task(entry: Any, where: str, folder: Path) -> SuiteTask:
+    entry = {"recipe": entry} if isinstance(entry, str) else as_mapping(entry, where)
+    own = [known.name for known in fields(SuiteTask) if known.name != "settings"]
+    for key in entry:
+        if key not in (*own, *SECTIONS):
+            raise UserError(f"{where}: {key!r} is not known{did_you_mean(key, [*own, *SECTIONS])}")
+    if not isinstance(entry.get("recipe"), str):
+        raise UserError(f"{where}: recipe={show(entry.get('recipe'))} must name a recipe")
+    task = build(SuiteTask, {key: value for key, value in entry.items() if key in own}, where)
+    beside = folder / task.recipe
+    task.recipe = str(beside) if beside.is_file() else task.recipe
+    for section in SECTIONS:
+        given = as_mapping(entry.get(section), f"{where}.{section}")
+        task.settings += [f"{section}.{key}={json.dumps(value)}" for key, value in given.items()]
+    return task

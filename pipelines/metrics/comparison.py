@@ -1,0 +1,161 @@
+"""Predictions beside references: kept while something is measured, how sure their metrics are, and two models compared.
+
+Intervals are of the percentile bootstrap over examples (Efron and Tibshirani 1993, chapter 13), but for shares of
+examples, which have Wilson's. Resamples are drawn by a seed and the number of examples alone, so that two models which
+answered the same examples get the same ones.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..plugins import METRICS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+COVERED = 95  # per cent of an interval
+_KEPT: ContextVar[list["Comparison"] | None] = ContextVar("comparisons", default=None)
+
+
+@dataclass
+class Comparison:
+    """What some metrics were computed of: equally long lists, an entry for each example.
+
+    metrics: their names. probabilities: of each class, where they were at hand.
+    """
+
+    metrics: list[str]
+    predictions: list
+    references: list
+    probabilities: list | None = None
+
+    def inputs(self, name: str) -> tuple[list, list]:
+        """(predictions, references) as the metric `name` takes them."""
+        reads_probabilities = METRICS[name].compares == "probabilities"
+        return (self.probabilities if reads_probabilities else self.predictions), self.references
+
+
+@contextmanager
+def kept_comparisons() -> Iterator[list[Comparison]]:
+    """A list, to which compute_metrics adds whatever it compares while this lasts."""
+    found: list[Comparison] = []
+    token = _KEPT.set(found)
+    try:
+        yield found
+    finally:
+        _KEPT.reset(token)
+
+
+def keep(comparison: Comparison) -> None:
+    """Add a comparison to the list of kept_comparisons, where there is one."""
+    kept = _KEPT.get()
+    if kept is not None:
+        kept.append(comparison)
+
+
+# ------------------------------------------------------------------------------------------------ intervals
+
+
+def resamples(examples: int, number: int, seed: int) -> "Iterator[np.ndarray]":
+    """`number` times (examples,): how often each example is among as many drawn with replacement."""
+    import numpy as np
+
+    draw = np.random.default_rng([seed, examples])
+    for _ in range(number):
+        yield np.bincount(draw.integers(examples, size=examples), minlength=examples)
+
+
+def resampled_scores(comparison: Comparison, names: list[str], number: int, seed: int) -> "dict[str, np.ndarray]":
+    """{metric: (number,) scores of the resamples}."""
+    import numpy as np
+
+    from . import load_metric
+
+    scorers = {name: load_metric(name).weighted(*comparison.inputs(name)) for name in names}
+    examples = len(comparison.references)
+    rows = [[score(weights) for score in scorers.values()] for weights in resamples(examples, number, seed)]
+    return dict(zip(scorers, np.array(rows, dtype=float).T))
+
+
+def percentiles(scores: "np.ndarray") -> tuple[float, float] | None:
+    """The bounds that hold the middle 95 % of some scores; None where no score is a number."""
+    import numpy as np
+
+    scores = scores[np.isfinite(scores)]
+    if not len(scores):
+        return None
+    low, high = np.percentile(scores, [(100 - COVERED) / 2, (100 + COVERED) / 2])
+    return float(low), float(high)
+
+
+def intervals(comparison: Comparison, values: dict[str, float], number: int, seed: int) -> dict[str, dict[str, Any]]:
+    """{metric: {"low", "high", "method"}} of the 95 % intervals.
+
+    values: the metrics of the comparison. number: of resamples; 0: only those that have a formula.
+    """
+    found, drawn = {}, []
+    for name in comparison.metrics:
+        row = METRICS[name]
+        if row.interval is not None and name in values:
+            low, high = row.interval(values[name], len(comparison.references))
+            found[name] = {"low": low, "high": high, "method": "wilson"}
+        elif number and name in values:
+            drawn.append(name)
+    scores = resampled_scores(comparison, drawn, number, seed) if drawn else {}
+    for name, of_metric in scores.items():
+        bounds = percentiles(of_metric)
+        if bounds is not None:
+            found[name] = {"low": bounds[0], "high": bounds[1], "method": f"bootstrap of {number}"}
+    return {name: found[name] for name in comparison.metrics if name in found}
+
+
+# ------------------------------------------------------------------------------------------------ two models
+
+
+def mcnemar(first: "np.ndarray", second: "np.ndarray") -> tuple[int, int, float]:
+    """McNemar's exact test (1947; binomial) of two models' right answers, each (examples,) of booleans.
+
+    Returns (examples that the first alone has right, the second alone, two-sided p).
+    """
+    from scipy.stats import binomtest
+
+    alone, other = int((first & ~second).sum()), int((second & ~first).sum())
+    return alone, other, float(binomtest(alone, alone + other).pvalue) if alone + other else 1.0
+
+
+def differences(first: Comparison, second: Comparison, number: int, seed: int) -> dict[str, dict[str, Any]]:
+    """What the second model has more of each metric than the first, and how sure that is.
+
+    {metric: {"difference", "p", "test"} and, with resamples, "low" and "high", the 95 % interval of the difference}.
+    Metrics that count right answers are tested by McNemar ("first_alone", "second_alone": answers that one alone has
+    right), the others by the paired bootstrap: p is twice the share of resamples in which the difference is not on its
+    side of 0, with one resample added to each side. Both comparisons are of the same examples in the same order.
+    """
+    import numpy as np
+
+    from . import load_metric
+
+    names = [name for name in first.metrics if name in second.metrics]
+    scores = [resampled_scores(each, names, number, seed) if number else {} for each in (first, second)]
+    whole = np.ones(len(first.references), dtype=int)
+    found = {}
+    for name in names:
+        metric = load_metric(name)
+        values = [metric.weighted(*each.inputs(name))(whole) for each in (first, second)]
+        row = found[name] = {"difference": values[1] - values[0]}
+        drawn = scores[1][name] - scores[0][name] if number else np.array([])
+        bounds = percentiles(drawn)
+        if bounds is not None:
+            row |= {"low": bounds[0], "high": bounds[1]}
+        right = [metric.right(*each.inputs(name)) for each in (first, second)]
+        if right[0] is not None:
+            alone, other, p = mcnemar(*right)
+            row |= {"p": p, "test": "McNemar, exact", "first_alone": alone, "second_alone": other}
+        elif bounds is not None:
+            drawn = drawn[np.isfinite(drawn)]
+            least = min((drawn <= 0).sum(), (drawn >= 0).sum())
+            row |= {"p": min(1.0, 2 * (1 + int(least)) / (1 + len(drawn))), "test": f"paired bootstrap of {number}"}
+    return found

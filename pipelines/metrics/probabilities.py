@@ -1,0 +1,39 @@
+"""Metrics of the probabilities that a model gives to each class."""
+
+from .base import FEATURES, OfflineMetric
+
+BINS = 15  # as Guo et al. 2017, section 2
+
+
+class ProbabilityMetric(OfflineMetric):
+    """`predictions` holds a row of probabilities for each example, `references` its class."""
+
+    features = [FEATURES["probabilities"]]
+
+    def _compute(self, *, predictions, references, **options) -> dict[str, float]:
+        import numpy as np
+
+        return super()._compute(predictions=np.asarray(predictions), references=np.asarray(references), **options)
+
+
+class ExpectedCalibrationError(ProbabilityMetric):
+    """Mean distance of confidence and accuracy (Guo et al. 2017, eq. 3), over 15 bins of equal width.
+
+    The confidence of an answer is its probability; bin m holds those in ((m - 1) / 15, m / 15].
+    """
+
+    def score(self, predictions, references):
+        import numpy as np
+
+        return self.weighted(predictions, references)(np.ones(len(references)))
+
+    def weighted(self, predictions, references):
+        import numpy as np
+
+        predictions, references = np.asarray(predictions, dtype=float), np.asarray(references)
+        confidence, right = predictions.max(-1), predictions.argmax(-1) == references
+        number = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+        gap = right - confidence
+        return lambda weights: float(
+            np.abs(np.bincount(number, weights=weights * gap, minlength=BINS)).sum() / weights.sum()
+        )

@@ -1,0 +1,141 @@
+"""Laws of intervals and of two models compared: the bootstrap by its definition, McNemar by the binomial test."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from anyformer.pipelines.metrics import COMPARED, METRICS, compute_metrics, load_metric
+from anyformer.pipelines.metrics.comparison import (
+    Comparison,
+    differences,
+    intervals,
+    kept_comparisons,
+    mcnemar,
+    resampled_scores,
+    resamples,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ROUNDING = 1e-9  # sums in another order
+WORDS = ["a", "cat", "dog", "sits", "on", "Mat"]
+
+
+def examples_of(compares: str, number: int = 23, seed: int = 0) -> Comparison:
+    """Random predictions beside references."""
+    draw = np.random.default_rng(seed)
+    true = draw.integers(0, 2, number)
+    if compares in ("classes", "probabilities"):
+        probabilities = draw.dirichlet([1, 1], number)
+        return Comparison([], probabilities.argmax(-1).tolist(), true.tolist(), probabilities)
+    if compares == "numbers":
+        x = draw.normal(size=number)
+        return Comparison([], x.tolist(), (x + draw.normal(size=number)).tolist())
+    texts = [[" ".join(draw.choice(WORDS, draw.integers(3, 8))) for _ in range(number)] for _ in range(2)]
+    return Comparison([], [r if i % 3 == 0 else p for i, (p, r) in enumerate(zip(*texts))], texts[1])
+
+
+KNOWN = [name for name, row in METRICS.items() if row.compares in ("classes", "probabilities", "numbers", "texts")]
+KNOWN = [name for name in KNOWN if METRICS[name].missing() is None]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_resample_has_the_score_of_the_examples_drawn(name):
+    comparison = examples_of(METRICS[name].compares)
+    given, true = comparison.inputs(name)
+    found = resampled_scores(comparison, [name], 4, seed=3)[name]
+    for score, weights in zip(found, resamples(len(true), 4, 3)):
+        drawn = np.repeat(np.arange(len(true)), weights)
+        expected = load_metric(name).compute(predictions=[given[i] for i in drawn], references=[true[i] for i in drawn])
+        assert score == pytest.approx(expected[name], abs=ROUNDING, nan_ok=True)
+
+
+def test_the_interval_is_the_percentiles_of_the_resamples_and_depends_on_the_seed_alone():
+    comparison = examples_of("numbers", 60)
+    comparison.metrics = ["pearson"]
+    value, _ = compute_metrics(["pearson"], comparison.predictions, comparison.references)
+    found = intervals(comparison, value, 200, seed=1)["pearson"]
+    draw = np.random.default_rng([1, 60])
+    x, y = np.array(comparison.predictions), np.array(comparison.references)
+    scores = [np.corrcoef(x[i], y[i])[0, 1] for i in (draw.integers(60, size=60) for _ in range(200))]
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(scores, [2.5, 97.5])), abs=ROUNDING)
+    assert found == intervals(comparison, value, 200, seed=1)["pearson"] | {"method": "bootstrap of 200"}
+    assert found != intervals(comparison, value, 200, seed=2)["pearson"]
+    assert intervals(comparison, value, 0, seed=1) == {}
+    assert found["low"] < value["pearson"] < found["high"]
+
+
+def test_shares_of_examples_have_wilsons_interval_without_resamples():
+    comparison = examples_of("classes", 40)
+    comparison.metrics = ["accuracy", "f1"]
+    values, _ = compute_metrics(["accuracy", "f1"], comparison.predictions, comparison.references)
+    found = intervals(comparison, values, 0, seed=0)
+    assert set(found) == {"accuracy"} and found["accuracy"]["method"] == "wilson"
+    hits = round(values["accuracy"] * 40)
+    exact = scipy.stats.binomtest(hits, 40).proportion_ci(method="wilson")
+    assert (found["accuracy"]["low"], found["accuracy"]["high"]) == pytest.approx(tuple(exact), abs=1e-4)  # z = 1.96
+
+
+def test_a_correlation_that_does_not_exist_has_no_interval():
+    assert intervals(Comparison(["pearson"], [1.0] * 5, [1, 2, 3, 4, 5]), {"pearson": float("nan")}, 20, 0) == {}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_mcnemar_is_the_binomial_test_of_the_answers_that_one_model_alone_has_right(rows):
+    first, second = (np.array(column) for column in zip(*rows))
+    alone, other, p = mcnemar(first, second)
+    assert (alone, other) == (rows.count((True, False)), rows.count((False, True)))
+    # Two-sided, as a sum: twice the smaller tail of a fair coin's tosses.
+    tail = scipy.stats.binom.cdf(min(alone, other), alone + other, 0.5)
+    assert p == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_two_models_are_compared_on_the_same_resamples():
+    first, second = examples_of("classes", 50, 0), examples_of("classes", 50, 0)
+    second.predictions = [r if i % 2 else p for i, (p, r) in enumerate(zip(first.predictions, first.references))]
+    first.metrics = second.metrics = ["accuracy", "f1"]
+    found = differences(first, second, 300, seed=5)
+    gained = np.mean(np.equal(second.predictions, second.references)) - np.mean(
+        np.equal(first.predictions, first.references)
+    )
+    assert found["accuracy"]["difference"] == pytest.approx(gained)
+    assert found["accuracy"]["test"] == "McNemar, exact" and found["accuracy"]["first_alone"] == 0
+    assert found["f1"]["test"] == "paired bootstrap of 300" and found["f1"]["p"] < 0.05 < 1
+    assert found["accuracy"]["low"] >= 0  # it is better in every resample, because the pairs stay together
+    same = differences(first, first, 300, seed=5)
+    assert all(row["difference"] == 0 and row["p"] == 1 for row in same.values())
+    assert "p" not in differences(first, second, 0, seed=5)["f1"]
+
+
+def test_what_is_compared_is_kept_only_where_it_is_asked_for():
+    with kept_comparisons() as found:
+        compute_metrics(["accuracy"], [0, 1], [1, 1])
+    compute_metrics(["accuracy"], [0, 0], [1, 1])
+    assert [(each.metrics, each.predictions) for each in found] == [(["accuracy"], [0, 1])]
+
+
+# --------------------------------------------------------------------------------------------- probabilities
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(2, 5))
+def test_calibration_error_is_the_mean_gap_of_confidence_and_accuracy_in_fifteen_bins(seed, number, classes):
+    draw = np.random.default_rng(seed)
+    probabilities, true = draw.dirichlet(np.ones(classes), number), draw.integers(0, classes, number)
+    expected = 0.0
+    for m in range(15):  # Guo et al. 2017, eq. 3, bin by bin
+        inside = [i for i in range(number) if m / 15 < max(probabilities[i]) <= (m + 1) / 15]
+        if inside:
+            accuracy = np.mean([probabilities[i].argmax() == true[i] for i in inside])
+            confidence = np.mean([max(probabilities[i]) for i in inside])
+            expected += len(inside) / number * abs(accuracy - confidence)
+    found = load_metric("expected_calibration_error").compute(predictions=probabilities, references=true)
+    assert found["expected_calibration_error"] == pytest.approx(expected, abs=ROUNDING)
+
+
+def test_a_metric_of_probabilities_is_for_every_task_of_classes():
+    from anyformer.pipelines.plugins import OBJECTIVES
+
+    assert "probabilities" in COMPARED
+    for name, cls in OBJECTIVES.items():
+        assert ("expected_calibration_error" in cls.metric_names()) == (cls.compares == "classes"), name
