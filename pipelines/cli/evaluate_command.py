@@ -23,6 +23,7 @@ def add_evaluate(verbs) -> Parser:
         "  anyformer evaluate runs/imdb_classify runs/imdb_finetuned imdb_classify\n"
         "  anyformer evaluate runs/imdb_classify sentiment\n"
         "  anyformer evaluate 'runs/{task}' sentences\n"
+        "  anyformer evaluate gpt2 sst2_classify --shots 0,1,4,8\n"
         "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
         "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
     )
@@ -51,6 +52,23 @@ def add_evaluate(verbs) -> Parser:
         "--predictions", metavar="FILE", help="JSONL to write: row, prediction and reference of each example"
     )
     parser.add_argument(
+        "--shots",
+        metavar="K,K,...",
+        help="a language model answers a task of classes after so many solved examples, such as 0,1,4,8",
+    )
+    parser.add_argument(
+        "--template", help="--shots: the question, with columns in braces, such as 'Review: {text}\\nSentiment:'"
+    )
+    parser.add_argument(
+        "--label-words", metavar="WORD,WORD,...", help="--shots: a word for each class (default: the classes' names)"
+    )
+    parser.add_argument(
+        "--normalized", action="store_true", help="--shots: likelihoods by the characters of their words"
+    )
+    parser.add_argument(
+        "--lm-eval-task", metavar="FILE", help="--shots: YAML to write, with which lm-eval asks the same"
+    )
+    parser.add_argument(
         "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
     )
     parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
@@ -71,12 +89,17 @@ def run_evaluate(args) -> int:
     for option in ("label", "beside"):
         if getattr(args, option) and not args.by_position:
             raise UserError(f"--{option} belongs to --by-position; add it")
+    for option in ("template", "label_words", "normalized", "lm_eval_task"):
+        if getattr(args, option) and args.shots is None:
+            raise UserError(f"--{option.replace('_', '-')} belongs to --shots; add it")
     run = _compare if len(args.models) == 2 else _suite if is_suite(args.recipe) else _one_model
     if args.by_position and run is not _one_model:
         raise UserError("--by-position is of one model and one task; --beside draws others in its plot")
+    if args.shots is not None and (args.by_position or run is not _one_model):
+        raise UserError("--shots is of one model and one task, without --by-position")
     if args.predictions is not None and (args.by_position or run is _suite):
         raise UserError("--predictions are of one task; remove it, or name a single task")
-    return run(args)
+    return _few_shot(args) if args.shots is not None else run(args)
 
 
 def _recipe(args, model: str):
@@ -123,6 +146,31 @@ def _one_model(args) -> int:
     print_evaluation(result)
     _write(result, output, write_evaluation)
     _write_predictions(result.answers, args.predictions)
+    return 0
+
+
+def _few_shot(args) -> int:
+    from ..evaluation.request import check_shots, check_writable, choose_split, numbers_of_shots
+
+    numbers = numbers_of_shots(args.shots)
+    recipe = _recipe(args, args.models[0])
+    check_shots(recipe)
+    split = choose_split(recipe, args.split)
+    output = _output(args, recipe.name, "shots")
+    task = None if args.lm_eval_task is None else Path(args.lm_eval_task)
+    if task is not None:
+        check_writable(task, "--lm-eval-task")
+    _say_loading()
+    from ..evaluation.few_shot import Shots, evaluate_few_shot, print_few_shot, write_few_shot
+
+    words = None if args.label_words is None else args.label_words.split(",")
+    shots = Shots(numbers, args.template, words, args.normalized)
+    result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples, lm_eval_task=task)
+    print_few_shot(result)
+    _write(result, output, write_few_shot)
+    _write_predictions(result.answers, args.predictions)
+    if task is not None:
+        print(f"lm-eval's task is in {task}")
     return 0
 
 

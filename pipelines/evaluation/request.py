@@ -141,6 +141,20 @@ def check_predictions(recipe: Recipe, file: str | None) -> None:
     check_writable(Path(file), "--predictions")
 
 
+def numbers_of_shots(text: str) -> list[int]:
+    """The numbers that `--shots 0,1,4,8` means, each once. Raises UserError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise UserError(f"--shots {text} is no list of numbers of examples, such as 0,1,4,8")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def check_shots(recipe: Recipe) -> None:
+    """Raise UserError where the task has no classes that a language model can be asked for."""
+    if not objective_of(recipe).asks_for_classes:
+        raise UserError(f"--shots asks a language model for the classes of texts; TASK={recipe.name} has none")
+
+
 def check_by_position(recipe: Recipe, output: Path | None, beside: list[str]) -> None:
     """Raise UserError where perplexity by position cannot be measured, plotted or written."""
     if not objective_of(recipe).predicts_each_position:

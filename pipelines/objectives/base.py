@@ -6,7 +6,7 @@ names. Standard library at import: recipes are checked with it, so torch is impo
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +68,7 @@ class Objective(ABC):
     labels_per_item: labels of a row that the model's own loss counts as one, such as both ends of an answer.
     compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
     names none. validates_metrics: whether they are measured in validations during training, too.
+    asks_for_classes: whether `questions` gives its examples as texts with a class each.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
     hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
@@ -90,6 +91,7 @@ class Objective(ABC):
     compares: ClassVar[str | None] = None
     default_metrics: ClassVar[tuple[str, ...]] = ()
     validates_metrics: ClassVar[bool] = False
+    asks_for_classes: ClassVar[bool] = False
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
     hub_task: ClassVar[str | None] = None
@@ -284,6 +286,13 @@ class Objective(ABC):
     def answer(self, value: Any) -> Any:
         """A prediction or reference of the metrics as JSON that people read, such as the name of a class."""
         return value
+
+    def questions(self, source: Any) -> Iterator[tuple[dict[str, str], int]]:
+        """The examples of a split as ({column: text}, number of the class), which any language model can be asked for.
+
+        source: of `open`, after `prepare`. Raises UserError for an example that has no text or class.
+        """
+        raise NotImplementedError(f"{self.setting} asks for no classes")
 
     def loss_parts(self) -> Any | None:
         """What tells the parts of the loss of a model with several heads apart, for the log; None: it has one part.

@@ -1,12 +1,16 @@
 """One class for a text or a pair of texts."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..plugins import register_objective
 from .classes import ClassSettings, ClassTask
 from .labelled_texts import LabelledTexts, LabelledTextSettings
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
 
 
 @dataclass
@@ -19,6 +23,7 @@ class SequenceClassification(ClassTask, LabelledTexts):
     """One class for a text or a pair of texts."""
 
     name = "sequence_classification"
+    asks_for_classes = True
     Settings = SequenceClassificationSettings
 
     def rows(self, source, split: str, cache: Path, progress: bool = False):
@@ -42,6 +47,14 @@ class SequenceClassification(ClassTask, LabelledTexts):
 
     def label_words(self, facts: dict[str, Any]) -> str:
         return ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
+
+    def questions(self, source: "Examples") -> Iterator[tuple[dict[str, str], int]]:
+        from ..data.examples import text_of
+
+        columns = self.text_columns()
+        for place, row in source:
+            texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
+            yield texts, self.label_of(row[self.settings.label_field], place)
 
     def legend(self):
         from .showing import PREDICTED, marked

@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+import yaml
+from anyformer.pipelines.evaluation.few_shot import Question, class_scores, prompt_of, write_lm_eval_task
 from local_hub import WITHOUT_ANYFORMER, client_env, run_script
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -116,6 +118,36 @@ def test_in_memory_scores_are_the_models_log_probabilities(model, tokenizer, tas
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
         text = tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True).split(".")[0]
         assert sample["filtered_resps"][0] == text
+
+
+def test_a_few_shot_task_asks_what_anyformer_evaluate_asks(model, tokenizer, tmp_path):
+    from lm_eval.models.huggingface import HFLM
+
+    words = ["bad", "very good"]
+    solved = [Question("text: dull\nlabel:", 0, 0), Question("text: {{x}} fine\nlabel:", 1, 1)]
+    texts = ["warm", "cold", "poor"]
+    asked = [Question(f"text: {text}\nlabel:", number % 2, number) for number, text in enumerate(texts)]
+    path = tmp_path / "asked.yaml"
+    write_lm_eval_task(path, "asked", solved, asked, words)
+    assert yaml.safe_load(path.read_text())["num_fewshot"] == 2
+    for shots in (0, 2):
+        results = lm_eval.simple_evaluate(
+            model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
+            tasks=["asked_few_shot"],
+            num_fewshot=shots,
+            task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False),
+            bootstrap_iters=0,
+        )
+        prompts = [prompt_of(solved[:shots], question, words) for question in asked]
+        scores, _ = class_scores(model, tokenizer, prompts, words, batch_size=2, normalized=False)
+        theirs = results["samples"]["asked_few_shot"]
+        for ours, sample in zip(scores, theirs):
+            assert [float(answer[0]) for answer in sample["filtered_resps"]] == pytest.approx(ours, abs=TOLERANCE)
+        right = [int(score.argmax()) == question.answer for score, question in zip(scores, asked)]
+        assert results["results"]["asked_few_shot"]["acc,none"] == pytest.approx(sum(right) / 3)
+        divided, _ = class_scores(model, tokenizer, prompts, words, batch_size=2, normalized=True)
+        right = [int(score.argmax()) == question.answer for score, question in zip(divided, asked)]
+        assert results["results"]["asked_few_shot"]["acc_norm,none"] == pytest.approx(sum(right) / 3)
 
 
 @pytest.mark.slow
