@@ -211,6 +211,7 @@ def image_bytes(number: int) -> bytes:
 # What later commands of the README go on from.
 PREPARED = (
     "anyformer train imdb_mlm",
+    "anyformer train imdb_classify",
     "anyformer train imdb_classify model.name_or_path=",
     "anyformer train fashion_mnist_vit",
     "anyformer train instructions_1k",

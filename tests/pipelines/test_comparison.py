@@ -20,12 +20,11 @@ ROUNDING = 1e-9  # sums in another order
 WORDS = ["a", "cat", "dog", "sits", "on", "Mat"]
 
 
-def examples_of(compares: str, number: int = 23, seed: int = 0) -> Comparison:
+def examples_of(compares: str, number: int = 23, seed: int = 0, classes: int = 2) -> Comparison:
     """Random predictions beside references."""
     draw = np.random.default_rng(seed)
-    true = draw.integers(0, 2, number)
     if compares in ("classes", "probabilities"):
-        probabilities = draw.dirichlet([1, 1], number)
+        true, probabilities = draw.integers(0, classes, number), draw.dirichlet([1] * classes, number)
         return Comparison([], probabilities.argmax(-1).tolist(), true.tolist(), probabilities)
     if compares == "numbers":
         x = draw.normal(size=number)
@@ -38,9 +37,12 @@ KNOWN = [name for name, row in METRICS.items() if row.compares in ("classes", "p
 KNOWN = [name for name in KNOWN if METRICS[name].missing() is None]
 
 
+@pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_resample_has_the_score_of_the_examples_drawn(name):
-    comparison = examples_of(METRICS[name].compares)
+def test_a_resample_has_the_score_of_the_examples_drawn(name, classes):
+    if classes > 2 and (METRICS[name].two_classes or METRICS[name].compares not in ("classes", "probabilities")):
+        return
+    comparison = examples_of(METRICS[name].compares, 23 if classes == 2 else 7, classes=classes)
     given, true = comparison.inputs(name)
     found = resampled_scores(comparison, [name], 4, seed=3)[name]
     for score, weights in zip(found, resamples(len(true), 4, 3)):

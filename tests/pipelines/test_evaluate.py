@@ -11,7 +11,10 @@ import scipy.stats
 import torch
 import yaml
 from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe, told_apart
+from anyformer.pipelines.evaluation.suite_file import read_suite
 from anyformer.pipelines.metrics import load_metric
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.files import shipped
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
@@ -434,3 +437,12 @@ def test_the_split_is_the_test_data_where_there_is_some(stage):
     assert split("data.test_files=null", "data.validation_files=null") == "validation"  # a part held back
     with pytest.raises(anyformer.pipelines.errors.UserError, match="has no test split, it has training data alone"):
         split("data.test_files=null", "data.validation_files=null", "data.validation_fraction=0")
+
+
+def test_shipped_suites_name_shipped_recipes():
+    for name in shipped("suites"):
+        suite = read_suite(name)
+        assert suite.description and suite.tasks
+        for task in suite.tasks:
+            assert task.recipe in shipped("recipes"), f"{name}: {task.recipe}"
+            load_recipe(task.recipe, task.settings)
