@@ -25,7 +25,9 @@ def encode_pairs(tokenizer, texts: list[tuple[str, str]], apart: bool = False) -
     contexts = list(dict.fromkeys(context for context, _ in texts))
     lengths = dict(zip(contexts, map(len, tokenizer(contexts, add_special_tokens=False)["input_ids"])))
     whole = tokenizer([context + word for context, word in texts], add_special_tokens=False)["input_ids"]
-    return [([*before, *ids[: lengths[context]]], ids[lengths[context] :]) for (context, _), ids in zip(texts, whole)]
+    # At least one token is predicted, where a tokenizer makes one of the context's end and what follows.
+    splits = [min(lengths[context], len(ids) - 1) for (context, _), ids in zip(texts, whole)]
+    return [([*before, *ids[:split]], ids[split:]) for split, ids in zip(splits, whole)]
 
 
 def most_tokens(config, tokenizer) -> int:

@@ -207,7 +207,7 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
     scores += [
         EvalResult(
             task_type=task or "other",
-            dataset_type="custom",
+            dataset_type=suite_task,  # by it and the split, not by the name, the Hub tells results apart
             dataset_name=suite_task,
             dataset_split=split,
             metric_type=metric,
