@@ -125,6 +125,8 @@ def evaluate(
 ) -> "Evaluation":
     """Measure a saved model on the data of a recipe; nothing is written.
 
+    The result has metrics, their 95 % intervals, and answers: prediction and reference of each example.
+
     Args:
         model: folder of a run or a model, or a Hub repository.
         recipe: whose data and metrics are taken; None: the run's own.

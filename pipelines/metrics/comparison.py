@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..plugins import METRICS
+from ..words import watched
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +77,8 @@ def resampled_scores(comparison: Comparison, names: list[str], number: int, seed
 
     scorers = {name: load_metric(name).weighted(*comparison.inputs(name)) for name in names}
     examples = len(comparison.references)
-    rows = [[score(weights) for score in scorers.values()] for weights in resamples(examples, number, seed)]
+    draws = zip(watched(range(number), "resampling"), resamples(examples, number, seed))
+    rows = [[score(weights) for score in scorers.values()] for _, weights in draws]
     return dict(zip(scorers, np.array(rows, dtype=float).T))
 
 

@@ -51,6 +51,21 @@ def test_a_resample_has_the_score_of_the_examples_drawn(name, classes):
         assert score == pytest.approx(expected[name], abs=ROUNDING, nan_ok=True)
 
 
+@pytest.mark.parametrize("name", ["F1", "Precision", "Recall", "Accuracy"])
+@pytest.mark.parametrize("variant", ["macro", "weighted", "micro"])
+def test_sets_of_classes_are_counted_class_by_class(name, variant):
+    import sklearn.metrics
+    from anyformer.pipelines.metrics import classes
+
+    given, true = np.random.default_rng(0).integers(0, 2, (2, 9, 3))
+    metric, weights = getattr(classes, name)(name, "", variant), np.array([0, 3, 1, 0, 0, 2, 1, 1, 1])
+    drawn = np.repeat(np.arange(9), weights)
+    function = {"F1": "f1_score", "Precision": "precision_score", "Recall": "recall_score"}.get(name, "accuracy_score")
+    options = {} if name == "Accuracy" else {"average": variant, "zero_division": 0}
+    expected = getattr(sklearn.metrics, function)(true[drawn], given[drawn], **options)
+    assert metric.weighted(given.tolist(), true.tolist())(weights) == pytest.approx(expected, abs=ROUNDING)
+
+
 def test_the_interval_is_the_percentiles_of_the_resamples_and_depends_on_the_seed_alone():
     comparison = examples_of("numbers", 60)
     comparison.metrics = ["pearson"]
