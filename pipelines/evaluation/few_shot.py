@@ -227,7 +227,7 @@ def class_scores(model, tokenizer, prompts: list[str], words: list[str], batch_s
 
     answers = bool(model.config.is_encoder_decoder)
     pairs = encode_pairs(tokenizer, [(prompt, f" {word}") for prompt in prompts for word in words], answers)
-    most = most_tokens(model.config, tokenizer)
+    most = most_tokens(model.config)
     longest = [len(context) if answers else len(context) + len(word) - 1 for context, word in pairs]
     cut = sum(max(longest[i : i + len(words)]) > most for i in range(0, len(pairs), len(words)))
     found = np.array(log_likelihoods(model, pairs, batch_size=batch_size, most=most)).reshape(len(prompts), len(words))

@@ -30,10 +30,9 @@ def encode_pairs(tokenizer, texts: list[tuple[str, str]], apart: bool = False) -
     return [([*before, *ids[:split]], ids[split:]) for split, ids in zip(splits, whole)]
 
 
-def most_tokens(config, tokenizer) -> int:
-    """The longest text that a model was made for."""
-    said = getattr(config, "max_position_embeddings", None)
-    return said or min(tokenizer.model_max_length, UNLIMITED)
+def most_tokens(config) -> int:
+    """The longest text that a model was made for, where its config says one."""
+    return getattr(config, "max_position_embeddings", None) or UNLIMITED
 
 
 def log_likelihoods(model, pairs: list[Pair], *, batch_size: int, most: int) -> list[float]:
