@@ -51,17 +51,22 @@ def without_labels(row: dict) -> dict:
     return row | {"labels": torch.full_like(torch.as_tensor(row["labels"]), IGNORE_INDEX)}
 
 
+def evaluation_order(rows: Dataset) -> list[int]:
+    """The order in which an evaluation takes some rows: the longest first where they have `row_lengths`."""
+    lengths = getattr(rows, "row_lengths", None)
+    return list(range(len(rows))) if lengths is None else np.argsort(-lengths, kind="stable").tolist()
+
+
 class PaddedEvalDataset(Dataset):
     """Rows with sample ids, then copies of the first one without labels, up to a multiple of `multiple`.
 
-    Every process then evaluates equally many rows, and none is counted twice. Rows that have `row_lengths` come longest
-    first, so that batches hold little padding.
+    Every process then evaluates equally many rows, and none is counted twice. They come in evaluation_order, so that
+    batches hold little padding.
     """
 
     def __init__(self, rows: Dataset, multiple: int):
         self.rows, self.length = rows, -(-len(rows) // multiple) * multiple
-        lengths = getattr(rows, "row_lengths", None)
-        self.order = range(len(rows)) if lengths is None else np.argsort(-lengths, kind="stable").tolist()
+        self.order = evaluation_order(rows)
 
     def __len__(self):
         return self.length

@@ -58,8 +58,8 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
     results = [measure(each) for each in prepared]
     compared = [result.compared for result in results]
     found = {}
-    if None not in compared:
-        if compared[0].references != compared[1].references:
+    if all(each is not None and each.rows is not None for each in compared):  # example by example
+        if any(getattr(compared[0], same) != getattr(compared[1], same) for same in ("rows", "references")):
             raise UserError(
                 f"MODEL={results[0].model} and MODEL={results[1].model} do not answer the same questions in the same "
                 f"way (their classes have other numbers, or their rows hold other examples); measure each by itself"

@@ -14,12 +14,13 @@ from pathlib import Path
 import transformers
 from rich.console import Console
 from rich.table import Table
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 import anyformer
 
 from ..adapters import load_config, load_model
 from ..data.rows import Rows
+from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
 from ..metrics.comparison import Comparison, intervals, kept_comparisons
 from ..objectives.base import FinishedModel, Objective, evenly_spread
@@ -132,12 +133,19 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     recipe, split, objective = prepared.recipe, prepared.split, prepared.objective
     rows, chosen = prepared.rows, prepared.chosen
     model = prepared.load_model()
-    with kept_comparisons() as compared:
-        result = evaluate_rows(recipe, objective, model, rows, chosen)
-        metrics = {"loss": result["loss"]} | objective.metrics_of_pass(prepared.names, result, rows, prepared.train)
-        batch_size = training_arguments(recipe).per_device_eval_batch_size
-        finished = FinishedModel(recipe.model.name_or_path, lambda: model, batch_size)
+    measured = rows if len(chosen) == len(rows) else Subset(rows, chosen)
+    with kept_comparisons() as of_pass:
+        result = evaluate_rows(recipe, objective, model, measured, rows.is_packed)
+    metrics = {"loss": result["loss"]} | objective.metrics_of_pass(prepared.names, result, rows, prepared.train)
+    batch_size = training_arguments(recipe).per_device_eval_batch_size
+    finished = FinishedModel(recipe.model.name_or_path, lambda: model, batch_size)
+    with kept_comparisons() as of_answers:
         metrics |= objective.measure(finished, rows, chosen, prepared.train)
+    taken = [chosen[number] for number in evaluation_order(measured)]
+    compared = [each.of_rows(taken) for each in of_pass]
+    for each in of_answers:  # in the order of the split, but an example may have several rows
+        several = len(each.references) != len(chosen)
+        compared.append(each.of_rows(list(range(len(each.references))) if several else chosen))
     if picture is not None and objective.draw(finished, rows, picture):
         print(f"samples are drawn in {picture}")
     bounds: dict[str, dict] = {}
@@ -152,7 +160,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         examples=len(chosen),
         rows=f"{objective.row_noun}s",
         intervals=bounds,
-        answers=[] if comparison is None else answers_of(objective, comparison, chosen),
+        answers=[] if comparison is None else answers_of(objective, comparison),
         compared=comparison,
         metrics=metrics,
         signatures=objective.signatures,
@@ -162,10 +170,10 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     )
 
 
-def answers_of(objective: Objective, comparison: Comparison, chosen: list[int]) -> list[dict]:
-    """{"row", "prediction", "reference"} of each example; the row is its number in the split."""
+def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
+    """{"row", "prediction", "reference"} of each example; the row is its number in the split, or among the answers."""
     pairs = zip(comparison.predictions, comparison.references, strict=True)
-    numbers = chosen if len(chosen) == len(comparison.references) else range(len(comparison.references))
+    numbers = range(len(comparison.references)) if comparison.rows is None else comparison.rows
     return [
         {"row": number, "prediction": objective.answer(given), "reference": objective.answer(true)}
         for number, (given, true) in zip(numbers, pairs)
@@ -207,16 +215,16 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
 # --------------------------------------------------------------------------------------------------- measuring
 
 
-def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Rows, chosen: list[int]) -> dict[str, float]:
-    """Loss and whatever else a pass over the rows `chosen` gives, as training measures it."""
+def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, packed: bool) -> dict[str, float]:
+    """Loss and whatever else a pass over some rows gives, as training measures it. packed: as `collator` takes it."""
     objective.prepare_model(model)
     with tempfile.TemporaryDirectory(prefix="anyformer-evaluate-") as folder:
         scratch = replace(recipe, training=replace(recipe.training, output_dir=folder))  # Trainer wants a folder
         trainer = AnyformerTrainer(
             model=model,
             args=training_arguments(scratch),
-            eval_dataset=rows if len(chosen) == len(rows) else Subset(rows, chosen),
-            data_collator=objective.collator(rows.is_packed),
+            eval_dataset=rows,
+            data_collator=objective.collator(packed),
             processing_class=objective.tokenizer,  # nothing is saved
             shifts_labels=objective.shifts_labels,
             scorer=objective.scorer(),

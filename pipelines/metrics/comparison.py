@@ -25,13 +25,24 @@ _KEPT: ContextVar[list["Comparison"] | None] = ContextVar("comparisons", default
 class Comparison:
     """What some metrics were computed of: equally long lists, an entry for each example.
 
-    metrics: their names. probabilities: of each class, where they were at hand.
+    metrics: their names. probabilities: of each class, where they were at hand. rows: the examples' numbers in their
+    split; None where that is not known.
     """
 
     metrics: list[str]
     predictions: list
     references: list
     probabilities: list | None = None
+    rows: list[int] | None = None
+
+    def of_rows(self, rows: list[int]) -> "Comparison":
+        """The same in the order of the rows; `rows` are their numbers in the order of here, one for each example."""
+        if len(rows) != len(self.references):
+            return self
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        columns = (self.predictions, self.references, self.probabilities)
+        sorted_ones = [None if column is None else [column[i] for i in order] for column in columns]
+        return Comparison(self.metrics, *sorted_ones, rows=[rows[i] for i in order])
 
     def inputs(self, name: str) -> tuple[list, list]:
         """(predictions, references) as the metric `name` takes them."""
