@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import UserError
@@ -11,7 +10,7 @@ from ..metrics.comparison import differences
 from ..recipes.schema import Recipe
 from ..training.interpret import between
 from ..training.progress import human_time, short_metric
-from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, with_bounds, write_json
+from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, wide_console, with_bounds, write_json
 
 
 @dataclass
@@ -70,7 +69,7 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
 
 def print_comparison(result: ModelComparison) -> None:
     """One table: each metric of both models, the difference, and how sure it is."""
-    console, a, b = Console(highlight=False, soft_wrap=True), result.first, result.second
+    console, a, b = wide_console(), result.first, result.second
     console.print(
         f"{a.task}: {a.examples:,} {a.rows} of {a.data} ({a.split}), {human_time(a.seconds + b.seconds)}", markup=False
     )

@@ -240,9 +240,14 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
 # --------------------------------------------------------------------------------------------------- reporting
 
 
+def wide_console() -> Console:
+    """Where tables are printed: a pipe has no width, so that no row is broken there."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 220)
+
+
 def print_evaluation(result: Evaluation) -> None:
     """The numbers as a table, with what they are of."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = wide_console()
     console.print(
         f"{result.model} on {result.task}: {result.examples:,} {result.rows} of {result.data} ({result.split}), "
         f"{human_time(result.seconds)}",

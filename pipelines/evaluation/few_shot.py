@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from rich.console import Console
 from rich.table import Table
 
 import anyformer
@@ -32,7 +31,7 @@ from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.progress import human_time
 from ..training.run_folder import package_versions
-from .evaluate import load, with_bounds, write_json, write_lines
+from .evaluate import load, wide_console, with_bounds, write_json, write_lines
 from .likelihood import encode_pairs, log_likelihoods, most_tokens
 
 BETWEEN = "\n\n"  # between two examples of a prompt
@@ -252,7 +251,7 @@ def measured(recipe: Recipe, scores, questions: list[Question]) -> dict[str, dic
 
 def print_few_shot(result: FewShotResult) -> None:
     """One table: a row for each number of shots."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = wide_console()
     console.print(
         f"{result.model} on {result.task}: {result.examples:,} questions of {result.data} ({result.split}), answered "
         f"by the likelihood of {', '.join(result.label_words)}, {human_time(result.seconds)}",

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import evaluate
-from rich.console import Console
 from rich.table import Table
 
 from ..recipes.schema import Recipe
 from ..training.progress import human_time
 from .compare import check_loads
-from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds, write_json
+from .evaluate import Evaluation, measure, prepare_evaluation, wide_console, with_bounds, write_json
 from .suite_file import Suite, read_suite
 
 
@@ -49,7 +48,7 @@ def evaluate_suite(suite: Suite, model: str, recipes: dict[str, tuple[Recipe, st
 
 def print_suite(result: SuiteResult) -> None:
     """One table: a row for each metric of each task."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = wide_console()
     console.print(f"{result.model} on {result.suite}, {human_time(result.seconds)}", markup=False)
     table = Table("task", "metric", "value", "examples", "data", title=None, show_edge=False)
     for column in table.columns[2:4]:
