@@ -151,7 +151,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     bounds: dict[str, dict] = {}
     for comparison in compared:
         bounds |= intervals(comparison, metrics, recipe.evaluation.bootstrap, recipe.training.seed)
-    comparison = compared[-1] if compared else None
+    comparison = compared[0] if len(compared) == 1 else None  # tasks in one run have one each
     return Evaluation(
         model=recipe.model.name_or_path,
         task=recipe.name,
@@ -175,7 +175,7 @@ def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
     pairs = zip(comparison.predictions, comparison.references, strict=True)
     numbers = range(len(comparison.references)) if comparison.rows is None else comparison.rows
     return [
-        {"row": number, "prediction": objective.answer(given), "reference": objective.answer(true)}
+        {"row": number, "prediction": objective.named(given), "reference": objective.named(true)}
         for number, (given, true) in zip(numbers, pairs)
     ]
 

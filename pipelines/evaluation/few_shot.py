@@ -134,8 +134,8 @@ def evaluate_few_shot(
             {
                 "shots": number,
                 "row": question.row,
-                "prediction": objective.answer(int(score.argmax())),
-                "reference": objective.answer(question.answer),
+                "prediction": objective.named(int(score.argmax())),
+                "reference": objective.named(question.answer),
             }
             for score, question in zip(scores, questions)
         ]

@@ -4,7 +4,7 @@ import re
 import string
 from collections import Counter
 
-from .base import FEATURES, OfflineMetric
+from .base import FEATURES, MeanMetric
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = frozenset(string.punctuation)
@@ -29,21 +29,25 @@ def word_f1(given: str, true: str) -> float:
     return 2 * same / (len(words) + len(right))
 
 
-class AnswerMetric(OfflineMetric):
+class AnswerMetric(MeanMetric):
     """`references` holds a list of right answers for each prediction, the best counts; none: "" is right."""
 
     features = [FEATURES["answers"]]
 
-    def score(self, predictions, references):
+    def each(self, predictions, references):
         pairs = zip(predictions, references, strict=True)
-        best = [max(self.of_pair(given, true) for true in right or [""]) for given, right in pairs]
-        return sum(best) / len(best)
+        return [max(self.of_pair(given, true) for true in right or [""]) for given, right in pairs]
 
 
 class AnswerExactMatch(AnswerMetric):
     @staticmethod
     def of_pair(given: str, true: str) -> float:
         return float(normalized(given) == normalized(true))
+
+    def right(self, predictions, references):
+        import numpy as np
+
+        return np.array(self.each(predictions, references), dtype=bool)
 
 
 class AnswerF1(AnswerMetric):

@@ -6,22 +6,25 @@ answer is than by the reference model.
 
 import numpy as np
 
-from .base import OfflineMetric, pairs_of
+from .base import MeanMetric, pairs_of
 
 
-class RewardAccuracy(OfflineMetric):
+class RewardAccuracy(MeanMetric):
     """Predictions are the chosen answers' rewards, references the rejected ones'."""
 
     features = [pairs_of("float64")]
 
-    def score(self, predictions, references):
-        return np.greater(predictions, references).mean()
+    def each(self, predictions, references):
+        return self.right(predictions, references).astype(float).tolist()
+
+    def right(self, predictions, references):
+        return np.greater(predictions, references)
 
 
-class RewardMargin(OfflineMetric):
+class RewardMargin(MeanMetric):
     """Predictions are the chosen answers' rewards, references the rejected ones'."""
 
     features = [pairs_of("float64")]
 
-    def score(self, predictions, references):
-        return np.subtract(predictions, references).mean()
+    def each(self, predictions, references):
+        return np.subtract(predictions, references).tolist()

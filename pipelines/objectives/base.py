@@ -283,7 +283,7 @@ class Objective(ABC):
         compute_metrics(predictions). None: the loss alone is measured."""
         return None
 
-    def answer(self, value: Any) -> Any:
+    def named(self, value: Any) -> Any:
         """A prediction or reference of the metrics as JSON that people read, such as the name of a class."""
         return value
 

@@ -69,9 +69,6 @@ class ClassScores:
 
         return any(METRICS[name].compares == "probabilities" for name in self.recipe.evaluation.metrics)
 
-    def answer(self, value: int) -> str:
-        return self.label_names[value]
-
 
 class ClassTask(ClassScores):
     """What all tasks of classes share, one per example or several; the class's name is the model's answer.
@@ -165,6 +162,9 @@ class ClassTask(ClassScores):
             and splits["train"].source.class_names(self.label_column) is None
         )
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(self.label_names))
+
+    def named(self, value: int) -> str:
+        return self.label_names[value]
 
     def config_fields(self) -> dict:
         """The classes' names are what `pipeline()` answers with."""

@@ -86,6 +86,9 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         given, true = predictions[:, :number].tolist(), predictions[:, number:].tolist()
         return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
 
+    def named(self, value: list[int]) -> list[str]:
+        return [name for name, given in zip(self.label_names, value) if given]
+
     # ---- words
 
     def how_to_use(self, folder: Path) -> str:

@@ -54,8 +54,8 @@ class MultipleChoice(ClassScores, TextTask):
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
-        """Accuracy alone: choices are numbered anew in each example, so that numbers are no classes."""
-        return row is METRICS["accuracy"]
+        """Those that no class counts in by itself: choices are numbered anew in each example."""
+        return row in (METRICS["accuracy"], METRICS["expected_calibration_error"])
 
     def check(self) -> None:
         super().check()

@@ -3,7 +3,7 @@
 import string
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS, register_objective
@@ -96,6 +96,11 @@ class TextToText(Translation):
     def check_metrics(self) -> None:
         from ..metrics import check_metrics
 
+        for name in self.metrics:
+            if name in METRICS and METRICS[name].compares == "probabilities":
+                raise UserError(
+                    f"evaluation.metrics={name!r} compares probabilities, but text_to_text writes its answers"
+                )
         names = self.settings.label_names
         check_metrics(self.metrics, self.compared, "evaluation.metrics", len(names) if names else None)
 
@@ -192,6 +197,9 @@ class TextToText(Translation):
             given = [self.class_written(text, right) for text, right in zip(predictions, true)]
         numbers, self.signatures = compute_metrics(self.metrics, given, true)
         return numbers
+
+    def named(self, value: Any) -> Any:
+        return self.label_names[value] if self.settings.answers == "classes" else value
 
     def class_written(self, text: str, right: int) -> int:
         """The class whose name was written; where it is none, one that is wrong."""

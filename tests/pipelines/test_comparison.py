@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 ROUNDING = 1e-9  # sums in another order
+TAGS = ["O", "B-PER", "I-PER", "I-LOC", "B-LOC"]
 WORDS = ["a", "cat", "dog", "sits", "on", "Mat"]
 
 
@@ -29,12 +30,20 @@ def examples_of(compares: str, number: int = 23, seed: int = 0, classes: int = 2
     if compares == "numbers":
         x = draw.normal(size=number)
         return Comparison([], x.tolist(), (x + draw.normal(size=number)).tolist())
+    if compares == "tags":
+        lengths = draw.integers(1, 8, number)
+        given, true = ([draw.choice(TAGS, length).tolist() for length in lengths] for _ in range(2))
+        return Comparison([], given, true)
     texts = [[" ".join(draw.choice(WORDS, draw.integers(3, 8))) for _ in range(number)] for _ in range(2)]
-    return Comparison([], [r if i % 3 == 0 else p for i, (p, r) in enumerate(zip(*texts))], texts[1])
+    given = [r if i % 3 == 0 else p for i, (p, r) in enumerate(zip(*texts))]
+    return Comparison([], given, [[text, "dog"] for text in texts[1]] if compares == "answers" else texts[1])
 
 
-KNOWN = [name for name, row in METRICS.items() if row.compares in ("classes", "probabilities", "numbers", "texts")]
-KNOWN = [name for name in KNOWN if METRICS[name].missing() is None]
+KNOWN = [
+    name
+    for name, row in METRICS.items()
+    if row.compares in {*COMPARED} - {"label_sets"} and row.load is not None and row.missing() is None
+]
 
 
 @pytest.mark.parametrize("classes", [2, 4])
