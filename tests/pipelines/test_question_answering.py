@@ -65,14 +65,16 @@ def test_windows_hold_every_token_of_the_context_and_the_answers_tokens_are_the_
     start = len(" ".join([*words[:first], ""]))
     (found,) = objective._batches([("here", example(context, answer, start))])
     whole = objective.tokenizer(context, add_special_tokens=False, return_offsets_mapping=True)
-    at, covered, holds = 0, set(), 0
+    tokens = whole["offset_mapping"]
+    place, covered, holds = 0, set(), 0  # place: of the window's first token in the context
     for ids, labels, (a, b), text, begins, ends in zip(
         *(found[name] for name in ("input_ids", "labels", "inside", "text", "begins", "ends"))
     ):
         assert len(ids) <= 48 and b - a == len(begins) == len(ends)
-        offset = context.index(text, max(0, at))
-        at = offset + 1
+        offset = tokens[place][0]
+        assert context[offset : offset + len(text)] == text
         covered |= {(offset + x, offset + y) for x, y in zip(begins, ends)}
+        place += len(begins) - stride
         null = objective.place_of_no_answer(ids)
         assert ids[null] == objective.tokenizer.cls_token_id
         if labels != [null, null]:
