@@ -288,11 +288,12 @@ class Objective(ABC):
         return value
 
     def questions(self, source: Any) -> Iterator[tuple[dict[str, str], int]]:
-        """The examples of a split as ({column: text}, number of the class), which any language model can be asked for.
+        """The examples of a split as ({column: text}, number of the class), which any language model can be asked for;
+        none without `asks_for_classes`.
 
         source: of `open`, after `prepare`. Raises UserError for an example that has no text or class.
         """
-        raise NotImplementedError(f"{self.setting} asks for no classes")
+        return iter(())
 
     def loss_parts(self) -> Any | None:
         """What tells the parts of the loss of a model with several heads apart, for the log; None: it has one part.

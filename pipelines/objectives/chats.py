@@ -14,6 +14,7 @@ from .base import SAMPLES, FinishedModel
 from .examples import TextTask
 
 if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
 
 # For a tokenizer that has none: the role in a line of its own, then the text, ended by the end-of-text token. All of
@@ -182,6 +183,32 @@ class ChatTask(TextTask):
         for (_, spans), ids, offsets in zip(parts, encoded["input_ids"], encoded["offset_mapping"]):
             found.append((ids, [any(a <= start and end <= b for a, b in spans) for start, end in offsets]))
         return found
+
+    def encoded(self, source: "Examples", split: str, cache: Path, columns: list[tuple]) -> "EncodedExamples":
+        """What `_batches` makes of a split, stored: these columns of numbers (name, pyarrow type).
+
+        A split that is not trained on also has the prompt and the answer of each row as texts.
+        """
+        import pyarrow
+
+        from ..data.example_store import encode_examples
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
+        if split != "train":
+            columns = [*columns, ("prompt", pyarrow.string()), ("answer", pyarrow.string())]
+        schema = pyarrow.schema(columns)
+        settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, schema.names]
+        key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
+        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+
+    @abstractmethod
+    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+        """The rows of the examples, column-wise, some at a time."""
+
+    @abstractmethod
+    def _facts(self, batch: dict[str, list]) -> dict:
+        """Numbers of one batch that are worth telling."""
 
     def no_room(self, what: str, examples: "Examples") -> UserError:
         """The error for a split of which no example leaves room for an answer."""

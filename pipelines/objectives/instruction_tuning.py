@@ -62,23 +62,13 @@ class InstructionTuning(TokenPredictions, ChatTask):
         """The conversations as input_ids and labels (-100 but for answers), one or several to a row."""
         import pyarrow
 
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        section, ids = self.settings, pyarrow.list_(pyarrow.int32())
-        columns = [("input_ids", ids), ("labels", ids)]
-        if split != "train":
-            columns += [("prompt", pyarrow.string()), ("answer", pyarrow.string())]
-        schema = pyarrow.schema(columns)
-        settings = [section.max_length, section.system, self.tokenizer.chat_template, schema.names]
-        key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
-        encoded = encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
-        if not section.packing:
+        ids = pyarrow.list_(pyarrow.int32())
+        encoded = self.encoded(source, split, cache, [("input_ids", ids), ("labels", ids)])
+        if not self.settings.packing:
             return encoded
         from ..data.packed_examples import PackedExamples
 
-        return PackedExamples(encoded, section.max_length, self.padding)
+        return PackedExamples(encoded, self.settings.max_length, self.padding)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.batch_keys import IGNORE_INDEX

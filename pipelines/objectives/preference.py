@@ -88,20 +88,10 @@ class Preference(ChatTask):
         """Pairs: the tokens of both conversations one after the other, where answers begin, and the reference."""
         import pyarrow
 
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        section, ids, number = self.settings, pyarrow.list_(pyarrow.int32()), pyarrow.int32()
+        ids, number = pyarrow.list_(pyarrow.int32()), pyarrow.int32()
         columns = [("input_ids", ids), ("labels", number)]
         columns += [(f"{part}_{what}", number) for part in PARTS for what in ("length", "start")]
-        if split != "train":
-            columns += [("prompt", pyarrow.string()), ("answer", pyarrow.string())]
-        schema = pyarrow.schema(columns)
-        settings = [section.max_length, section.system, self.tokenizer.chat_template, schema.names]
-        key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
-        encoded = encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
-        return self._with_reference(encoded, cache, progress)
+        return self._with_reference(self.encoded(source, split, cache, columns), cache, progress)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches

@@ -1,0 +1,74 @@
+"""`anyformer tokenizer`: tokenizers measured on a text, beside each other, or the tokens of a text."""
+
+from pathlib import Path
+
+from .commands import Parser, _add_trust, _at_least, _say, _say_loading
+
+
+def add_tokenizer(verbs) -> Parser:
+    """Add the verb to the parser's."""
+    parser = verbs.add_parser(
+        "tokenizer",
+        help="measure tokenizers on a text, beside each other, or show their tokens",
+        description="Measure the tokenizer of a recipe (trained, or taken from the cache), of a folder or on the Hub:\n"
+        "tokens per word, bytes per token, unknown tokens, texts that do not come back, speed, entries never used,\n"
+        "longest tokens. Over the validation text of the recipe, over files, or over TEXT, whose tokens are shown.",
+        epilog="examples:\n"
+        "  anyformer tokenizer quickstart\n"
+        '  anyformer tokenizer runs/quickstart "def read(self):"\n'
+        "  anyformer tokenizer quickstart tokenizer.vocab_size=8192 --beside quickstart --beside gpt2\n"
+        "  anyformer tokenizer gpt2 --beside runs/quickstart --on 'texts/*.txt' --output tokenizers.json",
+    )
+    what = "a recipe (name or YAML file), a folder of a run or a tokenizer, or a Hub repository"
+    parser.add_argument("target", metavar="RECIPE_OR_FOLDER", help=what)
+    parser.add_argument(
+        "words",
+        metavar="TEXT",
+        nargs="*",
+        default=[],
+        help="text to measure on and to show; section.key=value after a recipe is a setting of it",
+    )
+    parser.add_argument(
+        "--on", metavar="FILE", help="measure on this file or glob, of any format that data.files reads"
+    )
+    parser.add_argument("--text-field", default="text", help="--on: column or key that holds the text (default text)")
+    parser.add_argument("--split", choices=("validation", "test", "train"), help="text of the recipe to measure on")
+    parser.add_argument(
+        "--beside", metavar="RECIPE_OR_FOLDER", action="append", default=[], help="measure this one, too (repeatable)"
+    )
+    parser.add_argument("--max-bytes", type=_at_least(1), default=10_000_000, help="of text at most (default 10 MB)")
+    parser.add_argument("--output", metavar="FILE", help="JSON to write")
+    _add_trust(parser)
+    parser.set_defaults(run=_run_tokenizer)
+    return parser
+
+
+def _run_tokenizer(args) -> int:
+    from ..evaluation.request import check_writable
+    from ..evaluation.tokenizer_report import (
+        Sample,
+        check_text,
+        divide,
+        locate,
+        report,
+        sample_of_files,
+        sample_of_recipe,
+    )
+
+    overrides, texts = divide(args.target, args.words)
+    notes: list[str] = []
+    places = [locate(args.target, overrides, notes), *map(locate, args.beside)]
+    _say(notes)
+    check_text(places[0], texts, args.on, args.split)
+    output = Path(args.output) if args.output else None
+    if output is not None:
+        check_writable(output)
+    _say_loading()
+    if texts:
+        sample = Sample("TEXT", texts, shown=True)
+    elif args.on:
+        sample = sample_of_files(args.on, args.text_field, args.max_bytes)
+    else:
+        sample = sample_of_recipe(places[0].recipe, places[0].label, args.split, args.max_bytes)
+    report(places, sample, trust_remote_code=args.trust_remote_code, output=output)
+    return 0
