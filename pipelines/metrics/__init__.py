@@ -53,7 +53,7 @@ class MetricRow:
 
     def fits(self, compares: str | None) -> bool:
         """Whether it is of what an objective compares."""
-        return compares in (self.compares, COMES_WITH.get(self.compares), *self.also)
+        return compares is not None and compares in (self.compares, COMES_WITH.get(self.compares), *self.also)
 
     def missing(self) -> str | None:
         """What to install before it can be computed, in words; None where nothing is missing."""
