@@ -50,6 +50,7 @@ def test_decoder_step_compares_equal_losses_in_both_dtypes(benchmark, capsys):
     assert [row[1] for row in table(capsys)] == ["guard", "ours"] * 2
 
 
+@pytest.mark.slow
 def test_mlm_step_compares_equal_losses_and_memory(benchmark, capsys):
     run(benchmark("mlm_step"), "--shape small --length 16 --layers 1 --vocab 64 --rounds 2")
     rows = table(capsys)
@@ -57,6 +58,7 @@ def test_mlm_step_compares_equal_losses_and_memory(benchmark, capsys):
     assert {row[5] for row in rows if row[1] == "ours"} == {">= 2.8", "<= 1"}
 
 
+@pytest.mark.slow
 def test_vit_step_compares_equal_losses_and_memory(benchmark, capsys):
     size = "--image 32 --patch 16 --layers 1 --hidden 32 --heads 2 --batch 2 --classes 5 --rounds 2"
     run(benchmark("vit_step"), size)
@@ -73,6 +75,7 @@ def test_seq2seq_step_compares_equal_losses_and_memory(benchmark, capsys):
     assert {row[5] for row in rows if row[1] == "ours"} == {">= 1.05", "<= 1"}
 
 
+@pytest.mark.slow
 def test_length_measures_every_kind_of_attention_at_every_length(benchmark, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     module = benchmark("length")
@@ -118,6 +121,7 @@ def test_trainers_end_with_the_bare_loops_weights(benchmark, capsys):
     assert [row[1] for row in table(capsys)] == ["guard", "transformers' Trainer", "AnyformerTrainer"]
 
 
+@pytest.mark.slow
 def test_data_pipelines_hold_the_same_tokens(benchmark, capsys):
     run(benchmark("data_pipeline"), "--bytes 20000 --vocab 300 --length 32 --rounds 2")
     assert [row[1] for row in table(capsys)] == ["guard", "ours", "bare tokenizer", "ours"]
@@ -165,6 +169,7 @@ def test_every_script_explains_itself(benchmark, script, capsys):
     )
 
 
+@pytest.mark.slow
 def test_moe_step_compares_equal_losses_in_every_dtype(benchmark, capsys):
     size = "--length 16 --layers 1 --batch 1 --vocab 64 --hidden 32 --heads 2 --intermediate 32 --experts 4 --rounds 2"
     arms = "'native eager' 'native grouped_mm' 'native batched_mm' ours"

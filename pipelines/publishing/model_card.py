@@ -7,6 +7,7 @@ folder from plain `save_pretrained` is short, never invented.
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,15 +130,21 @@ def render_model_card(
     name: str | None = None,
 ) -> str:
     """Return the card's text; arguments as in `write_model_card`."""
-    from huggingface_hub import ModelCard
-
     facts = RunFacts.read(model.path) if facts is None else facts
     name = name or (repo_id or model.path.resolve().name).rsplit("/", 1)[-1]
     license = license or facts.section("publish").get("license")
     metadata = _metadata(model, facts, name, license)
     values = _values(model, facts) | {"name": name, "address": repo_id or f"path/to/{name}", "license": license}
     values |= {"marker": MARKER, "fence": fence}
-    return ModelCard.from_template(metadata, template_path=str(TEMPLATE), **values).content
+    return _template().render(card_data=metadata.to_yaml(), **values)
+
+
+@cache
+def _template():
+    """The card's template, compiled once: ModelCard.from_template compiles it for each card."""
+    import jinja2
+
+    return jinja2.Template(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def fence(text: str) -> str:

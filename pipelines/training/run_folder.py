@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..words import counted
 PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
 
 
+@cache
 def package_versions() -> dict[str, str]:
     """Installed versions of Python and of the packages a run's numbers depend on."""
     versions = {"python": platform.python_version()}

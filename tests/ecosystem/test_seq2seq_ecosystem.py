@@ -219,6 +219,7 @@ def test_a_compiled_classifier_has_the_loss_and_gradients_of_the_eager_one(tiny_
         torch.testing.assert_close(got[parameter], gradient, atol=TOLERANCE, rtol=1e-4, msg=parameter)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_exported_classifier_serves_every_batch_and_length(tiny_seq2seq_config):
     model = AnyformerSeq2SeqForSequenceClassification(tiny_seq2seq_config(**SEQ2SEQS["bart"])).eval()

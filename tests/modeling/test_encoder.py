@@ -126,13 +126,10 @@ def test_too_many_tokens_for_learned_positions_is_one_sentence(tiny_encoder_conf
 # ---- torch.export
 
 
+@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "with_padding", [pytest.param(False, id="whole rows", marks=pytest.mark.slow), pytest.param(True, id="padded")]
-)
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "modernbert" else pytest.mark.slow) for n in ENCODERS]
-)
+@pytest.mark.parametrize("with_padding", [False, True], ids=["whole rows", "padded"])
+@pytest.mark.parametrize("name", ENCODERS)
 def test_an_exported_encoder_serves_every_batch_and_length(tiny_encoder_config, name, with_padding):
     model = randomise(AnyformerEncoderModel(tiny_encoder_config(**ENCODERS[name])))
     sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=64)}

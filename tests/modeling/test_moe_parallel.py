@@ -38,6 +38,7 @@ def mixture_config(tiny_config):
 needs_experts = pytest.mark.skipif(not RECENT, reason="transformers 5.17 splits experts by plans of other names")
 
 
+@pytest.mark.slow
 @needs_experts
 def test_ranks_that_share_experts_have_the_logits_losses_gradients_and_tokens_of_one_process(mixture_config, tmp_path):
     check_split_equals_whole(mixture_config, tmp_path, "ep", VARIANTS, kind="moe")

@@ -168,7 +168,8 @@ def check_split_equals_whole(make_config, tmp_path, mode, variants, ranks=2, kin
             torch.testing.assert_close(measure(again, kind, training=False)["logits"], expected[name]["logits"])
 
 
-@pytest.mark.parametrize("mode", [pytest.param("tp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["tp", "fsdp"])
 def test_two_processes_have_the_logits_losses_gradients_and_tokens_of_one(tiny_config, tmp_path, mode):
     check_split_equals_whole(tiny_config, tmp_path, mode, VARIANTS)
 
@@ -192,6 +193,7 @@ def test_two_processes_have_the_logits_losses_and_gradients_of_one(
     check_split_equals_whole(make_config, tmp_path, mode, SPLIT[kind], kind=kind)
 
 
+@pytest.mark.slow
 def test_the_automatic_tensor_parallel_plan_is_the_declared_one(tiny_config, tmp_path):
     check_split_equals_whole(tiny_config, tmp_path, "tp-auto", {"tied": {}})
 

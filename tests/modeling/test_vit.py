@@ -365,7 +365,8 @@ def test_an_exported_model_serves_every_batch(tiny_vit_config, name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["vit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rotary", "mae"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "rotary", "mae"])
 def test_a_model_exported_with_interpolation_serves_every_size(tiny_vit_config, name):
     model = randomise(AnyformerViTForImageClassification(tiny_vit_config(**VITS[name])))
     example = {"pixel_values": images(model.config, sides=(20, 24)), "interpolate_pos_encoding": True}

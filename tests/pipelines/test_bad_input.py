@@ -112,6 +112,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_really_full_disk_ends_in_one_sentence_with_the_last_checkpoint_usable(
     small_disk, tiny_recipe, command, tmp_path
 ):

@@ -39,6 +39,7 @@ def unequal(path, number=160):
     return write_lines(path, [row for i, row in enumerate(rows) if row["label"] == 0 or i % 6 == 1])
 
 
+@pytest.mark.slow
 def test_balanced_weights_count_training_examples_and_accumulation_changes_nothing(tmp_path, command):
     data = {"files": str(unequal(tmp_path / "unequal.jsonl"))}
     training = {"max_steps": 6, "per_device_train_batch_size": 8, "learning_rate": 1e-3}

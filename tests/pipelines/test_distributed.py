@@ -121,7 +121,9 @@ def test_two_processes_compute_the_losses_of_tasks_as_one_does(kind, task, metri
 TASKS = {"sequence_classification": 13, "translation": 19, "image_classification": 11}
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k == "translation" else ()) for k in TASKS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "sequence_classification" else pytest.mark.slow) for k in TASKS]
+)
 def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ranks, tmp_path):
     # 11 test examples on two processes: fillers count in no metric, and every text is translated once.
     evaluation = {"best_metric": "loss"} if kind == "translation" else {"metrics": ["accuracy", "f1"]}
@@ -144,8 +146,9 @@ def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ra
         assert two_ranks(recipe, *rows, start=run / "checkpoint-5")[1] == losses[5:]
 
 
+@pytest.mark.slow
 @needs_deepspeed
-@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("stage", [2, 3])
 def test_zero_trains_what_one_process_trains(without_dropout, command, two_ranks, stage, tmp_path):
     single = tmp_path / "single"
     doubled = "training.gradient_accumulation_steps=2"

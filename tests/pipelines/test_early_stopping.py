@@ -24,6 +24,7 @@ def facts_of(run):
     return json.loads((run / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_run_ends_when_it_improves_no_more_also_after_kills_and_says_why(tmp_path, command, capsys):
     recipe, whole, broken = recipe_of(tmp_path), tmp_path / "whole", tmp_path / "broken"
     assert command("train", recipe, f"training.output_dir={whole}") == 0

@@ -92,6 +92,7 @@ def test_without_locks_of_the_file_system_a_living_process_of_this_host_is_belie
 # ------------------------------------------------------------------------------------------------ failed starts
 
 
+@pytest.mark.slow
 def test_a_start_that_failed_before_its_first_checkpoint_does_not_own_the_folder(short_recipe, command, tmp_path):
     run = tmp_path / "run"
     end_in_micro_batch(1, command, "train", short_recipe, output=tmp_path / "log.txt")
@@ -165,6 +166,7 @@ def terminate_in(name: str, command, *arguments) -> int:
     return command(*arguments)
 
 
+@pytest.mark.slow
 def test_sigterm_outside_training_is_answered_and_leaves_nothing_half_done(short_recipe, command, tmp_path):
     run, log = tmp_path / "run", tmp_path / "log.txt"
     for name, words in (
@@ -206,6 +208,7 @@ def killed_run(short_recipe, command, tmp_path):
     return tmp_path / "run", whole
 
 
+@pytest.mark.slow
 def test_damaged_records_do_not_keep_a_run_from_going_on(killed_run, short_recipe, command, capsys):
     run, whole = killed_run
     (run / "run.json").write_text('{"recipe": [')

@@ -17,7 +17,6 @@ RUNS = {
     "prefix_lm": ("decoder", {"name": "prefix_lm"}),
     "fill_in_the_middle": ("moe", {"name": "fill_in_the_middle"}),
 }
-QUICK = ("span_corruption",)  # the others by -m slow; test_noise.py and test_sentence_pairs.py have what they draw
 
 
 def recipe_of(tiny_recipe, name, **training):
@@ -41,7 +40,8 @@ def validations(run):
     return {line["step"]: line["validation_loss"] for line in lines_of(run) if "validation_loss" in line}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RUNS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
 def test_a_killed_run_hides_the_same_again_past_the_end_of_an_epoch(tiny_recipe, command, tmp_path, name):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     recipe = recipe_of(tiny_recipe, name)

@@ -100,6 +100,7 @@ def test_mistakes_of_pairs_are_one_sentence(tmp_path, command, capsys):
     assert "known: reward_accuracy, reward_margin" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_real_instructions_and_preferences_train_by_the_shipped_recipes(tmp_path, command, data_folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 256}

@@ -97,6 +97,7 @@ def test_publishing_sends_the_model_in_one_commit_and_again_updates_it_without_t
     assert len(commits) == 3
 
 
+@pytest.mark.slow
 def test_a_card_that_a_person_wrote_is_kept_here_and_on_the_hub(hub, run_folder):
     (run_folder / "README.md").write_text("# my words")
     assert hub.command("publish", run_folder, "tester/mine").returncode == 0
@@ -144,6 +145,7 @@ def test_who_cannot_publish_is_told_what_to_do_before_anything_is_created(hub, r
     assert hub.server.store.load("model", "tester/x") is None
 
 
+@pytest.mark.slow
 def test_who_may_not_write_to_a_repository_is_told_so(hub, run_folder):
     hub.server.users["hf_other"] = "someone"
     assert "may not write there" in sentence_of(hub.command("publish", run_folder, "someone/x"))

@@ -171,6 +171,7 @@ def native_checkpoint(folder, tokenizer_from):
     return folder
 
 
+@pytest.mark.slow
 def test_muon_wsd_and_inverse_sqrt_run_through_recipes(tiny_recipe, command, tmp_path):
     for name, overrides in {
         "muon-wsd": ["training.optim=muon", "training.lr_scheduler_type=wsd", "training.decay_steps=0.5"],

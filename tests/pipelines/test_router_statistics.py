@@ -128,6 +128,7 @@ def test_two_processes_train_and_log_what_one_does_at_equal_global_batch(tiny_re
             assert one[name] == pytest.approx(other[name], abs=TOLERANCE), (one["step"], name)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_file(train, tmp_path):
     _, whole = train("whole")
     train("parts", max_steps=6)

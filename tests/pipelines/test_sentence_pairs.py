@@ -267,6 +267,7 @@ def test_a_model_that_learned_the_order_of_sentences_is_asked_for_the_next_one(t
     assert f"{found['validation_pair_accuracy']:.4f}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_accumulated_batches_log_the_parts_of_all_of_them(tiny_recipe, command, tmp_path):
     logged = []
     for rows, accumulated in ((8, 1), (4, 2)):

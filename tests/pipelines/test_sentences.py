@@ -120,6 +120,7 @@ def test_a_mistake_in_a_pair_is_one_sentence_with_its_row(row, says, tmp_path, p
         prepare(f"data.files={path}", "data.test_files=null", "data.validation_fraction=0", tokenizer=CHARACTERS)
 
 
+@pytest.mark.slow
 def test_pairs_are_learned_measured_again_alike_and_the_pooler_stays_out(tmp_path, command, capsys):
     recipe = task_recipe(
         tmp_path,

@@ -165,6 +165,7 @@ def lines_of(run):
     return [{name: line[name] for name in ("step", "loss", "grad_norm", "epoch")} for line in lines if "loss" in line]
 
 
+@pytest.mark.slow
 def test_passes_that_end_within_a_step_train_as_one_big_batch_and_as_two_processes_do(stream_recipe, command, tmp_path):
     recipe = stream_recipe(hidden_dropout=0.0)
     big, parts, ranks = (tmp_path / name for name in ("big", "parts", "ranks"))

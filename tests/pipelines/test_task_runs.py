@@ -83,6 +83,7 @@ def test_a_pair_of_texts_is_judged_together_as_inference_is(tmp_path, command):
     assert answer["label"] == names[classify.model(**read).logits.argmax()]
 
 
+@pytest.mark.slow
 def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, command, capsys):
     recipe = task_recipe(
         tmp_path,
@@ -115,12 +116,9 @@ def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, com
     assert rates[21] == pytest.approx(max(rates), rel=0.1) and rates[80] == pytest.approx(max(rates) / 2, rel=0.1)
 
 
-# Chats have rows as others have them, and the fast suite keeps one kind of them; choices differ from classes by their
-# collator alone, which nothing is drawn in.
-SLOW = ("instruction_tuning", "multiple_choice")
-
-
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k in SLOW else ()) for k in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "sequence_classification" else pytest.mark.slow) for k in KINDS]
+)
 def test_a_killed_run_ends_bit_identical_past_the_end_of_an_epoch(tmp_path, command, kind):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     best = {"best_metric": "loss"}

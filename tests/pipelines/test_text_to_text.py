@@ -96,6 +96,7 @@ def parts_of(line):
     return [value for name, value in line.items() if name.startswith("loss_")]
 
 
+@pytest.mark.slow
 def test_tasks_learned_together_are_measured_apart_and_a_killed_run_ends_bit_identical(tmp_path, command, capsys):
     recipe, whole, broken = mixed_recipe(tmp_path), tmp_path / "whole", tmp_path / "broken"
     assert command("train", recipe, f"training.output_dir={whole}") == 0

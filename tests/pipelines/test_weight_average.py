@@ -65,6 +65,7 @@ def assert_same(a, b):
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_the_average_is_measured_saved_and_bit_identical_after_a_kill(tiny_recipe, command, weights, tmp_path, capsys):
     recipe = tiny_recipe(training={"max_steps": 14}, evaluation={"every_steps": 7, "max_rows": None})
     plain, whole, broken, best = (tmp_path / name for name in ("plain", "whole", "broken", "best"))
