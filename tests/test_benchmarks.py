@@ -115,6 +115,7 @@ def test_generate_compares_equal_tokens(benchmark, capsys):
     assert [row[1] for row in table(capsys)] == ["guard", "ours"]
 
 
+@pytest.mark.slow
 def test_trainers_end_with_the_bare_loops_weights(benchmark, capsys):
     size = "--steps 13 --layers 1 --hidden 16 --length 8 --batch 2 --vocab 32 --rounds 2"
     run(benchmark("trainer_overhead"), size)

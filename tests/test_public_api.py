@@ -35,6 +35,7 @@ def test_dir_shows_the_public_names():
     assert set(anyformer.__all__) <= set(dir(anyformer))
 
 
+@pytest.mark.slow
 def test_importing_anyformer_registers_every_family_and_leaves_the_pipelines_alone():
     program = (
         "import sys, anyformer\n"

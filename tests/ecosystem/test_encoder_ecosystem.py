@@ -360,8 +360,9 @@ def test_a_compiled_head_has_the_loss_and_gradients_of_the_eager_one(tiny_encode
         torch.testing.assert_close(got[parameter], gradient, atol=TOLERANCE, rtol=1e-4, msg=parameter)
 
 
+@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["bert", pytest.param("modernbert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_an_exported_classifier_serves_every_batch_and_length(tiny_encoder_config, tmp_path, name):
     model = class_of("ForSequenceClassification")(tiny_encoder_config(**ENCODERS[name])).eval()
     sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=64)}

@@ -81,7 +81,7 @@ def run(build, batch_of):
         return outputs
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch_of", [plain, masked, packed])
 @every([variant for variant in ZOO if variant.name not in READS_HOST])
 def test_a_forward_pass_stays_on_the_device(variant, batch_of, training):

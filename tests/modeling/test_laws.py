@@ -459,14 +459,14 @@ BY_INDUCTOR += (
 BY_INDUCTOR += ("encoder-deberta_conv", "encoder-deberta_mask_decoder", "encoder-longformer", "encoder-modernbert")
 BY_INDUCTOR += ("vit-vit", "vit-rotary", "vit-mae", *(f"seq2seq-{name}" for name in SEQ2SEQS if name != "t5"))
 COMPILED = [
-    pytest.param(variant, backend, id=f"{variant}-{backend}", marks=marks)
+    pytest.param(variant, backend, id=f"{variant}-{backend}")
     for variant in ZOO
     for backend, names in (("aot_eager", [str(each) for each in ZOO]), ("inductor", BY_INDUCTOR))
     if str(variant) in names
-    for marks in [() if str(variant) in ("decoder-rotary", "vit-deit") and backend == "aot_eager" else pytest.mark.slow]
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant, backend", COMPILED)
 def test_a_compiled_training_step_has_the_loss_and_gradients_of_the_eager_one(variant, backend, fresh_compiler):
     # One layer where one is enough: a group, a pattern, or a decoder of another depth asks for its own.

@@ -46,6 +46,9 @@ def save(tmp_path):
     return write
 
 
+SLOW = pytest.mark.slow
+
+
 def loaded(folder, auto=AutoModelForCausalLM):
     return auto.from_pretrained(folder)
 
@@ -58,7 +61,12 @@ def same_weights(a, b) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name, dtype", [("gpt2", torch.float32), ("llama3_tied", torch.bfloat16), ("bloom", torch.float16)]
+    "name, dtype",
+    [
+        ("llama3_tied", torch.bfloat16),
+        pytest.param("gpt2", torch.float32, marks=SLOW),
+        pytest.param("bloom", torch.float16, marks=SLOW),
+    ],
 )
 def test_a_sharded_checkpoint_goes_there_and_back_through_the_command_line(name, dtype, save, tmp_path, capsys):
     native = save(name, dtype=dtype)
@@ -91,9 +99,11 @@ def test_a_sharded_checkpoint_goes_there_and_back_through_the_command_line(name,
     "name, auto, class_name, others",
     [
         ("bert", AutoModelForMaskedLM, "AnyformerEncoderForMaskedLM", {}),
-        ("t5_v1_1", AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", {}),
         ("bart", AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", {"num_beams": 4}),
-        ("marian", AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", {"num_beams": 6}),
+        *(
+            pytest.param(name, AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", others, marks=SLOW)
+            for name, others in (("t5_v1_1", {}), ("marian", {"num_beams": 6}))
+        ),
     ],
 )
 def test_encoders_and_seq2seq_models_go_there_and_back(name, auto, class_name, others, save, tmp_path, capsys):

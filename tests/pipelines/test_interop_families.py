@@ -27,7 +27,9 @@ from anyformer import from_native, to_native
 
 
 @pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("name", SEQ2SEQ)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("t5", "bart") else pytest.mark.slow) for n in SEQ2SEQ]
+)
 def test_twins_write_the_same_text(name, beams):
     native = native_model(name, "AutoModelForSeq2SeqLM")
     ours = from_native(native)

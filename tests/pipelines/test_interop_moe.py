@@ -31,7 +31,10 @@ LIMITS_EXPERTS = Version(transformers.__version__) >= Version(
 )  # transformers < 5.23: Switch's capacity has no effect
 
 
-@pytest.mark.parametrize("name", MIXTURES | SWITCHES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in ("mixtral", "switch") else pytest.mark.slow) for n in MIXTURES | SWITCHES],
+)
 def test_twins_write_the_same_text(name):
     native = native_model(name, "AutoModelForSeq2SeqLM" if name in SWITCHES else "AutoModelForCausalLM")
     ours = from_native(native)

@@ -62,6 +62,7 @@ def test_the_parameters_at_work_on_a_token_are_the_published_ones():
         assert count_active_parameters(fields_of(name)) == (row.active or count_parameters(fields_of(name))), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, row in PUBLISHED.items() if row.model_type])
 def test_transformers_own_class_has_as_many_parameters(name):
     family, fields = load_preset(name)

@@ -160,7 +160,7 @@ def test_plots_need_matplotlib_and_say_so(monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "router.png").exists()
 
 
-@pytest.mark.parametrize("layers, experts", [(1, 1), (3, 4), (20, 64)])
+@pytest.mark.parametrize("layers, experts", [(1, 1), pytest.param(20, 64, marks=pytest.mark.slow)])
 def test_a_picture_of_any_size_can_be_drawn(tmp_path, layers, experts):
     pytest.importorskip("matplotlib")
     entries = [

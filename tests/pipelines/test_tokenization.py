@@ -162,6 +162,7 @@ for name, section in {SECTIONS!r}.items():
             assert (other / path.name).read_bytes() == path.read_bytes(), (name, path.name)
 
 
+@pytest.mark.slow
 def test_auto_tokenizer_loads_every_type_without_this_package(trained):
     folders = {name: str(folder) for name, (_, folder) in trained.items()}
     program = f"""{ENVIRONMENT_OFF}
