@@ -186,6 +186,7 @@ def named(cell: Cell):
         raise
 
 
+@pytest.mark.slow
 @given(
     cell=st.sampled_from(LEGAL),
     batch=st.integers(1, 3),

@@ -142,7 +142,7 @@ KINDS = ["text", "masked", "classes", "texts"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("split", ["test", "validation"])
+@pytest.mark.parametrize("split", ["test", pytest.param("validation", marks=pytest.mark.slow)])
 def test_a_finished_run_is_evaluated_to_the_numbers_of_its_end(kind, split, stage, evaluate):
     result = evaluate(kind, kind, "--split", split)
     trained = json.loads((stage / "runs" / kind / "run.json").read_text())["metrics"]

@@ -109,6 +109,7 @@ def test_a_refused_start_leaves_no_folder(short_recipe, command, tmp_path):
 # --------------------------------------------------------------------------------------------------- full disk
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_final_save_ends_in_one_sentence(
     short_recipe, command, tmp_path, capsys, monkeypatch
 ):

@@ -28,6 +28,7 @@ def test_a_preset_computes_what_the_published_config_says(name):
     assert preset == published
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_preset_has_a_twin_of_its_architecture(name):
     published = PUBLISHED[name].config()

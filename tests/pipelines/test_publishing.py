@@ -119,6 +119,7 @@ def test_a_private_repository_is_private_and_a_public_one_is_not_taken_for_it(hu
     assert not any("/commit/" in path for _, path, _ in hub.server.requests[commits:])
 
 
+@pytest.mark.slow
 def test_a_failed_upload_changes_nothing_and_the_same_command_repeats_it(hub, run_folder):
     before = snapshot(run_folder)
     hub.server.failures = {"/commit/": 503}

@@ -135,7 +135,8 @@ def hub_folder(tmp_path, text_file):
     return folder
 
 
-@pytest.mark.parametrize("streaming", ["true", pytest.param("false", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", ["true", "false"])
 def test_a_hub_data_set_trains_stored_and_streamed(streaming, tiny_recipe, command, hub_folder, tmp_path):
     overrides = ["data.files=null", f"data.dataset={hub_folder}", "data.validation_split=validation"]
     recipe = tiny_recipe(training={"max_steps": 6})

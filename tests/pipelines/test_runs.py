@@ -80,6 +80,7 @@ def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identica
     assert logged_losses(whole) == logged_losses(broken)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tiny_recipe, command, tmp_path, capsys):
     recipe, whole, run = tiny_recipe(), tmp_path / "whole", tmp_path / "run"
     assert command("train", recipe, f"training.output_dir={whole}") == 0

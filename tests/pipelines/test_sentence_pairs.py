@@ -236,6 +236,7 @@ SECTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_a_model_that_learned_the_order_of_sentences_is_asked_for_the_next_one(tiny_recipe, command, tmp_path, capsys):
     recipe = tiny_recipe(**SECTIONS)
     prompts = "evaluation.sample_prompts=['The [MASK] of a class']"
