@@ -115,7 +115,8 @@ def load_checkpoint(
         print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
     if tokenizer is None:
         return model, fresh
-    size = model.get_input_embeddings().weight.shape[0]
+    table = model.get_input_embeddings().weight
+    size = getattr(table, "ds_shape", table.shape)[0]  # ZeRO-3 leaves an empty tensor in place of each weight
     if size < len(tokenizer):
         raise UserError(
             f"model.name_or_path={name!r} has a vocabulary of {size}, the tokenizer has {len(tokenizer)} entries; "

@@ -372,7 +372,7 @@ class AnyformerTrainer(Trainer):
             state_dict = {name: tensor for name, tensor in state_dict.items() if name not in twice}
         try:
             super()._save(output_dir, state_dict)
-            if is_adapted(self.model):
+            if self.args.should_save and is_adapted(self.model):
                 save_adapted_config(self.model, Path(output_dir or self.args.output_dir))
         finally:
             config.use_cache = training

@@ -12,11 +12,13 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from anyformer.pipelines.training.arguments import resolve_bf16, training_arguments
 from anyformer.pipelines.training.deepspeed_engine import say_that_it_compiles
 from image_data import image_recipe
 from processes import free_port, logged_losses, run_ranks
+from safetensors.torch import load_file
 from task_data import task_recipe
 
 TOLERANCE = 1e-5  # fp32: the same sums in another order
@@ -163,6 +165,28 @@ def test_zero_trains_what_one_process_trains(without_dropout, command, two_ranks
     assert saved.parameter_count() == facts["parameters"]  # a tied head once
     assert facts["engine"] == "DeepSpeedEngine" and facts["samples"][0]["text"].startswith("The")
     assert_close(losses, logged_losses(single))
+
+
+@pytest.mark.slow
+@needs_deepspeed
+@pytest.mark.parametrize("engine", ["ddp", "zero2", "zero3"])
+def test_an_adapter_is_trained_by_two_processes_as_by_one(without_dropout, command, two_ranks, engine, tmp_path):
+    pytest.importorskip("peft")
+    base, single = tmp_path / "base", tmp_path / "single"
+    assert command("train", without_dropout, f"training.output_dir={base}", "training.max_steps=2") == 0
+    recipe = parse_yaml(Path(without_dropout).read_text(), "recipe")
+    recipe["model"], recipe["tokenizer"] = {"name_or_path": str(base)}, {}
+    recipe["training"] |= {"lora": {"r": 4, "dropout": 0.0, "target_modules": "all-linear"}, "learning_rate": 0.01}
+    Path(without_dropout).write_text(format_yaml(recipe))
+    doubled = "training.gradient_accumulation_steps=2"
+    assert command("train", without_dropout, f"training.output_dir={single}", doubled) == 0
+    options, env = ([f"training.deepspeed={engine}"], {"DS_ACCELERATOR": "cpu"}) if engine != "ddp" else ([], None)
+    facts, losses = two_ranks(without_dropout, *options, env=env)
+    assert_close(losses, logged_losses(single))
+    adapters = (Path(facts["recipe"]["training"]["output_dir"]), single)
+    here, there = (load_file(folder / "adapter_model.safetensors") for folder in adapters)
+    assert here.keys() == there.keys()
+    assert max((here[name] - there[name]).abs().max().item() for name in here) <= 1e-4
 
 
 def rank_of_another_user(*arguments):
