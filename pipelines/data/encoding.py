@@ -1,6 +1,7 @@
 """Documents to token ids: fast, exact, and without holding a long text's tokens as objects."""
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +13,24 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-_BATCH = 2_000_000  # characters encoded at once, enough to keep all cores busy
+_BATCH = 500_000  # characters encoded at once, enough to keep all cores busy
 _PIECE = 200_000  # characters; a longer text is encoded in pieces, in parallel
 _WINDOW = 1000  # characters on either side of a cut whose tokens must not change
 _TRIES = 16
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """The documents in groups of half a million characters."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class Encoder:
@@ -44,17 +59,27 @@ class Encoder:
             self._copy = without_limits(self._own)
         return self._copy
 
-    def encode_documents(self, documents: Iterable[Document]) -> Iterator[tuple[Document, np.ndarray]]:
-        """Each document with its ids (uint32), in the given order. Holds a few million characters at a time."""
-        batch: list[Document] = []
-        size = 0
-        for document in documents:
-            batch.append(document)
-            size += len(document.text)
-            if size >= _BATCH:
+    def encode_documents(
+        self, documents: Iterable[Document], ahead: bool = False
+    ) -> Iterator[tuple[Document, np.ndarray]]:
+        """Each document with its ids (uint32), in the given order. Holds about a million characters at a time.
+
+        ahead: a thread encodes the next documents while the caller works on these. Then nothing else may use the
+        tokenizer meanwhile: it refuses to be changed while it encodes.
+        """
+        if not ahead:
+            for batch in _batches(documents):
                 yield from zip(batch, self.encode([document.text for document in batch]))
-                batch, size = [], 0
-        yield from zip(batch, self.encode([document.text for document in batch]))
+            return
+        with ThreadPoolExecutor(1) as thread:
+            before = []
+            for batch in _batches(documents):
+                coming = thread.submit(self.encode, [document.text for document in batch])
+                for earlier, ids in before:
+                    yield from zip(earlier, ids.result())
+                before = [(batch, coming)]
+            for earlier, ids in before:
+                yield from zip(earlier, ids.result())
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         pieces = [self._pieces(text) for text in texts]

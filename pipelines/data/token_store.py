@@ -131,7 +131,7 @@ def _write(
     offsets = array("q", [0])
     num_bytes = num_characters = num_words = 0
     with (folder / TOKENS).open("wb") as stream, _Progress(corpus, progress) as bar:
-        for document, ids in encoder.encode_documents(corpus.documents()):
+        for document, ids in encoder.encode_documents(corpus.documents(), ahead=True):
             tokens = framed(ids, bos, eos, dtype)
             stream.write(tokens.data)
             offsets.append(offsets[-1] + len(tokens))

@@ -242,7 +242,7 @@ def test_other_text_tokenizer_or_framing_has_its_own_store(tmp_path, char_tokeni
 def test_a_run_killed_while_tokenising_leaves_no_half_store(tmp_path, char_tokenizer, monkeypatch):
     texts = ["abc", "def"]
 
-    def die_after_one(self, documents):
+    def die_after_one(self, documents, ahead):
         yield next(iter(documents)), np.zeros(3, dtype=np.uint32)
         raise KeyboardInterrupt
 
@@ -353,7 +353,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, char_tokenizer
     with pytest.raises(UserError, match=r"data\.cache_dir=.*cannot be written"):
         store_of(["abc"], char_tokenizer, tmp_path / "file")
 
-    def full(*arguments):
+    def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Encoder, "encode_documents", full)

@@ -273,8 +273,9 @@ def test_pretrained_tokenizers_are_taken_as_they_are_or_refused_with_a_sentence(
 # Encoding of documents
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", SECTIONS)
-def test_long_texts_in_pieces_get_the_tokens_of_the_whole(trained, name, monkeypatch):
+def test_long_texts_in_pieces_get_the_tokens_of_the_whole(trained, name, ahead, monkeypatch):
     tokenizer, _ = trained[name]
     for constant, value in (("_PIECE", 300), ("_BATCH", 1000), ("_WINDOW", 100)):
         monkeypatch.setattr(encoding, constant, value)
@@ -282,8 +283,10 @@ def test_long_texts_in_pieces_get_the_tokens_of_the_whole(trained, name, monkeyp
     texts = ["short", TEXT, "a\n\n\n" * 500, "no line break " * 300, TEXT.replace("\n", "\r\n")]
     assert len(encoder._pieces(TEXT)) > 5
     documents = [Document(text, str(number)) for number, text in enumerate(texts)]
-    for document, ids in encoder.encode_documents(documents):
-        assert ids.tolist() == tokenizer(document.text).input_ids
+    expected = [tokenizer(text).input_ids for text in texts]
+    found = list(encoder.encode_documents(documents, ahead=ahead))
+    assert [document for document, _ in found] == documents
+    assert [ids.tolist() for _, ids in found] == expected
 
 
 def test_a_tokenizer_that_marks_the_beginning_of_a_text_gets_no_cut_it_would_notice(trained, monkeypatch):
