@@ -232,6 +232,7 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
             loss_parts=objective.loss_parts(),
             logits_of=objective.logits_of(),
             labels_per_item=objective.labels_per_item,
+            parts_of=objective.parts_of,
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}

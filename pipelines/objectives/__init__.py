@@ -10,6 +10,7 @@ from .image_classification import ImageClassification
 from .instruction_tuning import InstructionTuning
 from .masked import Masked
 from .masked_image import MaskedImage
+from .mixture import Mixture
 from .mixture_of_denoisers import MixtureOfDenoisers
 from .multi_label_classification import MultiLabelClassification
 from .multi_task import MultiTask
@@ -35,6 +36,7 @@ __all__ = [
     "InstructionTuning",
     "Masked",
     "MaskedImage",
+    "Mixture",
     "MixtureOfDenoisers",
     "MultiLabelClassification",
     "MultiTask",

@@ -75,6 +75,8 @@ class Objective(ABC):
     samples_are_answers: whether a sample answers its prompt; otherwise it continues it. picture: file of the run's
     folder that is shown as its sample. row_noun: what a row is called. unused_weights: how the names of weights begin
     that the model has and the objective makes no use of. hub_tags: tags of a published model, beside our own.
+    shares_batches: whether its rows may stand in a batch beside other objectives' (mixture.py): they are of plain text,
+    its batches hold input_ids, labels, position_ids and attention_mask alone, and the loss is the model's.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
     """
@@ -101,6 +103,7 @@ class Objective(ABC):
     row_noun: ClassVar[str] = "row"
     unused_weights: ClassVar[tuple[str, ...]] = ()
     hub_tags: ClassVar[tuple[str, ...]] = ()
+    shares_batches: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs):
         """Give the subclass's Settings its name as the default of `name`."""

@@ -21,6 +21,7 @@ class Causal(TextObjective):
     predicts_each_position = True
     counts_every_token = True
     hub_task = "text-generation"
+    shares_batches = True
 
     def collator(self, packed: bool) -> "CausalCollator":
         return CausalCollator(packed)

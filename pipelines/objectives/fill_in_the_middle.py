@@ -50,6 +50,7 @@ class FillInTheMiddle(TextObjective):
     shifts_labels = True
     continues_prompts = True
     hub_task = "text-generation"
+    shares_batches = True
     Settings = FillInTheMiddleSettings
 
     def check(self) -> None:

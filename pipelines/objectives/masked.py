@@ -23,6 +23,7 @@ class Masked(MaskingObjective):
 
     name = "masked"
     auto_class = "AutoModelForMaskedLM"
+    shares_batches = True
     Settings = MaskedSettings
 
     def collator(self, packed: bool) -> "MaskedCollator":

@@ -23,6 +23,7 @@ class Reconstruction(TextObjective):
     auto_class = "AutoModelForSeq2SeqLM"
     families = ("seq2seq",)
     special_tokens = "eos"
+    shares_batches = True
 
     def use_tokenizer(self, tokenizer) -> None:
         super().use_tokenizer(tokenizer)

@@ -81,12 +81,13 @@ class RunFacts:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """The data section, or the sections of its mixture, or of the parts of a task."""
-        parts = [part.get("data") for part in self.section("task").get("parts") or [] if isinstance(part, dict)]
-        if any(parts):
-            return [data for data in parts if data]
-        data = self.section("data")
-        return data.get("mixture") or ([data] if data else [])
+        """The data section and those of the parts of what is learned, of a mixture those of its sources."""
+        learned = self.section("task") or self.section("objective")
+        parts = [part.get("data") for part in learned.get("parts") or [] if isinstance(part, dict)]
+        own = [data for data in parts if data]
+        if not own or None in parts:
+            own.insert(0, self.section("data"))
+        return [source for data in own if data for source in data.get("mixture") or [data]]
 
     @property
     def source_names(self) -> str:

@@ -262,16 +262,24 @@ def _is_idle(section: str, name: str, key: str, value: Any) -> bool:
 
     Raises UserError where it says something, which would have no effect.
     """
-    owners = [
-        other for other in names_of(section) if any(row.name == key for row in fields(OBJECTIVES[other].Settings))
-    ]
+    owners = owners_of(key, names_of(section))
     if not owners:
         return False  # `build` names the nearest setting
     defaults = [getattr(OBJECTIVES[owner].Settings(), key) for owner in owners]
     if value is None or any(value == default for default in defaults):
         return True
-    raise UserError(
-        f"{section}.{key} has no effect with {section}.name={name}; it belongs to {' and '.join(owners)}, remove it"
+    raise of_others(section, name, key, owners)
+
+
+def owners_of(key: str, names: Sequence[str]) -> list[str]:
+    """Those of the objectives or tasks `names` that have a setting."""
+    return [name for name in names if any(row.name == key for row in fields(OBJECTIVES[name].Settings))]
+
+
+def of_others(path: str, name: str, key: str, owners: Sequence[str]) -> UserError:
+    """The error for a setting of other objectives in the section `path`, which is of the objective `name`."""
+    return UserError(
+        f"{path}.{key} has no effect with {path}.name={name}; it belongs to {' and '.join(owners)}, remove it"
     )
 
 

@@ -122,6 +122,15 @@ def as_mapping(value: Any, path: str) -> dict:
     return value
 
 
+class OneOfSeveral:
+    """Base of a dataclass of settings that stands for several, of which each mapping names one."""
+
+    @classmethod
+    def chosen(cls, value: dict, path: str) -> type:
+        """The dataclass that a mapping is of; path: its dotted name. Raises UserError where it names none."""
+        raise NotImplementedError
+
+
 def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iterable[str] = ()) -> Any:
     """Return dataclass `cls` filled from a mapping, unset fields at their defaults.
 
@@ -133,6 +142,8 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
         UserError: an unknown key, or a value of the wrong type or out of the field's bounds.
     """
     value = as_mapping(value, path or "recipe")
+    if issubclass(cls, OneOfSeveral):
+        cls = cls.chosen(value, path)
     known = {f.name: f for f in fields(cls) if f.name != rest}
     taken, other = {}, {}
     for key, item in value.items():

@@ -4,6 +4,7 @@ import torch
 
 from ..data.batch_keys import IGNORE_INDEX
 from .loss_parts import means, stacked
+from .part_losses import PartLosses
 
 
 def float64_device(device: torch.device) -> torch.device:
@@ -23,18 +24,24 @@ class EvaluationSums:
             compute_metrics(predictions) -> dict from all of them but those with a -100; None: the loss alone is
             measured. The predictions of a batch follow each other, also where several processes share the rows.
         parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
+        part_losses: sums the losses of the parts that rows are of; None: there is one part.
     """
 
-    def __init__(self, device: torch.device, scorer=None, parts=None):
+    def __init__(self, device: torch.device, scorer=None, parts=None, part_losses: PartLosses | None = None):
         self.sums, self.scorer = torch.zeros(2, dtype=torch.float64, device=float64_device(device)), scorer
-        self.told_apart_by, self.parts = parts, {}
+        self.told_apart_by, self.parts, self.part_losses = parts, {}, part_losses
         self.predictions: list[torch.Tensor] = []
 
-    def add(self, total: torch.Tensor, count: torch.Tensor, logits=None, labels=None) -> None:
-        """Add a batch: the sum of its losses, its counted labels, and for a scorer its logits and labels."""
+    def add(self, total: torch.Tensor, count: torch.Tensor, logits=None, labels=None, rows=None) -> None:
+        """Add a batch: the sum of its losses, its counted labels, and for a scorer or parts its logits and labels.
+
+        rows: their numbers, for parts.
+        """
         self.sums += torch.stack([total, count]).to(self.sums)
         if self.scorer is not None:
             self.predictions.append(self.scorer.predictions(logits, labels))
+        if self.part_losses is not None:
+            self.part_losses.add(logits, labels, rows)
 
     def add_parts(self, outputs, batch: dict) -> torch.Tensor:
         """Add a batch whose outputs have losses divided by 1; returns the sum of its first part."""
@@ -49,13 +56,15 @@ class EvaluationSums:
         """{"loss": mean, "nll": sum, "predictions": number of labels} and the scorer's metrics, over all processes.
 
         A loss of several parts is the sum of their means, nll and predictions are the first part's; the means stand
-        beside it.
+        beside it, as do the means of the parts that rows are of.
         """
         total, count = accelerator.reduce(self.sums, "sum").tolist()
         found = {"loss": total / count, "nll": total, "predictions": count} if count else {}
         if self.parts:
             parts = means(accelerator.reduce(torch.stack(list(self.parts.values())), "sum").tolist(), self.parts)
             found |= parts | {"loss": sum(parts.get(name, 0.0) for name in self.told_apart_by.losses)}
+        if self.part_losses is not None:
+            found |= self.part_losses.collect(accelerator.reduce)
         if self.predictions:
             # PaddedEvalDataset: equally many rows on each process; those without labels fill up, and what is counted by
             # label differs between processes.

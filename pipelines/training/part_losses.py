@@ -1,26 +1,49 @@
-"""The loss of each part of the training rows, such as of each of several tasks, in the log."""
+"""The loss of each part of the rows, such as of each of several tasks, in the log of training and validation."""
 
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.utils.data import Subset
 
 from ..data.batch_keys import IGNORE_INDEX
 
 
-class PartLosses:
-    """Sums of the losses of the rows of each part between two logs, kept on the device.
+def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[[int], str]] | None:
+    """(names of the parts, number of a row -> its part) of rows, or of some of them, a torch Subset; None: no parts.
 
-    The mean is per label and without smoothing, so that parts compare with the validation.
+    parts_of: as Objective.parts_of; None: there are no parts.
+    """
+    if parts_of is None or rows is None:
+        return None
+    chosen = rows.indices if isinstance(rows, Subset) else None
+    found = parts_of(rows if chosen is None else rows.dataset)
+    if found is None:
+        return None
+    names, part_of = found
+    return list(names), part_of if chosen is None else lambda number: part_of(chosen[number])
+
+
+class PartLosses:
+    """Sums of the losses of the rows of each part, kept on the device.
+
+    The mean is per label and without smoothing, so that training and validation compare.
 
     Args:
         parts: their names.
-        part_of: number of a training row -> the name of its part.
+        part_of: number of a row -> the name of its part.
         shifts_labels: whether labels stand beside their own token, so that the one before predicts them.
+        sums: what is added to, (parts, 2); None: float32 on the device of the losses.
     """
 
-    def __init__(self, parts: Sequence[str], part_of: Callable[[int], str], shifts_labels: bool):
+    def __init__(
+        self,
+        parts: Sequence[str],
+        part_of: Callable[[int], str],
+        shifts_labels: bool,
+        sums: torch.Tensor | None = None,
+    ):
         self.parts, self.part_of, self.shifts_labels = list(parts), part_of, shifts_labels
-        self._sums = None
+        self._sums = sums
 
     @torch.no_grad()
     def add(self, logits: torch.Tensor, labels: torch.Tensor, rows: Sequence[int]) -> None:
@@ -33,7 +56,7 @@ class PartLosses:
         of_rows = torch.stack([losses.sum(dim=1), labels.ne(IGNORE_INDEX).sum(dim=1).to(losses)], dim=1)
         places = torch.tensor([self.parts.index(self.part_of(int(row))) for row in rows], device=losses.device)
         sums = of_rows.new_zeros(len(self.parts), 2).index_add_(0, places, of_rows)
-        self._sums = sums if self._sums is None else self._sums + sums
+        self._sums = sums if self._sums is None else self._sums + sums.to(self._sums)
 
     def collect(self, reduce: Callable) -> dict[str, float]:
         """{"loss_trec": mean over all processes since the last call}. reduce: sums a tensor over processes."""

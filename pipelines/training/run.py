@@ -163,11 +163,10 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
 
     from torch.utils.data import Subset
 
-    from .part_losses import PartLosses
     from .trainer import AnyformerTrainer
     from .weight_average import WeightAverage
 
-    section, parts = recipe.training, data.objective.parts_of(data.rows["train"])
+    section = recipe.training
     validation = data.rows.get("validation")
     most = recipe.evaluation.max_rows
     if validation is not None and most is not None and most < len(validation):
@@ -184,7 +183,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         processing_class=data.processor,
         run_identity=json.dumps(folder.identity() | {"world_size": arguments.world_size}),
         muon_learning_rate=section.muon_learning_rate if section.optim == "muon" else None,
-        part_losses=None if parts is None else PartLosses(*parts, data.objective.shifts_labels),
+        parts_of=data.objective.parts_of,
         average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
         shifts_labels=data.objective.shifts_labels,
         scorer=data.objective.scorer(),

@@ -26,14 +26,14 @@ from .best_checkpoint import locate_best
 from .checkpoint_average import average_weights
 from .checkpoint_staging import CheckpointStaging
 from .early_stopping import EarlyStopping
-from .evaluation_sums import EvaluationSums
+from .evaluation_sums import EvaluationSums, float64_device
 from .full_rounds import share_out_in_full_rounds
 from .lora import is_adapted, load_weights, save_adapted_config
 from .loss_guard import LossGuard
 from .loss_parts import LossParts
 from .model_loss import ModelLoss
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
-from .part_losses import PartLosses
+from .part_losses import PartLosses, parts_of_rows
 from .progress import MetricsFile, ProgressLine, with_split_names
 from .router_statistics import RouterStatistics
 from .set_epoch import SetEpochCallback
@@ -51,7 +51,7 @@ class AnyformerTrainer(Trainer):
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         muon_learning_rate: peak learning rate of the hidden matrices; None: plain AdamW (or `args.optim`).
-        part_losses: logs the loss of each part of the training rows; None: there is one part.
+        parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
         scorer: has predictions(logits, labels) -> (N, K) numbers, and compute_metrics(predictions) -> metrics from
@@ -70,7 +70,7 @@ class AnyformerTrainer(Trainer):
         *,
         run_identity: str = "{}",
         muon_learning_rate: float | None = None,
-        part_losses: PartLosses | None = None,
+        parts_of=None,
         average: WeightAverage | None = None,
         shifts_labels: bool = True,
         scorer=None,
@@ -86,6 +86,9 @@ class AnyformerTrainer(Trainer):
         self.logits_of, self.labels_per_item = logits_of, labels_per_item
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
+        self.parts_of = parts_of
+        parts = parts_of_rows(parts_of, kwargs.get("train_dataset"))
+        self.part_losses = None if parts is None else PartLosses(*parts, shifts_labels)
         kwargs["train_dataset"] = with_sample_ids(kwargs.get("train_dataset"))
         self.position = StreamPosition(kwargs["train_dataset"])
         if self.position.stream is not None:
@@ -110,7 +113,7 @@ class AnyformerTrainer(Trainer):
         self.early_stopping = None if patience is None else EarlyStopping(patience)
         if self.early_stopping is not None:
             self.add_callback(self.early_stopping)
-        self.average, self.part_losses = average, part_losses
+        self.average = average
         if average is not None:
             self.add_callback(average)
         self.trackers = replace_trackers(self)
@@ -282,18 +285,30 @@ class AnyformerTrainer(Trainer):
 
     # ---- evaluation
 
-    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         with self.throughput.paused(), self._averaged():
-            self._sums = EvaluationSums(self.args.device, self.scorer, self.parts.told_apart_by)
-            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            rows = dataloader.dataset.rows  # of PaddedEvalDataset
+            self._sums = EvaluationSums(
+                self.args.device, self.scorer, self.parts.told_apart_by, self._parts_of_evaluation(rows)
+            )
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.pass_metrics is not None and "loss" in found:
                 found |= self.pass_metrics(found)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
 
+    def _parts_of_evaluation(self, rows) -> PartLosses | None:
+        """What sums the losses of the parts of some rows, and of those that only fill up the batches for nothing."""
+        parts = parts_of_rows(self.parts_of, rows)
+        if parts is None:
+            return None
+        names, part_of = parts
+        sums = torch.zeros(len(names), 2, dtype=torch.float64, device=float64_device(self.args.device))
+        return PartLosses(names, lambda row: part_of(row) if row < len(rows) else names[0], self.shifts_labels, sums)
+
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        inputs.pop(ROW_IDS, None)
+        rows = inputs.pop(ROW_IDS, None)
         inputs.pop(EPOCH, None)
         if not prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
@@ -303,8 +318,9 @@ class AnyformerTrainer(Trainer):
             if self.parts.told_apart_by is not None:
                 total = self._sums.add_parts(self.model_loss.outputs(model, inputs), inputs)
             else:
-                total, logits = self.model_loss.sum(model, inputs, needs_logits=self.scorer is not None)
-                self._sums.add(total, count, logits, inputs["labels"])
+                needs_logits = self.scorer is not None or self._sums.part_losses is not None
+                total, logits = self.model_loss.sum(model, inputs, needs_logits=needs_logits)
+                self._sums.add(total, count, logits, inputs["labels"], rows)
         return (total / count.clamp_min(1), None, None)
 
     def _averaged(self):

@@ -16,6 +16,11 @@ RUNS = {
     "mixture_of_denoisers": ("seq2seq", {"name": "mixture_of_denoisers"}),
     "prefix_lm": ("decoder", {"name": "prefix_lm"}),
     "fill_in_the_middle": ("moe", {"name": "fill_in_the_middle"}),
+    "mixture": ("decoder", {"name": "mixture", "parts": [{"name": "causal"}, {"name": "fill_in_the_middle"}]}),
+    "mixture of noise": (
+        "seq2seq",
+        {"name": "mixture", "parts": [{"name": "denoising", "weight": 3}, {"name": "span_corruption"}]},
+    ),
 }
 
 

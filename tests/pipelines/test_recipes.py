@@ -94,6 +94,8 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
         overrides = [f"data.files={pictures(tmp_path / 'pictures.parquet')}", f"training.output_dir={tmp_path / 'run'}"]
         if "clusters" in (shipped_yaml("recipes", name).get("objective") or {}):
             overrides += ["objective.clusters=16"]  # of the few greys there are
+    parts = (shipped_yaml("recipes", name).get("objective") or {}).get("parts", [])
+    overrides += [f"objective.parts.{number}.data=null" for number in range(len(parts))]
     if task and task["name"] == "multi_task":  # each part has data of its own
         files_of_parts(task["parts"])
         overrides = [f"training.output_dir={tmp_path / 'run'}", "tokenizer.vocab_size=300"]

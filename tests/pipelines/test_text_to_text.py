@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.multi_task import MixedRows
+from anyformer.pipelines.objectives.parts import MixedRows
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.text_to_text import read_number, source_columns, written_number
 from anyformer.pipelines.plugins import objective_of

@@ -1,0 +1,227 @@
+"""What objectives and tasks share that learn several others in one run: their parts, and the rows of all of them."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..data.rows import Rows
+from ..errors import UserError
+from ..recipes.schema import DataSection
+from ..recipes.types import show
+
+if TYPE_CHECKING:
+    from ..data.documents import Corpus
+    from .base import Objective
+
+
+class SeveralParts:
+    """Comes before the base of an objective or task whose settings have `parts`, each with a weight and data.
+
+    A subclass binds each part to a recipe of its own (`bound`). Rows of all parts share batches, one tokenizer is of
+    all of them, and each part has its own loss in the log.
+
+    part_noun: what a part is called. label_field: the setting of a part that its numbers are called by.
+    reads_recipes_data: whether the recipe's data section is that of some part.
+    """
+
+    part_noun: ClassVar[str]
+    label_field: ClassVar[str]
+    reads_recipes_data: bool = False
+
+    def bound(self, part: Any) -> "Objective":
+        """The objective or task that the settings `part` are of, bound to a recipe of its own."""
+        raise NotImplementedError
+
+    def label_of(self, part: Any) -> str:
+        """What the numbers of a part are called."""
+        return getattr(part, self.label_field)
+
+    def check_labels(self) -> None:
+        """Raise UserError for fewer than two parts, and for labels that are equal or no names."""
+        labels, where = [self.label_of(part) for part in self.settings.parts], f"{self.section}.parts"
+        if len(labels) < 2:
+            raise UserError(
+                f"{where} has {len(labels)} of the two or more {self.part_noun}s that {self.name} learns together"
+            )
+        for number, label in enumerate(labels):
+            if not re.fullmatch(r"\w+", label) or labels.index(label) != number:
+                raise UserError(
+                    f"{where}.{number}.{self.label_field}={show(label)} must be a name of letters, digits and _ that "
+                    f"no other has"
+                )
+
+    @cached_property
+    def parts(self) -> "dict[str, Objective]":
+        """The parts by label; raises UserError as check_labels does."""
+        self.check_labels()
+        return {self.label_of(part): self.bound(part) for part in self.settings.parts}
+
+    @contextmanager
+    def of_part(self, label: str) -> Iterator[None]:
+        """Whatever UserError the block raises says of which part it is."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{self.section}.parts, {label}: {error}") from error
+
+    def of_each(self, ask: "Callable[[Objective], Any]") -> dict[str, Any]:
+        """{label: what `ask` returns of the part}; its UserError says of which one."""
+        found = {}
+        for label, part in self.parts.items():
+            with self.of_part(label):
+                found[label] = ask(part)
+        return found
+
+    # ---- the recipe
+
+    def data_sections(self) -> list[DataSection]:
+        return [part.recipe.data for part in self.parts.values()]
+
+    def check_data(self) -> None:
+        self.check_labels()
+        data = self.recipe.data
+        own = {row.name for row in fields(DataSection)} - {"description", "cache_dir"}
+        changed = sorted(name for name in own if getattr(data, name) != getattr(DataSection(), name))
+        if changed and not self.reads_recipes_data:
+            raise UserError(
+                f"data.{changed[0]} has no effect with {self.setting}; each of {self.section}.parts has data"
+            )
+        self.of_each(lambda part: part.check_data())
+
+    # ---- data
+
+    def open(self) -> dict[str, dict]:
+        """{split: {label of a part: its source}}."""
+        opened = self.of_each(lambda part: part.open())
+        splits: dict[str, dict] = {split: {} for split in ("train", "validation", "test")}
+        for label, sources in opened.items():
+            for split, source in sources.items():
+                splits[split][label] = source
+        return {split: sources for split, sources in splits.items() if sources}
+
+    def corpus(self, source: dict[str, Any]) -> "Corpus":
+        """Text of all parts, as much of each, in turn; parts with the same text count as one."""
+        from ..data.mixture import MixtureCorpus
+
+        corpora = {}
+        for label, own in source.items():
+            corpus = self.parts[label].corpus(own)
+            corpora.setdefault(corpus.fingerprint(), corpus)
+        if len(corpora) == 1:
+            return next(iter(corpora.values()))
+        return MixtureCorpus("train", [(corpus, 1.0) for corpus in corpora.values()], keep_shares=False)
+
+    def share_tokenizer(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
+        """Prepare each part with the tokenizer, `processor`, of all of them. splits: as `open` gives them."""
+        for label, part in self.parts.items():
+            with self.of_part(label):
+                part.given_tokenizer = self.processor
+                part.prepare(of_label(splits, label), cache, progress)
+
+    def rows(self, source: dict, split: str, cache: Path, progress: bool = False) -> "MixedRows":
+        found = {}
+        for label, own in source.items():
+            with self.of_part(label):
+                found[label] = self.parts[label].rows(own, split, cache, progress)
+        weights = {self.label_of(part): part.weight for part in self.settings.parts}
+        return self.mixed(found, weights if split == "train" else None)
+
+    def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "MixedRows":
+        """The rows of all parts as those of one split; weights as MixedRows takes them."""
+        return MixedRows(rows, weights)
+
+    def describe(self, rows: "MixedRows") -> str:
+        total = len(rows)
+        return "\n".join(
+            f"{label} ({rows.counts[label] / total:.1%} of the rows): {self.parts[label].describe(part)}"
+            for label, part in rows.parts.items()
+        )
+
+    # ---- measuring
+
+    def parts_of(self, rows: "MixedRows") -> tuple[Sequence[str], Callable[[int], str]]:
+        return list(rows.parts), lambda number: rows.place(number)[0]
+
+    def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
+        """With the loss of each part that the pass had rows of: {"loss_trec": ...}."""
+        names = [f"loss_{label}" for label in self.parts]
+        losses = {name: result[name] for name in names if name in result}
+        return losses | super().metrics_of_pass(metrics, result, rows, train)
+
+    # ---- words
+
+    def show(self, console, rows: "MixedRows", number: int, row: dict) -> None:
+        label, inside = rows.place(number)
+        console.print(f"{label}:", markup=False)
+        self.parts[label].show(console, rows.parts[label], inside, row)
+
+
+def of_label(splits: dict[str, dict], label: str) -> dict:
+    """The sources of one part: {split: source}."""
+    return {split: sources[label] for split, sources in splits.items() if label in sources}
+
+
+class MixedRows(Rows):
+    """Rows of several parts, one part after the other; the training shuffles them.
+
+    weights: part -> share of the rows; a part's rows come again in their order until it has its share, and each comes
+    at least once. None: each row once. counts: part -> how many rows of it there are then.
+    """
+
+    def __init__(self, parts: dict[str, Rows], weights: dict[str, float] | None):
+        self.parts = parts
+        self.counts = {name: len(rows) for name, rows in parts.items()}
+        if weights is not None:
+            longest = max(len(rows) / weights[name] for name, rows in parts.items())
+            # Of several equal parts none is one row longer because of rounding.
+            self.counts = {name: math.ceil(weights[name] * longest - 1e-6) for name in parts}
+        self.name = " + ".join(dict.fromkeys(rows.name for rows in parts.values()))
+        identity = [[name, rows.fingerprint, self.counts[name]] for name, rows in parts.items()]
+        self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        tokens = sum(rows.facts["tokens"] * self.counts[name] // len(rows) for name, rows in parts.items())
+        self.facts = {"examples": len(self), "tokens": tokens, "parts": dict(self.counts)}
+        self.is_packed = any(rows.is_packed for rows in parts.values())
+        self.notes = [f"{name}: {note}" for name, rows in parts.items() for note in rows.notes]
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+    @cached_property
+    def row_lengths(self):
+        import numpy as np
+
+        lengths = {name: rows.row_lengths for name, rows in self.parts.items()}
+        if any(own is None for own in lengths.values()):
+            return None
+        return np.concatenate([np.resize(np.asarray(own), self.counts[name]) for name, own in lengths.items()])
+
+    def place(self, number: int) -> tuple[str, int]:
+        """(part, number in it) of a row."""
+        name, inside, _ = self.turn(number)
+        return name, inside
+
+    def turn(self, number: int) -> tuple[str, int, int]:
+        """(part, number in it, how often that row came before in the epoch) of a row."""
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        number %= len(self)
+        for name, count in self.counts.items():
+            if number < count:
+                return name, number % len(self.parts[name]), number // len(self.parts[name])
+            number -= count
+        raise AssertionError("unreachable: the number is below the sum of the counts")
+
+    def __getitem__(self, number: int) -> dict:
+        name, inside = self.place(number)
+        return self.parts[name][inside]
+
+    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
+        name, inside = self.place(number)
+        return self.parts[name].documents(inside, row)
