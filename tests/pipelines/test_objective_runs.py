@@ -7,6 +7,12 @@ import torch
 from processes import end_in_micro_batch
 from safetensors.torch import load_file
 
+
+def mixture(*parts):
+    """Of rows so long that both together are passed over as often as the others."""
+    return {"name": "mixture", "sequence_length": 64, "parts": list(parts)}
+
+
 RUNS = {
     "masked": ("encoder", {"name": "masked"}),
     "spans of words": ("encoder", {"name": "masked", "masking": "span"}),
@@ -16,11 +22,8 @@ RUNS = {
     "mixture_of_denoisers": ("seq2seq", {"name": "mixture_of_denoisers"}),
     "prefix_lm": ("decoder", {"name": "prefix_lm"}),
     "fill_in_the_middle": ("moe", {"name": "fill_in_the_middle"}),
-    "mixture": ("decoder", {"name": "mixture", "parts": [{"name": "causal"}, {"name": "fill_in_the_middle"}]}),
-    "mixture of noise": (
-        "seq2seq",
-        {"name": "mixture", "parts": [{"name": "denoising", "weight": 3}, {"name": "span_corruption"}]},
-    ),
+    "mixture": ("decoder", mixture({"name": "causal"}, {"name": "fill_in_the_middle"})),
+    "mixture of noise": ("seq2seq", mixture({"name": "denoising", "weight": 1.3}, {"name": "span_corruption"})),
 }
 
 
