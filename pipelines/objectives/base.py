@@ -308,9 +308,9 @@ class Objective(ABC):
         return None
 
     def parts_of(self, rows: Rows) -> tuple[Sequence[str], Callable[[int], str]] | None:
-        """(names of the parts that training rows are of, number of a row -> its part): each part's own loss is logged.
+        """(names of the parts that rows are of, number of a row -> its part): each part's own loss is logged.
 
-        None: there is one part.
+        rows: of any split. None: there is one part.
         """
         return None
 

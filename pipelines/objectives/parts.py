@@ -93,6 +93,10 @@ class SeveralParts:
             raise UserError(
                 f"data.{changed[0]} has no effect with {self.setting}; each of {self.section}.parts has data"
             )
+        for number, part in enumerate(self.settings.parts):
+            if part.data is not None and part.data.cache_dir is not None:
+                where = f"{self.section}.parts.{number}.data.cache_dir"
+                raise UserError(f"{where} has no effect, all parts share one cache; set data.cache_dir")
         self.of_each(lambda part: part.check_data())
 
     # ---- data

@@ -249,6 +249,7 @@ REFUSED = {
     "data.streaming=true does not go with objective.name=mixture",
     "{name: causal, data: {files: f}}, {name: prefix_lm, data: {files: f}}": "data.files has no effect with "
     "objective.name=mixture; each of objective.parts has data",
+    f"{CAUSAL}, {{name: prefix_lm, data: {{files: f, cache_dir: c}}}}": "objective.parts.1.data.cache_dir has no",
     "causal": "objective.parts.0='causal' is not a section of settings",
 }
 
