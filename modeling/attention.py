@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .attention_masks import fold_into_bias
 from .attention_varlen import varlen_sdpa
 from .normalization import build_norm
 from .positions_rotary import rotate
@@ -45,14 +46,8 @@ def attention_by_products(
 
     sdpa computes the gradient of a bias by its slowest kernel on CPUs; plain products take 0.8 x the time (T5's shape).
     """
-    if position_bias is not None and attention_mask is not None:
-        dtype_min = torch.finfo(position_bias.dtype).min
-        is_bool = attention_mask.dtype == torch.bool
-        attention_mask = (
-            torch.where(attention_mask, position_bias, dtype_min) if is_bool else position_bias + attention_mask
-        )
-    elif position_bias is not None:
-        attention_mask = position_bias
+    if position_bias is not None:
+        attention_mask = fold_into_bias(position_bias, attention_mask, is_causal=False)
     key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
     batch, heads, length, _ = query.shape
     bias = attention_mask.expand(batch, heads, -1, -1).flatten(0, 1)

@@ -188,13 +188,21 @@ def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tens
     """A score bias and a mask as one additive mask (B, H, T, S); sdpa would fold them in every layer.
 
     mask: None (all keys, or with `is_causal` those up to the query's own), bool, or additive.
+
+    What is hidden has the least number of the dtype in which the scores will be added: under autocast to bf16 that of
+    fp32 would become -inf, and a query that sees no key, as padding in a window, would be nan.
     """
-    least = torch.finfo(bias_BHTS.dtype).min
+    least, device_type = torch.finfo(bias_BHTS.dtype).min, bias_BHTS.device.type
+    narrow = torch.is_autocast_enabled(device_type)
+    if narrow:
+        least = max(least, torch.finfo(torch.get_autocast_dtype(device_type)).min)
     if mask is None:
         if not is_causal or bias_BHTS.shape[2] == 1:  # one query and no mask: it is the last token
             return bias_BHTS
         mask = torch.ones(bias_BHTS.shape[2:], dtype=torch.bool, device=bias_BHTS.device).tril()
-    return torch.where(mask, bias_BHTS, least) if mask.dtype == torch.bool else bias_BHTS + mask
+    if mask.dtype == torch.bool:
+        return torch.where(mask, bias_BHTS, least)
+    return (bias_BHTS + mask).clamp(min=least) if narrow else bias_BHTS + mask
 
 
 def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:

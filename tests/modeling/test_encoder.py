@@ -123,6 +123,22 @@ def test_too_many_tokens_for_learned_positions_is_one_sentence(tiny_encoder_conf
     model(tokens(1, 12), position_ids=positions_of([8, 4]))  # packed rows may be longer
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("position_encoding", ["relative", "alibi"])
+def test_padding_that_sees_no_key_gives_no_nan_under_autocast(tiny_encoder_config, position_encoding, backend):
+    """A window over padding holds no key, and the score biases are fp32 while the scores are bf16."""
+    windows = {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 2}
+    config = tiny_encoder_config(position_encoding=position_encoding, **windows)
+    model = build(config, attn_implementation=backend).train()
+    mask = torch.ones(2, 16, dtype=torch.long)
+    mask[1, 3:] = 0
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens(2, 16), attention_mask=mask, labels=tokens(2, 16).where(mask == 1, -100)).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert all(x.grad.isfinite().all() for x in model.parameters() if x.grad is not None)
+
+
 # ---- torch.export
 
 

@@ -104,5 +104,10 @@ def test_real_tokens_are_found_on_a_gpu_as_on_a_cpu_and_by_one_read(side, monkey
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     got = Unpadded.of(mask)
     monkeypatch.undo()
-    assert reads == ["tolist"] and torch.equal(got.index, expected.index)
-    assert torch.equal(got.position_ids, expected.position_ids) and got[2:] == expected[2:]
+    assert reads == ["tolist"] and got.lengths == mask.sum(1).tolist() and expected.lengths == sorted(got.lengths)
+    real = mask.flatten().nonzero()[:, 0]
+    assert torch.equal(got.index, real) and torch.equal(expected.index.sort().values, real)
+    for found in (got, expected):
+        assert torch.equal(found.position_ids[0], found.index % 12) and found.shape == (4, 12)
+        rows = (found.index // 12).split(found.lengths)
+        assert all(row.unique().numel() == 1 for row in rows)
