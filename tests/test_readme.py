@@ -40,7 +40,7 @@ TINY = [
 ]
 # Recipes with a task have no rows of a length of their own.
 CHATS = ("instructions_1k", "preferences_1k")
-TASKS = ("imdb_classify", "multi30k_en_de", "fashion_mnist_vit", "fashion_mnist_pixels", *CHATS)
+TASKS = ("imdb_classify", "assignment_imdb", "multi30k_en_de", "fashion_mnist_vit", "fashion_mnist_pixels", *CHATS)
 IMAGES = ("fashion_mnist_vit", "fashion_mnist_pixels")
 SMALL_VOCABULARY = "tokenizer.vocab_size=400"  # not for recipes whose tokenizer keeps every character
 

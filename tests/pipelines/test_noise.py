@@ -113,6 +113,22 @@ def test_hidden_and_deleted_tokens_are_as_many_as_asked_for_and_the_rest_keeps_i
         assert abs(len(words) - len(kept) - hidden) <= sum(share > 0 for share in rate.values()) * (ends + 1)
 
 
+def stand_in_order(pieces: list[str], text: str) -> bool:
+    """Whether the text is these pieces with anything between them. The leftmost place of each is enough to try: a
+    pattern of `.*` would try all, for minutes where a letter repeats."""
+    first, *others = pieces
+    if not others:
+        return first == text
+    *middle, last = others
+    place = len(first)
+    for piece in middle:
+        found = text.find(piece, place)
+        if found < 0:
+            return False
+        place = found + len(piece)
+    return text.startswith(first) and text.endswith(last) and place <= len(text) - len(last)
+
+
 @some_settings
 @given(texts=documents, infill=st.floats(0.05, 0.9), mean=st.floats(1, 8), seed=seeds)
 def test_each_mask_of_an_infilled_text_stands_for_a_span_of_any_length(letters, texts, infill, mean, seed):
@@ -122,8 +138,7 @@ def test_each_mask_of_an_infilled_text_stands_for_a_span_of_any_length(letters, 
     for source, target, _ in sources_and_targets(letters, objective, rows):
         assert len(source.split(end)) == len(target.split(end))
         for noisy, text in zip(source.split(end), target.split(end)):
-            pattern = ".*".join(map(re.escape, noisy.split(MASK)))
-            assert re.fullmatch(pattern, text, re.DOTALL)
+            assert stand_in_order(noisy.split(MASK), text)
             assert len(noisy) - noisy.count(MASK) * (len(MASK) - 1) <= len(text)
 
 

@@ -135,7 +135,8 @@ def test_quickstart_is_three_and_a_half_million_parameters_and_shakespeare_is_na
     text = tmp_path / "letters.txt"
     text.write_text("".join(chr(c) for c in range(32, 97)) * 100)  # 65 different characters, as in tiny Shakespeare
     files = [f"data.files={text}", "data.validation_files=null", "data.validation_fraction=0.1"]
-    assert command("train", "tinyshakespeare_char", "model.max_position_embeddings=64", *files, *small) == 0
+    sizes = ["model.max_position_embeddings=64", "objective.sequence_length=64"]  # nanoGPT's
+    assert command("train", "tinyshakespeare_char", *sizes, *files, *small) == 0
     assert "804k parameters" in capsys.readouterr().out
 
 
