@@ -273,12 +273,31 @@ def made_tiny(words: list[str]) -> list[str]:
     return [*words, *tiny, *([] if "tinyshakespeare_char" in words else [SMALL_VOCABULARY])]
 
 
+def made_before(words: list[str]) -> None:
+    """Run what makes the folders that a command reads, where no earlier test of this worker has."""
+    for word in words[2:]:
+        name, _, folder = word.rpartition("=")
+        if name != "training.output_dir" and re.fullmatch(r"runs/\w+", folder) and not Path(folder).exists():
+            before = next(made for command in commands() if writes_into(folder, made := words_of(command)[1]))
+            made_before(before)
+            assert cli.main(made_tiny(before)[1:]) == 0
+
+
+def writes_into(folder: str, words: list[str]) -> bool:
+    """Whether a command is the plain training whose run has this folder."""
+    if words[:2] != ["anyformer", "train"] or any(word.startswith("--") for word in words):
+        return False
+    named = [word for word in words if word.startswith("training.output_dir=")]
+    return named == [f"training.output_dir={folder}"] or (not named and folder == f"runs/{words[2]}")
+
+
 @pytest.mark.parametrize("command", RUN)
 def test_every_command_of_the_readme_runs(command, on_stage, monkeypatch, capsys):
     environment, words = words_of(command)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert words[0] == "anyformer", f"{command}: neither run by this test nor in its table NOT_RUN"
+    made_before(words)
     try:
         code = cli.main(made_tiny(words)[1:])
     except SystemExit as exit:  # --help
