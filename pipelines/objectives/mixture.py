@@ -291,8 +291,8 @@ def own_row(row: dict) -> dict:
 class JointCollator:
     """Rows of several parts -> one batch: each part's rows as its own collator makes them, in the order of `rows`.
 
-    Narrower rows are padded: where they have position_ids by a document of its own, which nothing attends to, as
-    PackedDataset does; otherwise an attention_mask hides it, but where only later tokens could see it.
+    Narrower rows are padded. Where rows have position_ids, the padding is a document of its own, which nothing attends
+    to, as in PackedDataset. Elsewhere an attention_mask hides it; a causal model needs none, as it follows the text.
 
     collators: part -> its own. sees_padding: whether tokens attend to those after them.
     """

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SeveralParts:
-    """Comes before the base of an objective or task whose settings have `parts`, each with a weight and data.
+    """Mixin, named before the base class, of an objective or task whose settings have `parts` with weights and data.
 
     A subclass binds each part to a recipe of its own (`bound`). Rows of all parts share batches, one tokenizer is of
     all of them, and each part has its own loss in the log.
@@ -35,9 +36,9 @@ class SeveralParts:
     label_field: ClassVar[str]
     reads_recipes_data: bool = False
 
+    @abstractmethod
     def bound(self, part: Any) -> "Objective":
         """The objective or task that the settings `part` are of, bound to a recipe of its own."""
-        raise NotImplementedError
 
     def label_of(self, part: Any) -> str:
         """What the numbers of a part are called."""

@@ -81,7 +81,7 @@ class RunFacts:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """The data section and those of the parts of what is learned, of a mixture those of its sources."""
+        """What the run read: the recipe's data section and those of its parts; a mixture is its sources."""
         learned = self.section("task") or self.section("objective")
         parts = [part.get("data") for part in learned.get("parts") or [] if isinstance(part, dict)]
         own = [data for data in parts if data]

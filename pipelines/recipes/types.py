@@ -2,6 +2,7 @@
 
 import math
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
@@ -122,13 +123,13 @@ def as_mapping(value: Any, path: str) -> dict:
     return value
 
 
-class OneOfSeveral:
-    """Base of a dataclass of settings that stands for several, of which each mapping names one."""
+class OneOfSeveral(ABC):
+    """Base of settings with several dataclasses; a key of each mapping, such as `name`, says which one it fills."""
 
     @classmethod
+    @abstractmethod
     def chosen(cls, value: dict, path: str) -> type:
-        """The dataclass that a mapping is of; path: its dotted name. Raises UserError where it names none."""
-        raise NotImplementedError
+        """The dataclass that a mapping fills; path: its dotted name. Raises UserError where it names none."""
 
 
 def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iterable[str] = ()) -> Any:

@@ -299,7 +299,7 @@ class AnyformerTrainer(Trainer):
         return output
 
     def _parts_of_evaluation(self, rows) -> PartLosses | None:
-        """What sums the losses of the parts of some rows, and of those that only fill up the batches for nothing."""
+        """The sums of the losses of each part of some rows. Rows beyond them only fill a batch, and have no labels."""
         parts = parts_of_rows(self.parts_of, rows)
         if parts is None:
             return None
