@@ -8,11 +8,10 @@ import torch
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from .legality_experts import CHANNELS, odd_sizes
 from .linear_cross_entropy import SLOW_ON_CPU
 
 IMPLEMENTATION = "anyformer_grouped"
-# grouped_mm refuses rows that are no multiple of 16 bytes; 8 channels are that in every type of model weights.
-CHANNELS = 8
 
 
 def best_implementation(config, requested: str | None) -> str | None:
@@ -24,11 +23,10 @@ def best_implementation(config, requested: str | None) -> str | None:
         return requested
     if requested is None:
         return IMPLEMENTATION
-    sizes = {name: getattr(config, name) for name in ("hidden_size", "moe_intermediate_size")}
-    odd = [f"{name}={size}" for name, size in sizes.items() if size % CHANNELS]
-    if odd and requested == "grouped_mm":
+    odd = odd_sizes(config) if requested == "grouped_mm" else None
+    if odd is not None:
         raise ValueError(
-            f"experts_implementation='grouped_mm' needs multiples of {CHANNELS}, but {' and '.join(odd)}; "
+            f"experts_implementation='grouped_mm' needs multiples of {CHANNELS}, not {odd}; "
             f"'{IMPLEMENTATION}', 'batched_mm' and 'eager' do not"
         )
     return requested

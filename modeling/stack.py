@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers.utils.generic import is_flash_attention_requested
 
 from .attention_masks import (
     bidirectional_masks,
@@ -175,7 +176,7 @@ class TransformerStack:
         if batch.unpadded is not None:
             return dict.fromkeys(kinds), {"document_lengths": batch.unpadded.lengths}
         seen = {}
-        if documents is not None and self.config._attn_implementation.startswith("flash"):
+        if documents is not None and is_flash_attention_requested(self.config):
             seen = flash_sequences(documents, attention_mask)
             if attention_mask is not None:  # layers without flash kernels still need to see what is padding
                 documents = documents.masked_fill(attention_mask == 0, -1)

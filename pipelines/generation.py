@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .adapters import is_adapter, load_config, load_model
+from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
 from .errors import UserError, did_you_mean, loading_reason
 
 DEFAULT_TEMPERATURE = 0.8
@@ -78,6 +79,8 @@ def generate_text(
     trust_remote_code: bool = False,
     on_text: Callable[[str], None] | None = None,
     chat: bool = False,
+    attn_implementation: str = AUTO,
+    experts_implementation: str = AUTO,
 ) -> str:
     """Return `prompt` and its continuation by at most `max_new_tokens` tokens; an encoder-decoder's answer alone.
 
@@ -91,15 +94,18 @@ def generate_text(
         on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
             pieces are the beginning of what is returned.
         chat: the prompt is a question, put by the tokenizer's chat template; the answer alone is returned.
+        attn_implementation, experts_implementation: backends, as a recipe's model section names them.
 
     Raises:
         UserError: no model there, one that does not generate text, settings out of range, or a prompt too long for it.
     """
     check_sampling(do_sample is not False, temperature, top_k, top_p)
+    check_attention(attn_implementation, "--attn-implementation")
+    check_experts(experts_implementation, "--experts-implementation")
     source = locate_model(name_or_path)
     import torch
 
-    model, tokenizer = _load(source, trust_remote_code)
+    model, tokenizer = _load(source, trust_remote_code, attn_implementation, experts_implementation)
     if chat and not tokenizer.chat_template:
         raise UserError(f"--chat: the tokenizer of MODEL={name_or_path} has no chat template; leave out --chat")
     if chat:
@@ -183,7 +189,7 @@ def _article(name: str) -> str:
     return "an" if name[:1] in "AEIOU" else "a"
 
 
-def _load(source: str, trust_remote_code: bool):
+def _load(source: str, trust_remote_code: bool, attention: str, experts: str):
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils import logging
@@ -192,14 +198,18 @@ def _load(source: str, trust_remote_code: bool):
 
     anyformer.register()
     logging.disable_progress_bar()
+    chosen = {}
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     try:
         config = load_config(source, trust_remote_code=trust_remote_code)
         _check_writes_text(source, config)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model = load_model(auto_class, source, dtype="auto", trust_remote_code=trust_remote_code)
+        chosen = backend_arguments(attention, experts, config, is_half(config.dtype))
+        model = load_model(auto_class, source, dtype="auto", trust_remote_code=trust_remote_code, **chosen)
+        check_got(model, chosen, "--")
     except (OSError, ValueError, ImportError) as error:
+        explain(error, chosen, "--")
         if isinstance(error, OSError) and not Path(source).is_dir():
             raise UserError(
                 f"MODEL={source}: no such folder here, and the Hub gives no such model ({loading_reason(error)}); "

@@ -50,6 +50,11 @@ def test_decoder_step_compares_equal_losses_in_both_dtypes(benchmark, capsys):
     assert [row[1] for row in table(capsys)] == ["guard", "ours"] * 2
 
 
+def test_attention_backends_compute_the_same(benchmark, capsys):
+    run(benchmark("attention_backends"), "--length 16 --arms eager sdpa --hidden 32 --heads 2 --rounds 2")
+    assert [row[1] for row in table(capsys)] == ["eager", "sdpa"]
+
+
 @pytest.mark.slow
 def test_mlm_step_compares_equal_losses_and_memory(benchmark, capsys):
     run(benchmark("mlm_step"), "--shape small --length 16 --layers 1 --vocab 64 --rounds 2")

@@ -10,7 +10,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PIPELINES = ROOT / "pipelines"
 PACKAGES = sorted(path.parent.name for path in PIPELINES.glob("*/__init__.py"))
 # Beside the packages: what all may import, and the package in Python, which stands above them.
-LEAVES = {"adapters", "aliases", "errors", "generation", "plots", "plugins", "transformers_logging", "words"}
+LEAVES = {
+    "adapters",
+    "aliases",
+    "backends",
+    "errors",
+    "generation",
+    "plots",
+    "plugins",
+    "transformers_logging",
+    "words",
+}
 ABOVE = {"api"}
 
 

@@ -201,6 +201,14 @@ class SectionHelp(argparse.Action):
         parser.exit()
 
 
+def _add_backends(parser: Parser, what: str) -> None:
+    """The two backends of a command without a recipe; `what`: what they compute there."""
+    from ..backends import ATTENTION, AUTO, EXPERTS
+
+    for part, names in (("attn", f"{', '.join(ATTENTION)} or a kernel of the Hub"), ("experts", ", ".join(EXPERTS))):
+        parser.add_argument(f"--{part}-implementation", metavar="NAME", default=AUTO, help=f"{what}: {names}")
+
+
 def _add_train(verbs) -> Parser:
     from .settings_help import sections_help
 
@@ -284,6 +292,7 @@ def _add_generate(verbs) -> Parser:
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
     parser.add_argument("--num-beams", type=_at_least(1), default=1, help="beams of the search (default 1)")
     parser.add_argument("--seed", type=_at_least(0), default=42, help="the same seed gives the same text (default 42)")
+    _add_backends(parser, "what computes it")
     _add_trust(parser)
     parser.set_defaults(run=_run_generate)
     return parser
@@ -307,6 +316,7 @@ def _add_convert(verbs) -> Parser:
         metavar="{native,anyformer}",
         help="what to make (default: the other kind)",
     )
+    _add_backends(parser, "what computes ours where the two are compared")
     _add_trust(parser)
     parser.set_defaults(run=_run_convert)
     return parser
@@ -433,6 +443,8 @@ def _run_generate(args) -> int:
         num_beams=args.num_beams,
         seed=args.seed,
         chat=args.chat,
+        attn_implementation=args.attn_implementation,
+        experts_implementation=args.experts_implementation,
         trust_remote_code=args.trust_remote_code,
         on_text=lambda piece: shown.append(piece) or print(piece, end="", flush=True),
         **sampling,
@@ -446,7 +458,9 @@ def _run_convert(args) -> int:
 
     destination_folder(args.destination)
     _say_loading()
-    print(convert(args.model, args.destination, to=args.to, trust_remote_code=args.trust_remote_code))
+    backends = {name: getattr(args, name) for name in ("attn_implementation", "experts_implementation")}
+    trust = {"trust_remote_code": args.trust_remote_code}
+    print(convert(args.model, args.destination, to=args.to, **trust, **backends))
     return 0
 
 

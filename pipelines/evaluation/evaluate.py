@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Subset
 import anyformer
 
 from ..adapters import load_config, load_model
+from ..backends import backend_arguments, backends_of, check_got, explain, is_half
 from ..data.rows import Rows
 from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
@@ -29,7 +30,7 @@ from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import write_atomically
-from ..training.arguments import training_arguments
+from ..training.arguments import computes_in_half, training_arguments
 from ..training.interpret import between
 from ..training.models import check_length
 from ..training.progress import human_time, short_metric
@@ -45,7 +46,8 @@ class Evaluation:
     examples: how many rows. rows: what they are called, such as "examples". metrics: name -> number.
     signatures: metric -> the settings and versions its number depends on, where it says so. intervals: metric ->
     {"low", "high", "method"}, its 95 % confidence interval. answers: {"row", "prediction", "reference"} of each
-    example, where predictions stand beside references. compared: of what its metrics were computed.
+    example, where predictions stand beside references. compared: of what its metrics were computed. backends: what
+    computed attention and experts.
     """
 
     model: str
@@ -58,6 +60,7 @@ class Evaluation:
     signatures: dict[str, str]
     seconds: float
     versions: dict[str, str]
+    backends: dict[str, str]
     recipe: dict
     intervals: dict[str, dict] = field(default_factory=dict)
     answers: list[dict] = field(default_factory=list, repr=False)
@@ -166,6 +169,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         signatures=objective.signatures,
         seconds=round(time.time() - started, 1),
         versions=package_versions(),
+        backends=backends_of(model),
         recipe=recipe.to_dict(),
     )
 
@@ -189,9 +193,12 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
     unused: how the names of weights begin that the task makes no use of.
     """
     source, is_model = recipe.model.name_or_path, auto_class is not transformers.AutoConfig
-    kwargs = {"dtype": "auto", "output_loading_info": True} if is_model else {}
-    if is_model and recipe.model.fields:
-        kwargs["config"] = load(transformers.AutoConfig, recipe)
+    kwargs, chosen = {"dtype": "auto", "output_loading_info": True} if is_model else {}, {}
+    if is_model:
+        config, section = load(transformers.AutoConfig, recipe), recipe.model
+        half = is_half(config.dtype) or computes_in_half(recipe.training)
+        chosen = backend_arguments(section.attn_implementation, section.experts_implementation, config, half)
+        kwargs |= chosen | ({"config": config} if section.fields else {})
     try:
         with errors_only():  # transformers has a table of missing weights, which our sentence sums up
             if is_model:
@@ -199,10 +206,12 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
             else:
                 loaded = load_config(source, trust_remote_code=recipe.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
+        explain(error, chosen)
         raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {loading_reason(error)}") from error
     if not is_model:
         return with_fields(loaded, recipe.model.fields, source)
     model, info = loaded
+    check_got(model, chosen)
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(unused))
     if missing:  # transformers would go on with random ones
         raise UserError(

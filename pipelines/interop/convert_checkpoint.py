@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from ..adapters import is_adapter
+from ..backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_flash
 from ..errors import UserError, loading_reason
 from ..generation import locate_model
 from ..publishing.model_card import write_model_card
@@ -18,7 +19,13 @@ DIRECTIONS = ("native", "anyformer")
 
 
 def convert(
-    source: str, destination: str | os.PathLike, to: str | None = None, *, trust_remote_code: bool = False
+    source: str,
+    destination: str | os.PathLike,
+    to: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+    attn_implementation: str = AUTO,
+    experts_implementation: str = AUTO,
 ) -> str:
     """Convert a saved model with its tokenizer and generation config; return what was done, in one line.
 
@@ -31,10 +38,20 @@ def convert(
         destination: a folder that does not exist yet, or is empty.
         to: "native" or "anyformer"; None: the other kind than the source's.
         trust_remote_code: whether code that comes with the source may run.
+        attn_implementation, experts_implementation: backends by which ours computes what is compared, as a recipe's
+            model section names them. transformers' own model is computed eagerly.
 
     Raises:
-        UserError: no such model, a destination in use, a model without twin, or logits that differ.
+        UserError: no such model, a destination in use, a model without twin, a backend that cannot compute it in
+            float64, or logits that differ.
     """
+    check_attention(attn_implementation, "--attn-implementation")
+    check_experts(experts_implementation, "--experts-implementation")
+    if is_flash(attn_implementation):
+        raise UserError(
+            f"--attn-implementation={attn_implementation} computes in half precision, and models are compared in "
+            f"float64; name eager, sdpa or flex_attention"
+        )
     if to == "gguf":
         raise UserError(
             "to='gguf': llama.cpp makes such a file from a native model; convert with --to native, then run its "
@@ -70,6 +87,7 @@ def convert(
     twin = to_native(model) if direction == "native" else from_native(model)
     count = sum(parameter.numel() for parameter in twin.parameters())
     ours, native = (model, twin) if direction == "native" else (twin, model)
+    set_backends(ours, backend_arguments(attn_implementation, experts_implementation, ours.config, half=False))
     tolerance = architecture_of(native.config).tolerance
     inputs = probe(ours, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
     scale, difference = scale_and_difference(model, twin, inputs)
@@ -87,6 +105,19 @@ def convert(
         f"{kinds}: {count:,} parameters, largest difference of logits {difference:.2g} (largest logit {scale:.3g}); "
         f"written to {destination}{'' if parts else f', without {kind}, since the source has none'}"
     )
+
+
+def set_backends(model, chosen: dict[str, str]) -> None:
+    """Let a model compute by the backends of `backend_arguments`; raise UserError where it cannot."""
+    check_got(model, chosen, "--")
+    try:
+        if "attn_implementation" in chosen:
+            model.set_attn_implementation(chosen["attn_implementation"])
+        if "experts_implementation" in chosen:
+            model.set_experts_implementation(chosen["experts_implementation"])
+    except (ValueError, ImportError) as error:
+        explain(error, chosen, "--")
+        raise
 
 
 def destination_folder(destination: str | os.PathLike) -> Path:

@@ -7,6 +7,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
 from ..plugins import SOURCES, objective_of
 from . import introspection
@@ -253,6 +254,8 @@ def check_model(recipe: Recipe) -> None:
     """Run the legality table of modeling/legality.py over the recipe's model."""
     from anyformer.modeling.legality import check_legal
 
+    check_attention(recipe.model.attn_implementation)
+    check_experts(recipe.model.experts_implementation)
     config = config_namespace(recipe)
     if config is None:
         return
@@ -264,34 +267,11 @@ def check_model(recipe: Recipe) -> None:
             raise UserError(f"model.{name}={value!r} is not known{near}")
     try:
         check_legal(config)
-        _check_backend(recipe.model.attn_implementation, config)
     except ValueError as error:
         names = "|".join(vars(config))
         sentence = re.sub(rf"(?<![\w.])({names})(?==|\.\w+=)", r"model.\1", str(error))
         raise UserError(with_nearest(sentence if sentence.startswith("model.") else f"model.{sentence}")) from None
-
-
-def _check_backend(backend: str | None, config: SimpleNamespace) -> None:
-    """Raise UserError for an attention backend that would leave out a part of the model's attention."""
-    from anyformer.modeling.legality import attention_kinds
-    from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
-
-    if backend is None or backend == "eager":
-        return
-    others = "eager"
-    if backend.startswith("flash"):
-        others = "sdpa, flex_attention and eager"
-        if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
-            fault = f"position_encoding={config.position_encoding!r}, which adds to the scores"
-            raise UserError(f"model.attn_implementation={backend} cannot compute model.{fault}; {others} can")
-        for kind in attention_kinds(config):
-            if not ATTENTION_KINDS[kind].flash:
-                raise UserError(f"model.attn_implementation={backend} cannot compute {kind}; {others} can")
-    if backend == "sdpa" and getattr(config, "attn_logit_softcapping", None) is not None:
-        raise UserError(
-            f"model.attn_implementation=sdpa cannot compute model.attn_logit_softcapping="
-            f"{config.attn_logit_softcapping}; {others} can"
-        )
+    check_backends(recipe.model.attn_implementation, recipe.model.experts_implementation, config)
 
 
 def with_nearest(sentence: str) -> str:

@@ -35,6 +35,7 @@ FREE_ON_RESUME = [
     "description",
     "model.preset",
     "model.attn_implementation",
+    "model.experts_implementation",
     "publish.*",
     "evaluation.*",
     "data.cache_dir",

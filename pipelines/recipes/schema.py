@@ -33,8 +33,13 @@ class ModelSection:
     preset: str | None = doc("architecture: name of a file in configs/models, or a path to one")
     family: Literal["decoder", "moe", "encoder", "seq2seq", "vit"] | None = doc("model family, where no preset says it")
     name_or_path: str | None = doc("start from this checkpoint, ours or native, instead of fresh weights")
-    attn_implementation: Literal["eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"] | None = (
-        doc("what computes attention; null: sdpa where it can, else eager")
+    attn_implementation: str = doc(
+        "what computes attention: eager, sdpa, flex_attention, flash_attention_2 (3, 4) or a kernel of the Hub "
+        "(owner/name); auto: on GPUs in half precision an installed flash kernel that can, else sdpa, else eager",
+        "auto",
+    )
+    experts_implementation: str = doc(
+        "what computes a mixture's experts: anyformer_grouped, grouped_mm, batched_mm or eager; auto: the first", "auto"
     )
     fields: dict[str, Any] = doc("every other key of the section: fields of the family's config", {})
 

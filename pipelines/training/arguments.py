@@ -49,6 +49,11 @@ def resolve_bf16(section: TrainingSection, device_type: str) -> bool:
     return section.bf16
 
 
+def computes_in_half(section: TrainingSection) -> bool:
+    """Whether training, and evaluation by a trainer, run in bf16 or fp16 on this machine."""
+    return resolve_bf16(section, device_type()) or bool(section.extra.get("fp16"))
+
+
 def device_type() -> str:
     accelerator = torch.accelerator.current_accelerator()
     return "cpu" if accelerator is None or not torch.accelerator.is_available() else accelerator.type

@@ -1,12 +1,11 @@
 """From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
 
-import re
-
 import torch
 import transformers
 from transformers import AutoConfig
 
 from ..adapters import is_adapter, load_config, load_merged
+from ..backends import backend_arguments, check_got, explain
 from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
@@ -54,37 +53,39 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     auto_class, task_fields = getattr(transformers, objective.auto_class), objective.config_fields()
     if recipe.model.name_or_path is None:
         config = model_config(recipe, data.tokenizer, task_fields)
+        chosen = chosen_backends(recipe, config, arguments)
         try:
             with whole_weights(arguments):
-                model = auto_class.from_config(config, **backend_of(recipe))
+                model = auto_class.from_config(config, **chosen)
         except (ValueError, ImportError) as error:  # the family has no such head, or the machine no such backend
-            check_backend(recipe, error)
+            explain(error, chosen)
             raise UserError(
                 f"model.family={recipe.model.family} has no head for {objective.setting}: {first_line(error)}"
             ) from error
     else:
         speak, unused = arguments.process_index == 0 and not quiet, objective.unused_weights
-        model, fresh = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, speak, unused)
+        model, fresh = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments, speak, unused)
     objective.prepare_model(model)
     lora = recipe.training.lora
     return model if lora is None else with_lora(model, lora, objective.auto_class, fresh)
 
 
-def backend_of(recipe: Recipe) -> dict[str, str]:
-    """The argument with which a model is built on the recipe's attention backend; none where it names none."""
-    backend = recipe.model.attn_implementation
-    return {} if backend is None else {"attn_implementation": backend}
+def chosen_backends(recipe: Recipe, config, arguments) -> dict[str, str]:
+    """The arguments with which a model is built on the recipe's backends.
 
-
-def check_backend(recipe: Recipe, error: Exception) -> None:
-    """Raise UserError where building a model failed for want of the recipe's attention backend."""
-    backend = recipe.model.attn_implementation
-    if backend is not None and re.search("attn_implementation|attention implementation|flash|flex", str(error), re.I):
-        raise UserError(f"model.attn_implementation={backend} cannot be used here: {first_line(error)}") from error
+    Raises UserError for flex_attention on a CPU, where torch has no gradients of it.
+    """
+    section, half = recipe.model, arguments.bf16 or arguments.fp16
+    if section.attn_implementation == "flex_attention" and arguments.device.type == "cpu":
+        raise UserError(
+            "model.attn_implementation=flex_attention has no gradients on a CPU; train with sdpa or eager (evaluate "
+            "and generate take it)"
+        )
+    return backend_arguments(section.attn_implementation, section.experts_implementation, config, half)
 
 
 def load_checkpoint(
-    recipe: Recipe, tokenizer, auto_class, task_fields: dict, speak: bool, unused: tuple[str, ...] = ()
+    recipe: Recipe, tokenizer, auto_class, task_fields: dict, arguments, speak: bool, unused: tuple[str, ...] = ()
 ):
     """(the checkpoint with the head of `auto_class`, names of the weights that it does not have, which a line tells).
 
@@ -92,7 +93,7 @@ def load_checkpoint(
 
     Raises UserError where it cannot be loaded, cannot take a field the recipe sets, or has too small a vocabulary.
     """
-    name = recipe.model.name_or_path
+    name, chosen = recipe.model.name_or_path, {}
     try:
         with errors_only():  # transformers has a table of missing weights, which our line sums up
             trust = {"trust_remote_code": recipe.trust_remote_code}
@@ -101,15 +102,17 @@ def load_checkpoint(
                 if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                     setattr(config, field, value)
             how = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
-            how |= trust | backend_of(recipe)
+            chosen = chosen_backends(recipe, config, arguments)
+            how |= trust | chosen
             if is_adapter(name):
                 model, fresh = load_merged(auto_class, name, **how)
             else:
                 model, found = auto_class.from_pretrained(name, output_loading_info=True, **how)
                 fresh = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
     except (OSError, ValueError, ImportError) as error:
-        check_backend(recipe, error)
+        explain(error, chosen)
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
+    check_got(model, chosen)
     missed = sorted(key for key in fresh if not key.startswith(unused))
     if missed and speak:
         print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")

@@ -16,6 +16,7 @@ from transformers import TrainingArguments, set_seed
 import anyformer
 
 from ..adapters import ADAPTER_CONFIG, load_model
+from ..backends import backends_of
 from ..data.reference import weights_identity
 from ..errors import UserError
 from ..objectives.base import FinishedModel, evenly_spread
@@ -33,7 +34,7 @@ from .checkpoint_staging import disk_full_sentence
 from .deepspeed_engine import start_deepspeed, whole_weights
 from .dry_run import try_step
 from .interpret import validations_of
-from .lora import trainable_parameters
+from .lora import plain, trainable_parameters
 from .models import build_model, check_length
 from .run_folder import RunFolder
 from .stop_signal import StopAtOnce
@@ -249,6 +250,7 @@ def run(
             "best_step": trainer.state.best_global_step,
             "world_size": trainer.args.world_size,
             "engine": type(trainer.model_wrapped).__name__,  # what really ran: DDP, DeepSpeedEngine, ...
+            "backends": backends_of(plain(trainer.model)),
             "wall_seconds": round(time.time() - started, 1),
             "samples": samples,
             "validations": validations,
@@ -347,6 +349,7 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
         "best_step",
         "world_size",
         "engine",
+        "backends",
         "wall_seconds",
         "samples",
         "validations",

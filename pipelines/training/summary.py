@@ -8,6 +8,7 @@ from rich.table import Table
 from ..accounting.flops import active_parameters
 from ..accounting.parameter_count import short_number
 from ..adapters import is_adapter
+from ..backends import backends_of
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
 from ..recipes.schema import Recipe
@@ -54,7 +55,8 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
     engine = trainer.accelerator.distributed_type.value
     how = "" if engine == "NO" else f" ({engine})"
-    plan = f"{per_step} {data.objective.step_words()}, {section.optim}, {section.lr_scheduler_type}, {precision}"
+    by = ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
+    plan = f"{per_step} {data.objective.step_words()}, {section.optim}, {section.lr_scheduler_type}, {precision}, {by}"
     facts = [
         ("model", describe_model(trainer.model)),
         *describe_data(data),

@@ -5,6 +5,7 @@ import torch
 from anyformer.modeling.attention_masks import flash_sequences
 from anyformer.modeling.stack import TransformerStack
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from anyformer import AnyformerDecoderForCausalLM
@@ -162,11 +163,12 @@ def reference_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale=None, ca
     return out
 
 
+@pytest.mark.parametrize("name", ["flash_attention_2", "kernels-community/flash-attn2"])
 @pytest.mark.parametrize("with_padding", [False, True])
 @pytest.mark.parametrize(
     "fields", [{}, {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 3}]
 )
-def test_flash_kernels_get_the_documents_of_packed_rows(tiny_config, monkeypatch, fields, with_padding):
+def test_flash_kernels_get_the_documents_of_packed_rows(tiny_config, monkeypatch, fields, with_padding, name):
     """Up to the kernel's door: the same logits as sdpa when the kernel does what its signature says."""
 
     def attend(module, query, key, value, attention_mask, scaling, sliding_window=None, **kwargs):
@@ -194,8 +196,10 @@ def test_flash_kernels_get_the_documents_of_packed_rows(tiny_config, monkeypatch
         mask[0, -3:] = 0
     options = {"position_ids": positions, "attention_mask": mask, "use_cache": False}
     expected = model(ids, **options).logits
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", attend)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, name, attend)
+    masks = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    monkeypatch.setitem(masks, name, masks["flash_attention_2"])  # as transformers registers a kernel of the Hub
     # Past the check for the installed package, which is all that setting it would add.
-    model.config._attn_implementation_internal = "flash_attention_2"
+    model.config._attn_implementation_internal = name
     got = model(ids, **options).logits
     torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=1e-5)

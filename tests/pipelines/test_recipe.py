@@ -279,7 +279,7 @@ FLASH = "model.attn_implementation=flash_attention_2"
             "compute strided_attention",
         ),
         (["model.attn_logit_softcapping=30", "model.attn_implementation=sdpa"], "sdpa cannot compute model.attn_logit"),
-        (["model.attn_implementation=flash"], "model.attn_implementation='flash' is not one of its choices"),
+        (["model.attn_implementation=flash"], "model.attn_implementation='flash' is not known"),
     ],
 )
 def test_a_backend_that_would_leave_something_out_is_refused_before_torch_is_imported(overrides, words):

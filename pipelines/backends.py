@@ -1,0 +1,154 @@
+"""Backends: what computes attention and the products of experts, by the names that recipes and commands take.
+
+A backend that would leave out a part of the model is refused before torch is imported: what looks at names and configs
+needs the standard library alone.
+"""
+
+import re
+import sys
+from typing import Any
+
+from anyformer.modeling.legality import attention_kinds
+from anyformer.modeling.legality_experts import CHANNELS, has_experts, odd_sizes
+from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
+
+from .errors import UserError, did_you_mean, first_line
+
+AUTO, PAGED = "auto", "paged|"
+ATTENTION = (AUTO, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+EXPERTS = (AUTO, "eager", "anyformer_grouped", "grouped_mm", "batched_mm")
+# A kernel of the Hub as transformers reads it: owner/name, then a revision (@) and one of its functions (:).
+HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
+
+# What transformers' and torch's errors about backends name.
+ABOUT_BACKENDS = re.compile(r"(attn|attention|experts)[ _]implementation|flash|flex|grouped_mm|kernel", re.IGNORECASE)
+
+
+def is_flash(name: str) -> bool:
+    """Whether a backend is a flash kernel, installed or of the Hub, by transformers' rule: its name says so."""
+    return "flash" in name
+
+
+def check_attention(name: str, where: str = "model.attn_implementation") -> None:
+    """Raise UserError for a name that no backend of attention has."""
+    if name.startswith(PAGED):
+        plain = name.removeprefix(PAGED)
+        raise UserError(
+            f"{where}={name!r} is for continuous batching, where transformers' generate_batch sets it; name {plain!r}"
+        )
+    if name not in ATTENTION and not HUB_KERNEL.fullmatch(name) and not _is_registered(name):
+        raise UserError(
+            f"{where}={name!r} is not known{did_you_mean(name, ATTENTION, '')}; known: {', '.join(ATTENTION)}, or a "
+            f"kernel of the Hub (owner/name)"
+        )
+
+
+def _is_registered(name: str) -> bool:
+    """Whether a plug-in has given the name to transformers' AttentionInterface."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    return modeling is not None and name in modeling.ALL_ATTENTION_FUNCTIONS.valid_keys()
+
+
+def check_experts(name: str, where: str = "model.experts_implementation") -> None:
+    """Raise UserError for a name that no backend of experts has."""
+    if name not in EXPERTS:
+        raise UserError(f"{where}={name!r} is not known{did_you_mean(name, EXPERTS, '')}; known: {', '.join(EXPERTS)}")
+
+
+def attention_fault(name: str, config) -> str | None:
+    """What of a model of ours the backend `name` cannot compute, and which ones can; None where it can all.
+
+    config: the model's, or a namespace with its fields.
+    """
+    if is_flash(name):
+        others = "sdpa, flex_attention and eager can"
+        if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
+            return f"model.position_encoding={config.position_encoding!r}, which adds to the scores; {others}"
+        unfit = [kind for kind in attention_kinds(config) if not ATTENTION_KINDS[kind].flash]
+        return f"{unfit[0]}; {others}" if unfit else None
+    if name == "sdpa" and getattr(config, "attn_logit_softcapping", None) is not None:
+        return f"model.attn_logit_softcapping={config.attn_logit_softcapping}; eager can"
+    return None
+
+
+def experts_fault(name: str, config) -> str | None:
+    """As `attention_fault`, of a backend of experts."""
+    if name == AUTO:
+        return None
+    if not has_experts(config):
+        return "a model without experts; leave it out"
+    odd = odd_sizes(config) if name == "grouped_mm" else None
+    return None if odd is None else f"model.{odd}, which is no multiple of {CHANNELS}; anyformer_grouped and eager can"
+
+
+def check_backends(attention: str, experts: str, config) -> None:
+    """Raise UserError for a recipe's backend that cannot compute its model. config: as for `attention_fault`."""
+    fault = attention_fault(attention, config)
+    if fault is not None:
+        raise UserError(f"model.attn_implementation={attention} cannot compute {fault}")
+    fault = experts_fault(experts, config)
+    if fault is not None:
+        raise UserError(f"model.experts_implementation={experts} cannot compute {fault}")
+
+
+def is_half(dtype) -> bool:
+    """Whether a dtype of torch is one that flash kernels compute in."""
+    import torch
+
+    return dtype in (torch.bfloat16, torch.float16)
+
+
+def backend_arguments(attention: str, experts: str, config, half: bool) -> dict[str, str]:
+    """The arguments that choose a model's backends; none where transformers' own choice is taken.
+
+    attention, experts: as a recipe's model section names them. config: the model's, ours or native. half: whether it
+    computes in bf16 or fp16.
+    """
+    attention = fastest_attention(config, half) if attention == AUTO else attention
+    chosen = {"attn_implementation": attention, "experts_implementation": None if experts == AUTO else experts}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def fastest_attention(config, half: bool) -> str | None:
+    """A flash kernel, where it is installed, can compute the model, and a GPU computes in half precision; else None.
+
+    None is transformers' choice: sdpa, or eager where sdpa cannot. Of native models only the class knows what kernels
+    compute, so that they get transformers' choice, too.
+    """
+    import torch
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+    if not half or not torch.cuda.is_available() or not config.model_type.startswith("anyformer_"):
+        return None
+    hopper = torch.cuda.get_device_capability()[0] == 9  # the kernels of version 3 are written for it
+    installed = {"flash_attention_3": hopper and is_flash_attn_3_available()}
+    installed["flash_attention_2"] = is_flash_attn_2_available()
+    return next((name for name, is_there in installed.items() if is_there and not attention_fault(name, config)), None)
+
+
+def explain(error: Exception, chosen: dict[str, str], section: str = "model.") -> None:
+    """Raise UserError where a model could not be built for want of a backend that was asked for."""
+    if chosen and ABOUT_BACKENDS.search(str(error)):
+        named = " and ".join(f"{_setting(name, section)}={value}" for name, value in chosen.items())
+        raise UserError(f"{named} cannot be used here: {first_line(error)}") from error
+
+
+def check_got(model, chosen: dict[str, str], section: str = "model.") -> None:
+    """Raise UserError where a model has other experts than were asked for: classes without such a choice ignore it."""
+    asked = chosen.get("experts_implementation")
+    if asked is not None and not model._can_set_experts_implementation():
+        setting = _setting("experts_implementation", section)
+        raise UserError(f"{setting}={asked} has no effect on {type(model).__name__}, which has no choice; remove it")
+
+
+def _setting(name: str, section: str) -> str:
+    """model.attn_implementation, or --attn-implementation."""
+    return section + (name.replace("_", "-") if section == "--" else name)
+
+
+def backends_of(model) -> dict[str, Any]:
+    """{"attention": name, "experts": name}, the latter of models that have some."""
+    config, found = model.config, {"attention": model.config._attn_implementation}
+    if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
+        found["experts"] = config._experts_implementation
+    return found
