@@ -147,6 +147,11 @@ NOT_RUN = [
     NotRun("WANDB_MODE=offline ", "wandb is no part of the dev extra", arguments_parse),
     NotRun("anyformer train quickstart data.dataset=", "the Hub", arguments_parse),
     NotRun("vllm serve ", "an environment of its own; ecosystem/test_vllm.py runs the engine", serves_with_our_code),
+    NotRun(
+        "anyformer train quickstart training.max_steps=400 --extend",
+        "later commands have the run as it is; test_more_steps.py extends one",
+        arguments_parse,
+    ),
     NotRun("anyformer convert gpt2 ", "the Hub", arguments_parse),
     NotRun(
         "anyformer train imdb_classify model.name_or_path=runs/imdb_mlm 'training.lora=",

@@ -235,6 +235,9 @@ def _add_train(verbs) -> Parser:
     )
     parser.add_argument("--print-recipe", action="store_true", help="print the composed recipe as YAML and stop")
     parser.add_argument("--seeds", metavar="N", help=SEEDS_HELP)
+    parser.add_argument(
+        "--extend", action="store_true", help="go on from the end of the finished run, with a new warm-up and decay"
+    )
     _add_trust(parser)
     # torch.distributed.launch and deepspeed pass it; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -404,6 +407,12 @@ def _say(notes: list[str]) -> None:
 
 def _run_train(args) -> int:
     recipe = _load_recipe(args)
+    if args.extend:
+        from ..training.more_steps import extend
+
+        if args.seeds is not None:
+            raise UserError("--extend is of one run; name its folder by training.output_dir, without --seeds")
+        extend(recipe)
     if args.print_recipe:
         print(recipe.to_yaml(), end="")
         return 0

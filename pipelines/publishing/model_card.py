@@ -178,6 +178,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
         "objective": objective,
         "run": {key: run[key] for key in ("steps", "world_size", "wall_seconds") if run.get(key) is not None},
+        "restarts": facts.section("training").get("restarts") or [],
         "source_names": facts.source_names,
         "splits": splits,
         "sizes": [size for size in SIZES if any(size in known for known in splits.values())],

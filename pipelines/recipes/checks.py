@@ -102,6 +102,10 @@ def _check_training(recipe: Recipe) -> None:
             raise UserError(
                 f"training.report_to={show(training.report_to)} must be none, or any of {', '.join(TRACKERS)}"
             )
+    if training.restarts != sorted({step for step in training.restarts if step > 0}):
+        raise UserError(
+            f"training.restarts={show(training.restarts)} must be steps above 0, each larger than the one before"
+        )
     if training.max_steps > 0:
         check_schedule(training, training.max_steps)
     for name in ("min_lr_rate", "min_lr_ratio"):
@@ -126,6 +130,13 @@ def _check_training(recipe: Recipe) -> None:
 
 def check_schedule(training: TrainingSection, total: int) -> None:
     """Raise UserError where the phases of the learning rate take more than the `total` steps of the run."""
+    if training.restarts and training.restarts[-1] >= total:
+        raise UserError(
+            f"training.restarts={show(training.restarts)} begins anew at step {training.restarts[-1]}, but the run has "
+            f"{total} steps; set training.max_steps above it"
+        )
+    starts = [0, *training.restarts]
+    total = min(end - start for start, end in zip(starts, [*training.restarts, total]))  # of the shortest stretch
     warmup = training.warmup_steps
     if warmup >= 1 and warmup > total:
         raise UserError(

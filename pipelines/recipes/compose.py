@@ -29,6 +29,9 @@ WHAT = {
     "task": "what the model learns from labelled examples, in place of an objective",
 }
 
+# Settings that say how long a run is: a longer one may be its continuation (training/more_steps.py).
+LENGTH = ("training.max_steps", "training.num_train_epochs", "training.restarts")
+
 # Settings that leave the run's mathematics alone: they may change between a run and its resumption. The rest may not.
 FREE_ON_RESUME = [
     "name",
@@ -353,9 +356,15 @@ def _flatten(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def resume_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """Return the first setting in which two `Recipe.to_dict()`s would train differently, with both values.
+    """The first of `resume_differences` in words, but the length of the run last; None: the same run."""
+    found = min(resume_differences(old, new), key=lambda difference: difference[0] in LENGTH, default=None)
+    return None if found is None else f"{found[0]} is {show(found[1])} there and {show(found[2])} here"
 
-    Keys one of them lacks (written by another version) count as their defaults. None: the same run.
+
+def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The settings in which two `Recipe.to_dict()`s would train differently: path, value in `old`, value in `new`.
+
+    Keys one of them lacks (written by another version) count as their defaults.
     """
     before, after = _flatten(_of_one_objective(old)), _flatten(_of_one_objective(new))
     defaults = _flatten(Recipe().to_dict()) | _flatten(_default_sections(new))
@@ -364,8 +373,7 @@ def resume_difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
             continue
         there, here = (side.get(path, defaults.get(path)) for side in (before, after))
         if there != here:
-            return f"{path} is {show(there)} there and {show(here)} here"
-    return None
+            yield path, there, here
 
 
 def _of_one_objective(recipe: dict[str, Any]) -> dict[str, Any]:

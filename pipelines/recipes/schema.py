@@ -173,6 +173,10 @@ class TrainingSection:
     lr_scheduler_kwargs: dict[str, Any] = doc("arguments of the schedule, such as {min_lr_rate: 0.1}", {})
     warmup_steps: float = doc("steps of linear warm-up; below 1: share of all steps", 0.02, at_least=0)
     decay_steps: float = doc("wsd: steps of the final decay; below 1: share of all steps", 0.2, above=0)
+    restarts: list[int] = doc(
+        "steps at which warm-up and decay begin anew, such as [1000]; `--extend` sets it where a finished run goes on",
+        [],
+    )
     bf16: bool | Literal["auto"] = doc("bfloat16 autocast; auto: where the device is faster in it", "auto")
     gradient_checkpointing: bool = doc("recompute activations in the backward pass to save memory", False)
     torch_compile: bool = doc("compile the model with torch.compile", False)

@@ -64,7 +64,12 @@ def find_corruption(checkpoint: Path) -> str | None:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoint folders, newest step first."""
     found = [p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name) and p.is_dir()]
-    return sorted(found, key=lambda p: int(p.name.split("-")[1]), reverse=True)
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written."""
+    return int(checkpoint.name.split("-")[1])
 
 
 def prune(folder: Path, keep: int | None, best: str | Path | None = None) -> None:

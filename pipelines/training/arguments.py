@@ -14,9 +14,9 @@ from ..plugins import METRICS
 from ..recipes.checks import check_schedule
 from ..recipes.schema import Recipe, TrainingSection
 from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
+from .learning_rate import schedule
 from .lora import check_lora
 
-SCHEDULES = {"wsd": "warmup_stable_decay"}
 OWN_OPTIMIZERS = {"adamw": "adamw_torch_fused", "muon": "adamw_torch_fused"}
 # transformers < 5.23: activation_checkpointing was called gradient_checkpointing.
 CHECKPOINTING = next(
@@ -24,22 +24,6 @@ CHECKPOINTING = next(
     for name in ("activation_checkpointing", "gradient_checkpointing")
     if name in TrainingArguments.__dataclass_fields__
 )
-# min_lr_rate turns plain cosine into transformers' cosine with a floor.
-COSINE_FLOORS = {"min_lr", "min_lr_rate"}
-
-
-def schedule(section: TrainingSection, total_steps: int | None) -> tuple[str, dict]:
-    """(transformers' name, its arguments) of the schedule; `wsd` decays over the last `decay_steps` of all steps."""
-    name, kwargs = section.lr_scheduler_type, dict(section.lr_scheduler_kwargs)
-    if name == "cosine" and COSINE_FLOORS & kwargs.keys():
-        name = "cosine_with_min_lr"
-    name = SCHEDULES.get(name, name)
-    if name == "warmup_stable_decay" and "num_decay_steps" not in kwargs:
-        share = section.decay_steps
-        if share < 1 and total_steps is None:
-            raise UserError("training.decay_steps below 1 is a share of training.max_steps, which is not set")
-        kwargs["num_decay_steps"] = round(share * total_steps) if share < 1 else int(share)
-    return name, kwargs
 
 
 def resolve_bf16(section: TrainingSection, device_type: str) -> bool:

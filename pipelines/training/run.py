@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,18 @@ from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import METRICS
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
-from ..recipes.schema import Recipe
+from ..recipes.schema import Recipe, TrainingSection
 from ..storage.atomic import write_atomically
 from ..storage.cache import sha
 from ..storage.checkpoints import STAGING, list_checkpoints
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
-from .arguments import training_arguments
+from .arguments import total_steps, training_arguments
 from .checkpoint_staging import disk_full_sentence
 from .deepspeed_engine import start_deepspeed, whole_weights
 from .dry_run import try_step
 from .interpret import validations_of
+from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
 from .models import build_model, check_length
 from .run_folder import RunFolder
@@ -97,10 +99,16 @@ def prepared(recipe: Recipe, arguments) -> tuple[PreparedData, TrainingArguments
     return data, arguments
 
 
+def total_steps_with(data: PreparedData, arguments) -> Callable[[TrainingSection], int | None]:
+    """RunFolder.total_steps of a run with these data and processes."""
+    rows = data.rows["train"]
+    return partial(total_steps, rows=None if rows.is_stream else len(rows), world_size=arguments.world_size)
+
+
 def check_by_trying(recipe: Recipe, arguments) -> int:
     """The dry run: prepare the data, build the model, make one step and measure one batch; keep nothing of it."""
     data, arguments = prepared(recipe, arguments)
-    RunFolder(recipe, data.facts).check_free()
+    RunFolder(recipe, data.facts, total_steps_with(data, arguments)).check_free()
     set_seed(arguments.seed)
     model = build_model(recipe, data, arguments, quiet=True)
     check_length(data.objective, model.config, trains=True)
@@ -120,7 +128,7 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
     if main and recipe.publish.repo_id is not None:
         resolve_repo_id(recipe.publish.repo_id)
     data, arguments = prepared(recipe, arguments)
-    folder.data = data.facts
+    folder.data, folder.total_steps = data.facts, total_steps_with(data, arguments)
     finished = told_by_main(main, folder.finished)
     if finished is not None:
         if main and not quiet:
@@ -193,6 +201,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         labels_per_item=data.objective.labels_per_item,
         patience=recipe.evaluation.patience,
         loss_parts=data.objective.loss_parts(),
+        shares=partial(share_of_steps, section) if section.restarts else None,
         pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
     )
 

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -16,11 +16,12 @@ from ..adapters import ADAPTER_CONFIG
 from ..errors import UserError
 from ..plugins import loaded_plugins
 from ..recipes.compose import resume_difference
-from ..recipes.schema import Recipe
+from ..recipes.schema import Recipe, TrainingSection
 from ..storage.atomic import write_atomically
-from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside
+from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ..storage.folder_lock import FolderInUse, folder_lock
 from ..words import counted
+from .more_steps import differs_in_length_alone, section_of, shared_steps
 
 PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
 
@@ -54,10 +55,15 @@ def read_identity(path: Path) -> dict[str, Any] | None:
 
 @dataclass
 class RunFolder:
-    """`output_dir` of a recipe together with the identity of the run that writes into it."""
+    """`output_dir` of a recipe together with the identity of the run that writes into it.
+
+    data: fingerprint and sizes of the data; `fingerprint` identifies it. total_steps: training section -> all steps of
+    a run with these data and processes, None where that is not known.
+    """
 
     recipe: Recipe
-    data: dict  # fingerprint and sizes of the data; `fingerprint` identifies it
+    data: dict
+    total_steps: Callable[[TrainingSection], int | None] = lambda section: None
 
     @property
     def path(self) -> Path:
@@ -74,8 +80,10 @@ class RunFolder:
         }
 
     def check_same_run(self, folder: Path, stored: dict) -> None:
-        """Raise UserError if `folder` belongs to a run with another recipe or other data."""
-        difference = resume_difference(stored["recipe"], self.recipe.to_dict())
+        """Raise UserError if `folder` belongs to a run with another recipe or other data, not just to a shorter one."""
+        difference = None
+        if not self.is_longer_than(stored):
+            difference = resume_difference(stored["recipe"], self.recipe.to_dict())
         if difference is None and stored["data"]["fingerprint"] != self.data["fingerprint"]:
             difference = (
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
@@ -89,6 +97,34 @@ class RunFolder:
                 f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir, "
                 f"or delete {folder} to start over"
             )
+
+    def is_longer_than(self, stored: dict) -> bool:
+        """Whether the stored run differs from this one in its length alone, and is the shorter one."""
+        if not differs_in_length_alone(stored["recipe"], self.recipe):
+            return False
+        there, here = self.total_steps(section_of(stored["recipe"])), self.total_steps(self.recipe.training)
+        return there is not None and here is not None and there < here
+
+    def leave_shorter_runs_end(self, found: list[tuple[Path, dict]]) -> None:
+        """Rename the checkpoints of a shorter run that had other learning rates than this one has up to there.
+
+        found: checkpoints and their identities, newest first. Raises UserError where none would be left.
+        """
+        if not found or not self.is_longer_than(found[0][1]):
+            return
+        old, new = section_of(found[0][1]["recipe"]), self.recipe.training
+        there, here = self.total_steps(old), self.total_steps(new)
+        shared = shared_steps(old, there, new, here)
+        late = [checkpoint for checkpoint, _ in found if step_of(checkpoint) > shared]
+        if len(late) == len(found):
+            raise UserError(
+                f"training.output_dir={self.path} holds a run of {there:,} steps, whose learning rates "
+                f"({old.lr_scheduler_type}) are not those of {here:,} steps after step {shared:,}; when it has ended, "
+                f"--extend goes on from there with a warm-up and decay of its own, or choose another output_dir"
+            )
+        for checkpoint in late:
+            os.replace(checkpoint, self.path / f"decayed-{checkpoint.name}")  # which list_checkpoints does not match
+            say(f"{checkpoint} is of the shorter run's last steps; renamed to decayed-{checkpoint.name}")
 
     def checkpoint_to_resume(self, world_size: int) -> Path | None:
         """The newest complete checkpoint of this very run, or None for an empty folder.
@@ -108,6 +144,7 @@ class RunFolder:
                 f"training.output_dir={self.path} holds {found[0].name}, which anyformer did not write; "
                 f"choose another output_dir"
             )
+        own = []
         for checkpoint in found:
             stored = read_identity(checkpoint / RUN_FILE)
             if stored is None or not isinstance(stored.get("world_size"), int):
@@ -119,6 +156,8 @@ class RunFolder:
                     f"{world_size} would go on, with another global batch; start {stored['world_size']}, or choose "
                     f"another output_dir"
                 )
+            own.append((checkpoint, stored))
+        self.leave_shorter_runs_end(own)
         return find_last_complete(self.path, report=say)
 
     def check_free(self) -> None:
@@ -146,7 +185,7 @@ class RunFolder:
             say(f"{path} cannot be read; set aside as {set_aside(path).name}, the checkpoints say how far the run is")
             return None
         self.check_free()
-        return stored if stored.get("status") == "finished" else None
+        return stored if stored.get("status") == "finished" and not self.is_longer_than(stored) else None
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -28,6 +28,7 @@ from .checkpoint_staging import CheckpointStaging
 from .early_stopping import EarlyStopping
 from .evaluation_sums import EvaluationSums, float64_device
 from .full_rounds import share_out_in_full_rounds
+from .learning_rate import LearningRateOnResume, begin_above_zero, replace_shares
 from .lora import is_adapted, load_weights, save_adapted_config
 from .loss_guard import LossGuard
 from .loss_parts import LossParts
@@ -41,7 +42,6 @@ from .stop_signal import StopSignal
 from .stream_position import StreamPosition
 from .throughput_log import ThroughputLog
 from .trackers import replace_trackers
-from .warmup import begin_above_zero
 from .weight_average import WeightAverage
 
 
@@ -61,6 +61,8 @@ class AnyformerTrainer(Trainer):
         patience: training ends after so many validations without a better `args.metric_for_best_model`; None: it does
             not.
         loss_parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
+        shares: number of steps -> function from a step to its share of the peak learning rate, in place of
+            `args.lr_scheduler_type`; None: there is none.
         pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
         **kwargs: as for transformers' Trainer.
     """
@@ -80,8 +82,10 @@ class AnyformerTrainer(Trainer):
         patience: int | None = None,
         loss_parts=None,
         pass_metrics=None,
+        shares=None,
         **kwargs,
     ):
+        self.shares = shares
         self.pass_metrics, self.own_loss = pass_metrics, own_loss
         self.logits_of, self.labels_per_item = logits_of, labels_per_item
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
@@ -108,7 +112,8 @@ class AnyformerTrainer(Trainer):
         self.epochs = SetEpochCallback(self.train_dataset)
         self.routers = RouterStatistics(folder)
         self.parts = LossParts(loss_parts)
-        for callback in (self.stop_signal, self.progress, self.epochs, MetricsFile(folder), self.routers):
+        own = (self.stop_signal, self.progress, self.epochs, MetricsFile(folder), self.routers, LearningRateOnResume())
+        for callback in own:
             self.add_callback(callback)
         self.early_stopping = None if patience is None else EarlyStopping(patience)
         if self.early_stopping is not None:
@@ -243,7 +248,9 @@ class AnyformerTrainer(Trainer):
         fresh = self.lr_scheduler is None
         with refusals():
             scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if fresh:
+        if fresh and self.shares is not None:
+            replace_shares(scheduler, [self.shares(num_training_steps)] * len(scheduler.base_lrs))
+        elif fresh:
             begin_above_zero(scheduler, self.args.get_warmup_steps(num_training_steps))
         return scheduler
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from anyformer.pipelines.metrics import wilson
 from anyformer.pipelines.training.interpret import interpret, validations_of, with_interval
+from anyformer.pipelines.training.learning_rate import begin_above_zero
 from anyformer.pipelines.training.progress import MetricsFile, describe
 from anyformer.pipelines.training.trackers import Wandb
-from anyformer.pipelines.training.warmup import begin_above_zero
 from anyformer.pipelines.words import aligned, counted
 from transformers import get_scheduler
 from transformers.integrations import WandbCallback

@@ -1,0 +1,97 @@
+"""The learning rate over a run: transformers' schedules, warm-up above zero, and stretches that begin again."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainerCallback, get_scheduler
+
+from ..errors import UserError
+from ..recipes.schema import TrainingSection
+
+SCHEDULES = {"wsd": "warmup_stable_decay"}
+# min_lr_rate turns plain cosine into transformers' cosine with a floor.
+COSINE_FLOORS = {"min_lr", "min_lr_rate"}
+
+
+def schedule(section: TrainingSection, total_steps: int | None) -> tuple[str, dict]:
+    """(transformers' name, its arguments) of the schedule; `wsd` decays over the last `decay_steps` of all steps."""
+    name, kwargs = section.lr_scheduler_type, dict(section.lr_scheduler_kwargs)
+    if name == "cosine" and COSINE_FLOORS & kwargs.keys():
+        name = "cosine_with_min_lr"
+    name = SCHEDULES.get(name, name)
+    if name == "warmup_stable_decay" and "num_decay_steps" not in kwargs:
+        share = section.decay_steps
+        if share < 1 and total_steps is None:
+            raise UserError("training.decay_steps below 1 is a share of training.max_steps, which is not set")
+        kwargs["num_decay_steps"] = round(share * total_steps) if share < 1 else int(share)
+    return name, kwargs
+
+
+def begin_above_zero(scheduler, warmup_steps: int) -> None:
+    """Change a scheduler of transformers so that step s of w warm-up steps (from 0) has the share (s + 1) / (w + 1).
+
+    It had s / w. Steps after the warm-up, and schedules without one, keep their learning rates. torchtitan counts in
+    the same way (components/lr_scheduler.py, linear_warmup_stable_decay).
+    """
+    if not isinstance(scheduler, LambdaLR) or warmup_steps < 1:
+        return
+    replace_shares(scheduler, [_shifted(factor, warmup_steps) for factor in scheduler.lr_lambdas])
+
+
+def replace_shares(scheduler: LambdaLR, shares: list[Callable[[int], float]]) -> None:
+    """Give a scheduler other functions from steps to shares of the peak, one for each group of parameters."""
+    scheduler.lr_lambdas = shares
+    rates = [base * factor(scheduler.last_epoch) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas)]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates):
+        group["lr"] = rate
+    scheduler._last_lr = rates
+
+
+def _shifted(factor: Callable[[float], float], warmup_steps: int) -> Callable[[int], float]:
+    if factor(0) > 0:  # cosine_warmup_with_min_lr can be told where to begin
+        return factor
+    # The schedule itself at a step between its own, so that warm-ups that are not linear keep their shape.
+    stretch = warmup_steps / (warmup_steps + 1)
+    return lambda step: factor((step + 1) * stretch if step < warmup_steps else step)
+
+
+class LearningRateOnResume(TrainerCallback):
+    """A checkpoint holds its own run's learning rate of the next step; a longer run may have another one there."""
+
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        scheduler = getattr(lr_scheduler, "scheduler", lr_scheduler)  # accelerate may have wrapped it
+        if isinstance(scheduler, LambdaLR):
+            replace_shares(scheduler, scheduler.lr_lambdas)
+
+
+def share_of_steps(section: TrainingSection, total: int) -> Callable[[int], float]:
+    """The function from a step, counted from 0, to its share of the peak learning rate in a run of `total` steps.
+
+    It begins anew at each of `training.restarts`: every stretch between two of them has the shares of a run of its
+    own length. Raises UserError for schedules that follow the losses: no formula gives them.
+    """
+    starts = [0, *section.restarts]
+    parts = [_shares(section, end - start) for start, end in zip(starts, [*section.restarts, total])]
+
+    def share(step: int) -> float:
+        number = bisect_right(starts, step) - 1
+        return parts[number](step - starts[number])
+
+    return share
+
+
+def _shares(section: TrainingSection, total: int) -> Callable[[int], float]:
+    """The same of one stretch, as transformers' scheduler and `begin_above_zero` make it."""
+    name, kwargs = schedule(section, total)
+    warmup = int(section.warmup_steps) if section.warmup_steps >= 1 else math.ceil(total * section.warmup_steps)
+    unused = torch.optim.SGD([torch.zeros(1)], lr=section.learning_rate)
+    scheduler = get_scheduler(name, unused, warmup, total, kwargs)
+    if not isinstance(scheduler, LambdaLR):
+        raise UserError(
+            f"training.lr_scheduler_type={section.lr_scheduler_type} follows the losses and cannot begin again"
+        )
+    begin_above_zero(scheduler, warmup)
+    return scheduler.lr_lambdas[0]
