@@ -1,10 +1,12 @@
 """The command line. Each verb is a thin door to one library function, imported when the verb runs."""
 
 import argparse
+import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import UserError, did_you_mean
 
@@ -238,6 +240,11 @@ def _add_train(verbs) -> Parser:
     parser.add_argument(
         "--extend", action="store_true", help="go on from the end of the finished run, with a new warm-up and decay"
     )
+    parser.add_argument(
+        "--from-weights",
+        action="store_true",
+        help="begin from the weights of the run in output_dir, which is renamed to output_dir-before",
+    )
     _add_trust(parser)
     # torch.distributed.launch and deepspeed pass it; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -407,6 +414,8 @@ def _say(notes: list[str]) -> None:
 
 def _run_train(args) -> int:
     recipe = _load_recipe(args)
+    if args.from_weights:
+        recipe = _from_weights(args, recipe)
     if args.extend:
         from ..training.more_steps import extend
 
@@ -423,7 +432,21 @@ def _run_train(args) -> int:
     _say_loading()
     from ..training.run import train
 
-    return train(recipe, dry_run=args.dry_run)
+    return train(recipe, dry_run=args.dry_run, sets_aside=args.from_weights)
+
+
+def _from_weights(args, recipe):
+    """The recipe with the weights of the earlier run in its output_dir in place of its model."""
+    from ..training.from_weights import aside_of, weights_to_begin_from
+
+    if args.extend or args.seeds is not None:
+        raise UserError(f"--from-weights and {'--extend' if args.extend else '--seeds'} exclude each other; keep one")
+    output_dir = recipe.training.output_dir
+    weights = weights_to_begin_from(output_dir)
+    if args.dry_run and not aside_of(output_dir).exists():
+        weights = Path(output_dir) / weights.relative_to(aside_of(output_dir))
+    args.overrides.append(f"model.name_or_path={json.dumps(str(weights))}")
+    return _load_recipe(args)
 
 
 def _run_preview(args) -> int:

@@ -34,6 +34,7 @@ from .arguments import total_steps, training_arguments
 from .checkpoint_staging import disk_full_sentence
 from .deepspeed_engine import start_deepspeed, whole_weights
 from .dry_run import try_step
+from .from_weights import set_aside_before
 from .interpret import validations_of
 from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
@@ -43,12 +44,13 @@ from .stop_signal import StopAtOnce
 from .summary import print_dry_run, print_result, print_start
 
 
-def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False) -> int:
+def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_aside: bool = False) -> int:
     """Train (or go on training) the recipe's model and print the result; return the exit code.
 
     0: finished, also if it had been finished before. 128 + n: stopped by signal n after saving a checkpoint.
     With `dry_run` the data is prepared, the model is built, one step is made on a full batch and one batch of each
-    other split is measured; nothing is written to output_dir. With `quiet` only the progress line is printed.
+    other split is measured; nothing is written to output_dir. With `quiet` only the progress line is printed. With
+    `sets_aside` the recipe begins from the run that is in its output_dir, which is renamed first (from_weights.py).
 
     Raises:
         UserError: a mistake in recipe, data or folders, before any training; a full disk or a NaN loss during it.
@@ -57,8 +59,10 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False) -> int:
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
     if dry_run:
-        return check_by_trying(recipe, arguments)
+        return check_by_trying(recipe, arguments, sets_aside)
     folder, main = RunFolder(recipe, {}), arguments.process_index == 0
+    if sets_aside:
+        told_by_main(main, lambda: set_aside_before(folder.path))
     stop = StopAtOnce(active=main)
     try:
         with folder.held() if main else nullcontext(), stop:
@@ -105,10 +109,11 @@ def total_steps_with(data: PreparedData, arguments) -> Callable[[TrainingSection
     return partial(total_steps, rows=None if rows.is_stream else len(rows), world_size=arguments.world_size)
 
 
-def check_by_trying(recipe: Recipe, arguments) -> int:
+def check_by_trying(recipe: Recipe, arguments, sets_aside: bool = False) -> int:
     """The dry run: prepare the data, build the model, make one step and measure one batch; keep nothing of it."""
     data, arguments = prepared(recipe, arguments)
-    RunFolder(recipe, data.facts, total_steps_with(data, arguments)).check_free()
+    if not sets_aside:
+        RunFolder(recipe, data.facts, total_steps_with(data, arguments)).check_free()
     set_seed(arguments.seed)
     model = build_model(recipe, data, arguments, quiet=True)
     check_length(data.objective, model.config, trains=True)

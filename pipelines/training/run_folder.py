@@ -94,8 +94,8 @@ class RunFolder:
             difference = f"the weights of model.name_or_path={self.recipe.model.name_or_path!r} have changed since"
         if difference is not None:
             raise UserError(
-                f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir, "
-                f"or delete {folder} to start over"
+                f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir, begin "
+                f"from its weights with --from-weights, or delete {folder} to start over"
             )
 
     def is_longer_than(self, stored: dict) -> bool:
