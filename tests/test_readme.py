@@ -142,7 +142,7 @@ NOT_RUN = [
     NotRun("torchrun --nproc_per_node 8 ", "eight GPUs", launch_parses),
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
     NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),
-    NotRun("accelerate launch --cpu --num_processes 2 ", "a warning: the slow test below proves it", launch_parses),
+    NotRun("anyformer train gpt2_small --launch ", "eight GPUs; test_launch.py runs two processes", arguments_parse),
     NotRun("TRACKIO_DIR=runs/trackio ", "read once per process: the slow test below runs it", arguments_parse),
     NotRun("WANDB_MODE=offline ", "wandb is no part of the dev extra", arguments_parse),
     NotRun("anyformer train quickstart data.dataset=", "the Hub", arguments_parse),
@@ -440,13 +440,31 @@ def launched(start: str, stage: Path, output: Path) -> subprocess.CompletedProce
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "start, world_size", [("torchrun --nproc_per_node 2 ", 2), ("accelerate launch --cpu --num_processes 2 ", 1)]
-)
-def test_two_processes_are_two_only_where_the_readme_says_so(start, world_size, stage, tmp_path):
-    done = launched(start, stage, tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["world_size"] == world_size
-    assert f"devices: {world_size} x cpu" in done.stdout
+def test_two_processes_are_two(stage, tmp_path):
+    done = launched("torchrun --nproc_per_node 2 ", stage, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["world_size"] == 2
+    assert "devices: 2 x cpu" in done.stdout
+
+
+@pytest.mark.slow
+def test_accelerate_launch_that_starts_one_process_instead_of_two_is_refused(stage, tmp_path):
+    launch = "accelerate launch --cpu --num_processes 2"
+    assert launch in README.replace("\n", " ")
+    program, *flags = launch.split()
+    words = [str(Path(sys.executable).parent / program), *flags, "scripts/train.py", "quickstart", *TINY]
+    environment = {"ANYFORMER_CACHE": str(stage / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*words, SMALL_VOCABULARY, f"training.output_dir={tmp_path / 'run'}"],
+        env=os.environ | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode != 0 and not (tmp_path / "run").exists()
+    assert "anyformer: accelerate launch was asked for several processes and has started one" in done.stderr
+    assert "anyformer train RECIPE --launch ddp --nproc 2" in done.stderr
 
 
 @pytest.mark.slow

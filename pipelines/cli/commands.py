@@ -16,6 +16,9 @@ PLUGIN_HELP = (
     "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
 )
 SEEDS_HELP = "so many runs (or of seeds 1,2,3), each in output_dir/seed-N; then mean and deviation of every metric"
+LAUNCH_HELP = (
+    "train in several processes of this machine: ddp, zero1, zero2, zero3, zero2_offload, zero3_offload or fsdp2"
+)
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
@@ -31,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; return its exit code: 0 done, 2 user error, 130 interrupted, 1 a bug of ours."""
-    argv = list(argv)
+    argv = whole = list(argv)
     debug = "--debug" in argv
     try:
         if not argv:
@@ -39,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
             return EXIT_USER_ERROR
         argv = without_plugins(argv)
         args = parse(argv)
+        args.argv = whole
         code = args.run(args)
         sys.stdout.flush()  # here, so that a reader that has left is noticed while we can still say nothing about it
         return code
@@ -81,8 +85,12 @@ def without_plugins(argv: list[str]) -> list[str]:
 
 
 def _fail(sentence: str, code: int, debug: bool) -> int:
+    from ..training.launch import tell_launcher
+
     if debug:
         traceback.print_exc()
+    if tell_launcher(sentence):
+        return code
     rank = f" (rank {os.environ.get('RANK')})" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     print(f"anyformer{rank}: {sentence}", file=sys.stderr)
     return code
@@ -223,6 +231,7 @@ def _add_train(verbs) -> Parser:
         "  anyformer train quickstart training.learning_rate=1e-3 training.output_dir=runs/faster\n"
         "  anyformer train my_recipe.yaml --dry-run\n"
         "  anyformer train my_recipe.yaml --seeds 3\n"
+        "  anyformer train gpt2_small --launch zero2 --nproc 8\n"
         "  torchrun --nproc_per_node 8 scripts/train.py gpt2_small\n"
         "  anyformer train --help training\n"
         f"\nsettings, explained by --help SECTION (or all):\n{sections_help()}",
@@ -245,6 +254,8 @@ def _add_train(verbs) -> Parser:
         action="store_true",
         help="begin from the weights of the run in output_dir, which is renamed to output_dir-before",
     )
+    parser.add_argument("--launch", metavar="ENGINE", help=LAUNCH_HELP)
+    parser.add_argument("--nproc", metavar="N", type=_at_least(1), help="how many (default: one per NVIDIA GPU)")
     _add_trust(parser)
     # torch.distributed.launch and deepspeed pass it; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -374,7 +385,7 @@ def _at_least(low: int):
 
 
 def _say_loading() -> None:
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
         print("loading torch and transformers ...", file=sys.stderr, flush=True)
 
 
@@ -403,12 +414,13 @@ def _load_recipe(args):
     notes: list[str] = []
     recipe = load_recipe(args.recipe, args.overrides, notes)
     recipe.trust_remote_code = args.trust_remote_code
-    _say(notes)
+    if getattr(args, "launch", None) is None:  # else the first process says it
+        _say(notes)
     return recipe
 
 
 def _say(notes: list[str]) -> None:
-    for note in notes:
+    for note in notes if os.environ.get("RANK", "0") == "0" else ():
         print(f"anyformer: {note}", file=sys.stderr)
 
 
@@ -425,6 +437,12 @@ def _run_train(args) -> int:
     if args.print_recipe:
         print(recipe.to_yaml(), end="")
         return 0
+    if args.nproc is not None and args.launch is None:
+        raise UserError(f"--nproc {args.nproc} goes with --launch, such as --launch ddp --nproc {args.nproc}")
+    if args.launch is not None:
+        from ..training.launch import launch
+
+        return launch(args.argv, recipe, args.launch, args.nproc)
     if args.seeds is not None:
         from .seeds import train_with_seeds
 

@@ -14,6 +14,7 @@ from ..plugins import METRICS
 from ..recipes.checks import check_schedule
 from ..recipes.schema import Recipe, TrainingSection
 from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
+from .engines import check_average, check_launcher, check_whole_matrices, check_world_size, is_true
 from .learning_rate import schedule
 from .lora import check_lora
 
@@ -54,15 +55,6 @@ def total_steps(section: TrainingSection, rows: int | None, world_size: int) -> 
     return int(-(-section.num_train_epochs * per_epoch // 1))
 
 
-def check_average(section: TrainingSection, engine: str) -> None:
-    """Raise UserError for a moving average of weights that an engine splits."""
-    if section.ema_decay is not None:
-        raise UserError(
-            f"training.ema_decay={section.ema_decay} needs whole weights, but {engine} splits or flattens them; set it "
-            f"to null, or average checkpoints by evaluation.average_checkpoints"
-        )
-
-
 def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArguments:
     """Build TrainingArguments; `rows` (training rows) is needed where a schedule depends on the length of the run.
 
@@ -81,16 +73,16 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
         raise UserError("training.fp16=true needs an accelerator, and this machine has none; set it to false")
     if extra.get("deepspeed") is not None:
         extra["deepspeed"] = deepspeed_config(extra["deepspeed"])
-    by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    by_launcher = is_true("ACCELERATE_USE_DEEPSPEED")
     if by_launcher or extra.get("deepspeed") is not None:
-        if section.optim == "muon":
-            raise UserError("training.optim=muon needs whole matrices, but DeepSpeed flattens them; set it to adamw")
-        check_average(section, "DeepSpeed")
+        check_whole_matrices(section)
         if not by_launcher:
-            check_deepspeed(section.extra["deepspeed"], extra["deepspeed"])
-        say_that_it_compiles()
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" or extra.get("fsdp"):
+            check_deepspeed(section.extra["deepspeed"])
+    if is_true("ACCELERATE_USE_FSDP") or extra.get("fsdp"):
         check_average(section, "FSDP")
+    check_launcher(section, device, 0 if device == "cpu" else torch.accelerator.device_count())
+    if by_launcher or extra.get("deepspeed") is not None:
+        say_that_it_compiles()
     total = total_steps(section, rows, int(os.environ.get("WORLD_SIZE", 1)))
     if total is not None:
         check_schedule(section, total)
@@ -144,6 +136,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     if arguments.device.type == "cpu":  # transformers < 5.23
         # Of several processes each has a CPU with a number, onto which torch can load no checkpoint.
         vars(arguments)["_setup_devices"] = torch.device("cpu")
+    check_world_size(arguments.world_size)
     return arguments
 
 

@@ -7,42 +7,43 @@ import sys
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-
-from transformers import TrainingArguments
+from typing import TYPE_CHECKING
 
 from ..errors import UserError, did_you_mean
 from ..recipes.types import show
+
+if TYPE_CHECKING:  # the launcher reads configurations without torch
+    from transformers import TrainingArguments
+
+
+def shipped_deepspeed() -> dict:
+    """{name: file} of configs/deepspeed."""
+    folder = resources.files("anyformer.configs") / "deepspeed"
+    return {f.name.removesuffix(".json"): f for f in folder.iterdir() if f.name.endswith(".json")}
 
 
 def deepspeed_config(value):
     """A path or dict as it is; a name such as `zero2` as the shipped configs/deepspeed/zero2.json."""
     if not isinstance(value, str) or os.path.exists(value):
         return value
-    folder = resources.files("anyformer.configs") / "deepspeed"
-    shipped = {f.name.removesuffix(".json"): f for f in folder.iterdir() if f.name.endswith(".json")}
+    shipped = shipped_deepspeed()
     if value not in shipped:
         raise UserError(f"training.deepspeed={value!r} is neither a file nor shipped{did_you_mean(value, shipped)}")
     return str(shipped[value])
 
 
-def check_deepspeed(given, config: dict | str) -> None:
+def check_deepspeed(given) -> None:
     """Raise UserError where DeepSpeed cannot run: without a launcher, with a broken file, or with elastic settings.
 
-    given: the setting as the recipe has it. config: what deepspeed_config makes of it.
+    given: the setting as the recipe has it.
     """
     setting = f"training.deepspeed={show(given)}"
     if "RANK" not in os.environ:
         raise UserError(
-            f"{setting} needs a launcher, which starts one process per device; write torchrun --nproc_per_node 1 "
-            f"scripts/train.py in place of anyformer train"
+            f"{setting} needs a launcher, which starts one process per device; add --launch zero2 to anyformer train, "
+            f"or write torchrun --nproc_per_node 1 scripts/train.py in its place"
         )
-    if isinstance(config, str):
-        try:
-            config = json.loads(Path(config).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{setting} cannot be read as JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{setting} holds no settings; give one of the shipped names, such as zero2")
+    config = read_deepspeed(given)
     zero = config.get("zero_optimization")
     if "elasticity" in config or (isinstance(zero, dict) and zero.get("elastic_checkpoint")):
         name = "elasticity" if "elasticity" in config else "zero_optimization.elastic_checkpoint"
@@ -50,6 +51,19 @@ def check_deepspeed(given, config: dict | str) -> None:
             f"{setting}: {name} changes the number of processes of a run, and with it what is computed; remove it, and "
             f"go on with as many processes as the run began with"
         )
+
+
+def read_deepspeed(given) -> dict:
+    """The settings behind training.deepspeed; raises UserError for a file that holds none."""
+    setting, config = f"training.deepspeed={show(given)}", deepspeed_config(given)
+    if isinstance(config, str):
+        try:
+            config = json.loads(Path(config).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{setting} cannot be read as JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{setting} holds no settings; give one of the shipped names, such as zero2")
+    return config
 
 
 @functools.cache
@@ -66,7 +80,7 @@ def say_that_it_compiles() -> None:
         )
 
 
-def start_deepspeed(arguments: TrainingArguments) -> None:
+def start_deepspeed(arguments: "TrainingArguments") -> None:
     """Start DeepSpeed's own process group before a ZeRO-3 model is built.
 
     A ZeRO-3 model is sharded over DeepSpeed's processes while it is built; without this there would be one.
@@ -80,7 +94,7 @@ def start_deepspeed(arguments: TrainingArguments) -> None:
 
 
 @contextmanager
-def whole_weights(arguments: TrainingArguments):
+def whole_weights(arguments: "TrainingArguments"):
     """Build fresh models whole on every process, also under ZeRO-3, which would build them in shards.
 
     Shards are initialised in another order, so that a seed would give other weights than under DDP. This costs host
@@ -102,3 +116,18 @@ def whole_weights(arguments: TrainingArguments):
         yield
     finally:
         set_hf_deepspeed_config(config)
+
+
+def gather_experts_whole(model) -> None:
+    """Under ZeRO-3, have the weights of a layer's experts gathered at once, not one expert at a time.
+
+    Ranks choose different experts; where each gathers those that it uses, they wait for each other forever. Modules of
+    experts are called ...Experts, in our models as in transformers' own.
+    """
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    classes = {type(module) for module in model.modules() if type(module).__name__.endswith("Experts")}
+    if classes and is_deepspeed_zero3_enabled():
+        from deepspeed.utils import set_z3_leaf_modules
+
+        set_z3_leaf_modules(model, list(classes))

@@ -32,8 +32,9 @@ from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
 from .arguments import total_steps, training_arguments
 from .checkpoint_staging import disk_full_sentence
-from .deepspeed_engine import start_deepspeed, whole_weights
+from .deepspeed_engine import gather_experts_whole, start_deepspeed, whole_weights
 from .dry_run import try_step
+from .engines import asked_engine
 from .from_weights import set_aside_before
 from .interpret import validations_of
 from .learning_rate import share_of_steps
@@ -188,6 +189,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         validation = Subset(validation, evenly_spread(len(validation), most))
     # Those that a part of the rows has, at the cost of nothing.
     of_part = [name for name in recipe.evaluation.metrics if METRICS[name].of_losses and not METRICS[name].whole_text]
+    gather_experts_whole(model)
     return AnyformerTrainer(
         model=model,
         args=arguments,
@@ -208,6 +210,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         loss_parts=data.objective.loss_parts(),
         shares=partial(share_of_steps, section) if section.restarts else None,
         pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
+        engine=asked_engine(section),
     )
 
 

@@ -26,6 +26,7 @@ from .best_checkpoint import locate_best
 from .checkpoint_average import average_weights
 from .checkpoint_staging import CheckpointStaging
 from .early_stopping import EarlyStopping
+from .engines import check_engine
 from .evaluation_sums import EvaluationSums, float64_device
 from .full_rounds import share_out_in_full_rounds
 from .learning_rate import LearningRateOnResume, begin_above_zero, replace_shares
@@ -64,6 +65,7 @@ class AnyformerTrainer(Trainer):
         shares: number of steps -> function from a step to its share of the peak learning rate, in place of
             `args.lr_scheduler_type`; None: there is none.
         pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
+        engine: DDP, DeepSpeed or FSDP: training begins under it or not at all (engines.py); None: under any.
         **kwargs: as for transformers' Trainer.
     """
 
@@ -83,10 +85,11 @@ class AnyformerTrainer(Trainer):
         loss_parts=None,
         pass_metrics=None,
         shares=None,
+        engine: str | None = None,
         **kwargs,
     ):
         self.shares = shares
-        self.pass_metrics, self.own_loss = pass_metrics, own_loss
+        self.pass_metrics, self.own_loss, self.engine = pass_metrics, own_loss, engine
         self.logits_of, self.labels_per_item = logits_of, labels_per_item
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
@@ -197,6 +200,7 @@ class AnyformerTrainer(Trainer):
 
     def _run_epoch(self, *args, resume_from_checkpoint=None, **kwargs):
         """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
+        check_engine(self.engine, self.model_wrapped)
         if not self.has_ended:
             return super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         self._load_rng_state(resume_from_checkpoint)

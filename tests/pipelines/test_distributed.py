@@ -169,6 +169,64 @@ def test_zero_trains_what_one_process_trains(without_dropout, command, two_ranks
 
 @pytest.mark.slow
 @needs_deepspeed
+def test_zero_1_and_offload_train_for_50_steps_what_one_process_trains(without_dropout, command, tmp_path):
+    """Each engine after the other in the same two processes."""
+    single, environment = tmp_path / "single", {"DS_ACCELERATOR": "cpu"}
+    training = ["training.max_steps=50", "training.learning_rate=1e-3"]
+    doubled = "training.gradient_accumulation_steps=2"
+    assert command("train", without_dropout, *training, f"training.output_dir={single}", doubled) == 0
+    engines = ("zero1", "zero2_offload", "zero3_offload")
+
+    def train_each():
+        for engine in engines:
+            chosen = [f"training.deepspeed={engine}", f"training.output_dir={tmp_path / engine}"]
+            rank_main(command, without_dropout, *training, *chosen)
+
+    run_ranks(2, train_each, folder=tmp_path, env=environment)
+    for engine in engines:
+        facts = json.loads((tmp_path / engine / "run.json").read_text())
+        assert (facts["engine"], facts["world_size"]) == ("DeepSpeedEngine", 2)
+        assert_close(logged_losses(tmp_path / engine), logged_losses(single))
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_experts_under_zero3_train_what_ddp_trains_and_never_wait_for_each_other(tiny_recipe, command, tmp_path):
+    """Two ranks whose tokens choose different experts, of which there are more than a batch can fill."""
+    from anyformer.pipelines.training import run
+
+    experts = {"family": "moe", "num_experts": 16, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    experts |= {"mlp_type": "glu", "shared_expert_intermediate_size": 16, "hidden_dropout": 0.0}
+    recipe = tiny_recipe(model=experts, training={"max_steps": 20, "per_device_train_batch_size": 1})
+    recipes = {"ddp": [], "zero3": ["training.deepspeed=zero3"]}
+
+    def train(engine):
+        build, leaves = run.build_trainer, []
+
+        def build_and_look(*arguments):
+            trainer = build(*arguments)
+            leaves.extend(name for name, module in trainer.model.named_modules() if getattr(module, "_z3_leaf", False))
+            return trainer
+
+        run.build_trainer = build_and_look
+        rank_main(command, recipe, f"training.output_dir={tmp_path / engine}", *recipes[engine])
+        return leaves
+
+    leaves = {}
+    for engine in recipes:
+        (tmp_path / f"ranks-{engine}").mkdir()
+        environment = {"DS_ACCELERATOR": "cpu"} if engine == "zero3" else None
+        # 60 seconds: a rank that waits for a collective of the other waits for ever.
+        found = run_ranks(2, train, engine, folder=tmp_path / f"ranks-{engine}", env=environment, timeout=60)
+        assert found[0] == found[1]
+        leaves[engine] = found[0]
+    assert leaves == {"ddp": [], "zero3": [f"model.layers.{layer}.mlp.experts" for layer in (0, 1)]}
+    assert json.loads((tmp_path / "zero3" / "run.json").read_text())["engine"] == "DeepSpeedEngine"
+    assert_close(logged_losses(tmp_path / "zero3"), logged_losses(tmp_path / "ddp"))
+
+
+@pytest.mark.slow
+@needs_deepspeed
 @pytest.mark.parametrize("engine", ["ddp", "zero2", "zero3"])
 def test_an_adapter_is_trained_by_two_processes_as_by_one(without_dropout, command, two_ranks, engine, tmp_path):
     pytest.importorskip("peft")

@@ -1,6 +1,7 @@
 """The shipped recipes: each composes, and each makes a forward and backward pass on tiny overrides."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped, shipped_yaml
 from image_data import pictures
+from processes import run_ranks
 from task_data import contexts, opinions, pairs, questions, random_decoder, reviews, sentences, tagged, write_lines
+from test_distributed import needs_deepspeed, rank_main
 
 EXAMPLES = {
     "sequence_classification": reviews,
@@ -63,14 +66,9 @@ def files_of_parts(parts):
 IN_README = re.findall(r"anyformer train (\w+)", (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in IN_README else ()) for name in shipped("recipes")]
-)
-def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
-    name, command, text_file, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    overrides = [*TINY_DATA, *TINY_MODEL, f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
+def tiny_overrides(name, command, text_file, folder) -> list[str]:
+    """What makes a shipped recipe one of seconds, on data that this writes into `folder`, the current one."""
+    overrides = [*TINY_DATA, *TINY_MODEL, f"data.files={text_file}", f"training.output_dir={folder / 'run'}"]
     checkpoint, task = (shipped_yaml("recipes", name).get(key, {}) for key in ("model", "task"))
     checkpoint = checkpoint.get("name_or_path")
     if checkpoint is not None and task:
@@ -81,30 +79,74 @@ def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
         assert command("train", Path(checkpoint).name, *tiny) == 0
         overrides = [each for each in overrides if not each.startswith(("model.", "tokenizer="))]
     if name == "tinyshakespeare_char":
-        overrides = [f"data.files={text_file}", f"training.output_dir={tmp_path / 'run'}"]
+        overrides = [f"data.files={text_file}", f"training.output_dir={folder / 'run'}"]
     if task and task["name"] in EXAMPLES:
-        text_file = EXAMPLES[task["name"]](tmp_path / "examples.jsonl")
+        text_file = EXAMPLES[task["name"]](folder / "examples.jsonl")
         named = {column: task.get(field, column) for field, column in COLUMNS.items()}
         rows = [json.loads(line) for line in text_file.read_text().splitlines()]
         write_lines(text_file, [{named.get(name, name): value for name, value in row.items()} for row in rows])
         tokenizer = ["tokenizer={type: byte_bpe, vocab_size: 300}"] if checkpoint is None else []
-        overrides = [f"data.files={text_file}", *tokenizer, f"training.output_dir={tmp_path / 'run'}"]
+        overrides = [f"data.files={text_file}", *tokenizer, f"training.output_dir={folder / 'run'}"]
         overrides += ['task.source="mood: {text}"'] if task["name"] == "text_to_text" else []
     if objective_of(load_recipe(name)).special_tokens is None:  # images
-        overrides = [f"data.files={pictures(tmp_path / 'pictures.parquet')}", f"training.output_dir={tmp_path / 'run'}"]
+        overrides = [f"data.files={pictures(folder / 'pictures.parquet')}", f"training.output_dir={folder / 'run'}"]
         if "clusters" in (shipped_yaml("recipes", name).get("objective") or {}):
             overrides += ["objective.clusters=16"]  # of the few greys there are
     parts = (shipped_yaml("recipes", name).get("objective") or {}).get("parts", [])
     overrides += [f"objective.parts.{number}.data=null" for number in range(len(parts))]
     if task and task["name"] == "multi_task":  # each part has data of its own
         files_of_parts(task["parts"])
-        overrides = [f"training.output_dir={tmp_path / 'run'}", "tokenizer.vocab_size=300"]
+        overrides = [f"training.output_dir={folder / 'run'}", "tokenizer.vocab_size=300"]
     else:
         overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]
         overrides += ["data.test_files=null"]
-    overrides += ["training.per_device_train_batch_size=2"]
+    return [*overrides, "training.per_device_train_batch_size=2"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in IN_README else ()) for name in shipped("recipes")]
+)
+def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
+    name, command, text_file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    overrides = tiny_overrides(name, command, text_file, tmp_path)
     assert command("train", name, *overrides, "--dry-run") == 0, capsys.readouterr().err
     assert "gradients finite" in capsys.readouterr().out
+
+
+ZERO2 = [
+    *("training.deepspeed=zero2", "training.optim=adamw", "training.ema_decay=null", "training.bf16=false"),
+    *("training.max_steps=2", "training.warmup_steps=0", "training.lr_scheduler_type=constant"),
+    *("training.lr_scheduler_kwargs={}", "training.gradient_accumulation_steps=1", "training.torch_compile=false"),
+    *("training.save_steps=2", "evaluation={max_rows: 4}"),
+]
+CUTS = 4  # so that no test of all recipes takes longer than some minutes
+
+
+@pytest.mark.slow
+@needs_deepspeed
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("cut", range(CUTS))
+def test_every_shipped_recipe_trains_two_steps_under_zero2(cut, command, text_file, tmp_path, monkeypatch):
+    """Two processes, which train one recipe after the other."""
+    names, overrides = sorted(shipped("recipes"))[cut::CUTS], {}
+    for name in names:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        overrides[name] = tiny_overrides(name, command, text_file, tmp_path / name)
+
+    def train_each():
+        for name in names:
+            os.chdir(tmp_path / name)
+            print("recipe", name, flush=True)
+            rank_main(command, name, *overrides[name], *ZERO2)
+
+    run_ranks(2, train_each, folder=tmp_path, env={"DS_ACCELERATOR": "cpu"}, timeout=1000)
+    for name in names:
+        facts = json.loads((tmp_path / name / "run" / "run.json").read_text())
+        assert (facts["status"], facts["steps"]) == ("finished", 2), name
+        assert (facts["engine"], facts["world_size"]) == ("DeepSpeedEngine", 2), name
 
 
 ON_FILES = [name for name, file in shipped("recipes").items() if "files: data/" in file.read_text(encoding="utf-8")]

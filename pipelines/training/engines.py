@@ -1,0 +1,101 @@
+"""The engine a run asks for: what it cannot run with, and that no launcher puts another in its place without a word.
+
+Nothing here imports torch, so that mistakes are sentences before a process starts.
+"""
+
+import os
+
+from ..errors import UserError
+from ..recipes.schema import TrainingSection
+
+# What runs, by how the class begins that a model is wrapped into. FSDP2 makes a subclass, FSDPAnyformerDecoderModel.
+WRAPPERS = {
+    "DDP": ("DistributedDataParallel",),
+    "DeepSpeed": ("DeepSpeedEngine",),
+    "FSDP": ("FSDP", "FullyShardedDataParallel"),
+}
+# Only accelerate's launcher sets it. transformers sets others of accelerate's variables by itself.
+BY_ACCELERATE = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
+# A rank of a launcher has one of these; MPI's are those that accelerate reads, and a lone task of SLURM may have PMI's.
+RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+WAY_OUT = "anyformer train RECIPE --launch"
+
+
+def is_true(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on", "y", "t")
+
+
+def asked_engine(section: TrainingSection) -> str | None:
+    """DeepSpeed, FSDP, or DDP, as recipe and launcher ask for it; None for one plain process."""
+    if section.extra.get("deepspeed") is not None or is_true("ACCELERATE_USE_DEEPSPEED"):
+        return "DeepSpeed"
+    if section.extra.get("fsdp") or is_true("ACCELERATE_USE_FSDP"):
+        return "FSDP"
+    return "DDP" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else None
+
+
+def check_whole_matrices(section: TrainingSection) -> None:
+    """Raise UserError for an optimizer or an average that needs what DeepSpeed splits and flattens."""
+    if section.optim == "muon":
+        raise UserError("training.optim=muon needs whole matrices, but DeepSpeed flattens them; set it to adamw")
+    check_average(section, "DeepSpeed")
+
+
+def check_average(section: TrainingSection, engine: str) -> None:
+    """Raise UserError for a moving average of weights that an engine splits."""
+    if section.ema_decay is not None:
+        raise UserError(
+            f"training.ema_decay={section.ema_decay} needs whole weights, but {engine} splits or flattens them; set it "
+            f"to null, or average checkpoints by evaluation.average_checkpoints"
+        )
+
+
+def check_launcher(section: TrainingSection, device: str, devices: int) -> None:
+    """Raise UserError where accelerate or its launcher would run something else than was asked for, silently.
+
+    device: cuda, cpu, ...; devices: accelerators of this machine, 0 without any.
+    """
+    if BY_ACCELERATE in os.environ and "MASTER_ADDR" in os.environ and not {*RANKS, "PMI_RANK"} & os.environ.keys():
+        raise UserError(
+            f"accelerate launch was asked for several processes and has started one, as it does on a CPU; write "
+            f"{WAY_OUT} ddp --nproc 2 (where one is meant, unset MASTER_ADDR)"
+        )
+    engine = asked_engine(section)
+    if engine == "DeepSpeed" and is_true("ACCELERATE_USE_CPU"):
+        raise UserError(
+            f"ACCELERATE_USE_CPU=true switches DeepSpeed off, and DDP would train instead; unset it (without GPUs "
+            f"DeepSpeed takes the CPU by itself), or write {WAY_OUT} ddp"
+        )
+    if engine == "FSDP" and (device == "cpu" or is_true("ACCELERATE_USE_CPU")):
+        raise UserError(
+            f"FSDP2 needs GPUs: on a CPU accelerate trains DDP instead; write {WAY_OUT} zero3, which shards on CPUs too"
+        )
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if device != "cpu" and local >= devices:
+        raise UserError(
+            f"process {local + 1} of this machine has no GPU: there are {devices}; start as many processes as GPUs"
+        )
+
+
+def check_world_size(world_size: int) -> None:
+    """Raise UserError where the launcher has started more processes than have found each other."""
+    asked = int(os.environ.get("WORLD_SIZE", 1))
+    if asked != world_size:
+        raise UserError(
+            f"the launcher asked for {asked} processes (WORLD_SIZE), but the run has {world_size}; write {WAY_OUT} ddp "
+            f"--nproc {asked}"
+        )
+
+
+def check_engine(asked: str | None, wrapped) -> None:
+    """Raise UserError where the model that begins to train is not wrapped into the engine asked for.
+
+    wrapped: the trainer's `model_wrapped`, a compiled module around it or not.
+    """
+    names = {type(module).__name__ for module in (wrapped, getattr(wrapped, "_orig_mod", wrapped))}
+    if asked is not None and not any(name.startswith(WRAPPERS[asked]) for name in names):
+        kinds = [kind for kind, name in WRAPPERS.items() if any(n.startswith(name) for n in names)]
+        raise UserError(
+            f"the run was started for {asked}, but {kinds[0] if kinds else 'a plain model'} would train; write "
+            f"{WAY_OUT} {'ddp' if asked == 'DDP' else 'zero2' if asked == 'DeepSpeed' else 'fsdp2'}"
+        )

@@ -1,0 +1,266 @@
+"""`anyformer train R --launch ENGINE`, and launchers that would run something else than was asked for."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.training import launch
+from anyformer.pipelines.training.arguments import training_arguments
+from anyformer.pipelines.training.engines import check_engine, check_launcher, check_world_size
+from processes import Process, logged_losses
+from test_distributed import assert_close, needs_deepspeed
+
+ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
+
+
+@pytest.fixture
+def without_launcher(monkeypatch):
+    for name in (*launch.RANKS, "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch, "count_gpus", lambda: 0)
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["--launch", "zero4", "--nproc", "2"], "--launch zero4: no such engine; did you mean zero"),
+        (["--launch", "ddp", "--nproc", "0"], "--nproc: 0 must be at least 1"),
+        (["--nproc", "2"], "--nproc 2 goes with --launch, such as --launch ddp --nproc 2"),
+        (["--launch", "ddp"], "say how many, such as --nproc 2"),
+        (["--launch", "fsdp2", "--nproc", "2"], "fsdp2 needs GPUs, and there are none; write --launch zero3"),
+        (["--launch", "zero2", "--nproc", "2"], "training.optim=muon needs whole matrices"),
+        (["--launch", "zero2", "--nproc", "2", ADAMW, "training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole"),
+        (["--launch", "ddp", "--nproc", "2", "training.deepspeed=zero3"], "deepspeed='zero3'; write --launch zero2"),
+        (["--launch", "zero2", "--nproc", "2", ADAMW, "training.deepspeed=zero3"], "is of stage 3; write"),
+        (["--launch", "ddp", "--nproc", "2", "training.fsdp=full_shard"], "'full_shard'; write --launch fsdp2"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_before_any_process_starts(
+    words, sentence, command, without_launcher, capsys, monkeypatch
+):
+    monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("processes were started"))
+    assert command("train", "quickstart", *words) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+
+
+def test_a_launcher_inside_a_launcher_missing_deepspeed_and_missing_gpus_are_refused(
+    command, without_launcher, capsys, monkeypatch
+):
+    def refused(*words):
+        assert command("train", "quickstart", ADAMW, *words) == 2
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(launch, "count_gpus", lambda: 2)
+    assert "each process needs a GPU of its own, and there are 2" in refused("--launch", "ddp", "--nproc", "3")
+    find = launch.importlib.util.find_spec
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None if name == "deepspeed" else find(name))
+    assert "needs DeepSpeed, which is not installed; install anyformer[deepspeed]" in refused("--launch=zero1")
+    monkeypatch.setenv("RANK", "1")
+    assert "this one is the rank 1 of a launcher (RANK is set); leave --launch out" in refused("--launch=ddp")
+
+
+def test_each_rank_gets_the_command_without_the_launch_and_with_what_its_engine_needs(
+    command, without_launcher, monkeypatch
+):
+    started = []
+    monkeypatch.setattr(launch, "supervise", lambda *job: started.append(job) or 7)
+    monkeypatch.setattr(launch, "count_gpus", lambda: 4)
+    assert command("train", "quickstart", "--launch", "zero3", ADAMW, "--dry-run") == 7
+    assert command("train", "quickstart", "--nproc=2", "--launch=fsdp2", "training.seed=3") == 7
+    (zero, no_variables, four), (fsdp, variables, two) = started
+    program = [sys.executable, "-P", "-m", "anyformer_main", "train", "quickstart"]
+    assert zero == [*program, ADAMW, "--dry-run", "training.deepspeed=zero3"] and four == 4
+    assert fsdp == [*program, "training.seed=3"] and two == 2
+    assert no_variables.keys() == {"OMP_NUM_THREADS"}
+    assert variables["ACCELERATE_USE_FSDP"] == "true" and variables["FSDP_VERSION"] == "2"
+
+
+def test_the_variables_of_fsdp2_are_those_of_accelerate_launch(repo_root, monkeypatch):
+    from accelerate.commands import launch as accelerate
+
+    words = ["--config_file", str(repo_root / "configs/accelerate/fsdp2.yaml"), "--main_process_port", "0", "x.py"]
+    args, _, _ = accelerate._validate_launch_command(accelerate.launch_command_parser().parse_args(words))
+    theirs = accelerate.prepare_multi_gpu_env(args)
+    assert {name: theirs.get(name) for name in launch.fsdp_variables()} == launch.fsdp_variables()
+
+
+def test_an_own_configuration_goes_with_its_stage(tmp_path, without_launcher):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    assert launch.settings_of("zero2", load_recipe("quickstart", [ADAMW, f"training.deepspeed={file}"])) == ([], {})
+    assert {"ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "fsdp2"} == set(launch.engines())
+
+
+# ------------------------------------------------------------------------------------- the job of some ranks
+
+
+FAILING = """
+import os, time
+import anyformer_main  # first: then anyformer leaves torch and transformers alone
+from anyformer.pipelines.training.launch import tell_launcher
+if os.environ["RANK"] == "1":
+    assert tell_launcher("data.files: no such\\n file") and os.environ["WORLD_SIZE"] == "2"
+    raise SystemExit(2)
+time.sleep(60)
+"""
+STOPPING = """
+import os, signal, sys, time
+def stop(number, frame):
+    print("rank", os.environ["RANK"], "got", number, file=open(sys.argv[1], "a"), flush=True)
+    time.sleep(0.2)
+    raise SystemExit(128 + number)
+signal.signal(signal.SIGINT, stop), signal.signal(signal.SIGTERM, stop)
+print("ready", file=open(sys.argv[1], "a"), flush=True)
+time.sleep(60)
+"""
+
+
+def python(text: str, *words) -> list[str]:
+    return [sys.executable, "-c", text, *map(str, words)]
+
+
+def test_the_first_rank_that_fails_is_said_on_one_line_and_ends_the_others(capfd):
+    begun = time.monotonic()
+    assert launch.supervise(python(FAILING), {}, 2) == 2
+    assert time.monotonic() - begun < 50
+    assert capfd.readouterr().err == "anyformer: rank 1 of 2: data.files: no such file\n"
+    assert launch.supervise(python("import os; os.kill(os.getpid(), 9)"), {}, 1) == 137
+    assert capfd.readouterr().err == "anyformer: rank 0 of 1: killed by SIGKILL; without memory the system kills so\n"
+    assert launch.supervise(python("raise SystemExit(3)"), {}, 1) == 3
+    assert "ended with exit code 3" in capfd.readouterr().err
+    assert launch.supervise(python("import os; assert os.environ['MASTER_PORT']"), {}, 2) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_each_rank_gets_a_signal_once_and_the_job_ends_with_its_code(number, tmp_path):
+    """Also the death of the launcher itself, of which the ranks hear as SIGTERM."""
+    log = tmp_path / "log"
+    job = Process(launch.supervise, python(STOPPING, log), {}, 2)
+
+    def written(text):
+        return log.read_text().count(text) if log.exists() else 0
+
+    job.wait_until(lambda: written("ready") == 2, timeout=60)
+    job.kill(number)
+    got = signal.SIGTERM if number == signal.SIGKILL else number
+    assert job.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + 30
+    while written("got") < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sorted(log.read_text().splitlines()[2:]) == [f"rank {rank} got {int(got)}" for rank in (0, 1)]
+
+
+# ------------------------------------------------------------------------------- no other engine without a word
+
+
+@pytest.mark.parametrize(
+    "environment, overrides, sentence",
+    [
+        (
+            {"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "MASTER_ADDR": "127.0.0.1"},
+            [],
+            "accelerate launch was asked for several processes and has started one",
+        ),
+        (
+            {"RANK": "0", "ACCELERATE_USE_CPU": "true"},
+            [ADAMW, "training.deepspeed=zero2"],
+            "ACCELERATE_USE_CPU=true switches DeepSpeed off, and DDP would train instead",
+        ),
+        ({"ACCELERATE_USE_FSDP": "true"}, [], "FSDP2 needs GPUs: on a CPU accelerate trains DDP instead"),
+        ({}, ["training.fsdp=full_shard"], "write anyformer train RECIPE --launch zero3"),
+    ],
+)
+def test_a_launcher_that_falls_back_silently_is_refused(
+    environment, overrides, sentence, without_launcher, monkeypatch
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        training_arguments(load_recipe("quickstart", overrides))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_begins_to_train_is_the_engine_asked_for(without_launcher, monkeypatch):
+    def wrapped(name):
+        return type(name, (), {})()
+
+    for asked, name in (("DDP", "DistributedDataParallel"), ("DeepSpeed", "DeepSpeedEngine"), ("FSDP", "FSDPMine")):
+        check_engine(asked, wrapped(name))
+        check_engine(asked, SimpleNamespace(_orig_mod=wrapped(name)))  # compiled
+        with pytest.raises(UserError, match=f"started for {asked}, but a plain model would train; write anyformer"):
+            check_engine(asked, wrapped("AnyformerDecoderForCausalLM"))
+    with pytest.raises(UserError, match=r"started for DeepSpeed, but DDP would train; .* --launch zero2"):
+        check_engine("DeepSpeed", wrapped("DistributedDataParallel"))
+    check_engine(None, wrapped("AnyformerDecoderForCausalLM"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_world_size(2)
+    with pytest.raises(UserError, match=r"the launcher asked for 2 processes \(WORLD_SIZE\), but the run has 1"):
+        check_world_size(1)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="process 3 of this machine has no GPU: there are 2"):
+        check_launcher(load_recipe("quickstart").training, "cuda", 2)
+
+
+@pytest.mark.parametrize("name", sorted(shipped("recipes")))
+def test_every_shipped_recipe_composes_with_zero2(name):
+    assert load_recipe(name, ["training.deepspeed=zero2"]).training.extra["deepspeed"] == "zero2"
+
+
+# ------------------------------------------------------------------------------------------------ real runs
+
+
+def start(recipe, *words) -> subprocess.Popen:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "anyformer_main", "train", str(recipe), *map(str, words), "--nproc", "2"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_launched_run_stops_on_sigterm_goes_on_and_is_what_one_process_trains(tiny_recipe, command, tmp_path):
+    recipe, run, one = tiny_recipe(model={"hidden_dropout": 0.0}), tmp_path / "run", tmp_path / "one"
+    training = ["training.max_steps=400", "training.learning_rate=1e-4", "training.save_steps=1000"]
+    doubled = "training.gradient_accumulation_steps=2"
+    assert command("train", recipe, *training, f"training.output_dir={one}", doubled) == 0
+
+    words = ["--launch", "ddp", *training, f"training.output_dir={run}"]
+    job = start(recipe, *words)
+    try:
+        deadline = time.monotonic() + 200
+        while not (run / "metrics.jsonl").exists() and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        job.terminate()
+        output, error = job.communicate(timeout=100)
+    finally:
+        job.kill()
+    assert job.returncode == 143 and "stopped by signal 15 after step" in output, output + error
+    assert len(list(run.glob("checkpoint-*"))) == 1
+    job = start(recipe, *words)
+    output, error = job.communicate(timeout=300)
+    assert job.returncode == 0, output + error
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["engine"], facts["world_size"]) == ("DistributedDataParallel", 2)
+    assert_close(logged_losses(run), logged_losses(one))
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_launched_zero2_is_deepspeed_and_what_one_process_trains(tiny_recipe, command, tmp_path):
+    recipe, run, one = tiny_recipe(model={"hidden_dropout": 0.0}), tmp_path / "run", tmp_path / "one"
+    training = ["training.max_steps=50", "training.learning_rate=1e-3"]
+    doubled = "training.gradient_accumulation_steps=2"
+    assert command("train", recipe, *training, f"training.output_dir={one}", doubled) == 0
+    job = start(recipe, "--launch", "zero2", *training, f"training.output_dir={run}")
+    output, error = job.communicate(timeout=500)
+    assert job.returncode == 0, output + error
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["engine"], facts["world_size"]) == ("DeepSpeedEngine", 2)
+    assert_close(logged_losses(run), logged_losses(one))
