@@ -116,7 +116,7 @@ def test_every_command_of_the_page_parses():
 
 
 def test_the_engines_of_the_page_are_those_of_the_command():
-    from anyformer.pipelines.cli.commands import LAUNCH_HELP
+    from anyformer.pipelines.cli.train_command import LAUNCH_HELP
     from anyformer.pipelines.training.launch import engines
 
     rows = DOCS.split("| `--launch` |")[1].split("\n\n")[0].splitlines()[2:]

@@ -1,12 +1,10 @@
 """The command line. Each verb is a thin door to one library function, imported when the verb runs."""
 
 import argparse
-import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..errors import UserError, did_you_mean
 
@@ -14,10 +12,6 @@ VERBS = ("list", "train", "preview", "tokenizer", "evaluate", "generate", "conve
 LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "suites", "sources")
 PLUGIN_HELP = (
     "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
-)
-SEEDS_HELP = "so many runs (or of seeds 1,2,3), each in output_dir/seed-N; then mean and deviation of every metric"
-LAUNCH_HELP = (
-    "train in several processes of this machine: ddp, zero1, zero2, zero3, zero2_offload, zero3_offload or fsdp2"
 )
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
@@ -201,16 +195,6 @@ def _add_trust(parser: Parser) -> None:
     parser.add_argument("--trust-remote-code", action="store_true", help="run model code that comes with the model")
 
 
-class SectionHelp(argparse.Action):
-    """`--help`: the parser's help; `--help training`: the settings of a section; `--help all`: every setting."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        from .settings_help import settings_help
-
-        print(settings_help(values) or parser.format_help(), end="")
-        parser.exit()
-
-
 def _add_backends(parser: Parser, what: str) -> None:
     """The two backends of a command without a recipe; `what`: what they compute there."""
     from ..backends import ATTENTION, AUTO, EXPERTS
@@ -220,47 +204,9 @@ def _add_backends(parser: Parser, what: str) -> None:
 
 
 def _add_train(verbs) -> Parser:
-    from .settings_help import sections_help
+    from .train_command import add_train  # here: as for evaluate
 
-    parser = verbs.add_parser(
-        "train",
-        help="train the model a recipe describes",
-        description="Train the model a recipe describes. The same command again continues an interrupted run.",
-        epilog="examples:\n"
-        "  anyformer train quickstart\n"
-        "  anyformer train quickstart training.learning_rate=1e-3 training.output_dir=runs/faster\n"
-        "  anyformer train my_recipe.yaml --dry-run\n"
-        "  anyformer train my_recipe.yaml --seeds 3\n"
-        "  anyformer train gpt2_small --launch zero2 --nproc 8\n"
-        "  torchrun --nproc_per_node 8 scripts/train.py gpt2_small\n"
-        "  anyformer train --help training\n"
-        f"\nsettings, explained by --help SECTION (or all):\n{sections_help()}",
-        add_help=False,
-    )
-    parser.add_argument(
-        *("-h", "--help"), action=SectionHelp, nargs="?", metavar="SECTION", help="this, or the settings of a section"
-    )
-    _add_recipe_arguments(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, up to one step and one validation batch; keep nothing"
-    )
-    parser.add_argument("--print-recipe", action="store_true", help="print the composed recipe as YAML and stop")
-    parser.add_argument("--seeds", metavar="N", help=SEEDS_HELP)
-    parser.add_argument(
-        "--extend", action="store_true", help="go on from the end of the finished run, with a new warm-up and decay"
-    )
-    parser.add_argument(
-        "--from-weights",
-        action="store_true",
-        help="begin from the weights of the run in output_dir, which is renamed to output_dir-before",
-    )
-    parser.add_argument("--launch", metavar="ENGINE", help=LAUNCH_HELP)
-    parser.add_argument("--nproc", metavar="N", type=_at_least(1), help="how many (default: one per NVIDIA GPU)")
-    _add_trust(parser)
-    # torch.distributed.launch and deepspeed pass it; the environment says the same.
-    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    parser.set_defaults(run=_run_train)
-    return parser
+    return add_train(verbs)
 
 
 def _add_preview(verbs) -> Parser:
@@ -422,49 +368,6 @@ def _load_recipe(args):
 def _say(notes: list[str]) -> None:
     for note in notes if os.environ.get("RANK", "0") == "0" else ():
         print(f"anyformer: {note}", file=sys.stderr)
-
-
-def _run_train(args) -> int:
-    recipe = _load_recipe(args)
-    if args.from_weights:
-        recipe = _from_weights(args, recipe)
-    if args.extend:
-        from ..training.more_steps import extend
-
-        if args.seeds is not None:
-            raise UserError("--extend is of one run; name its folder by training.output_dir, without --seeds")
-        extend(recipe)
-    if args.print_recipe:
-        print(recipe.to_yaml(), end="")
-        return 0
-    if args.nproc is not None and args.launch is None:
-        raise UserError(f"--nproc {args.nproc} goes with --launch, such as --launch ddp --nproc {args.nproc}")
-    if args.launch is not None:
-        from ..training.launch import launch
-
-        return launch(args.argv, recipe, args.launch, args.nproc)
-    if args.seeds is not None:
-        from .seeds import train_with_seeds
-
-        return train_with_seeds(recipe, args.seeds, args.dry_run, _say_loading)
-    _say_loading()
-    from ..training.run import train
-
-    return train(recipe, dry_run=args.dry_run, sets_aside=args.from_weights)
-
-
-def _from_weights(args, recipe):
-    """The recipe with the weights of the earlier run in its output_dir in place of its model."""
-    from ..training.from_weights import aside_of, weights_to_begin_from
-
-    if args.extend or args.seeds is not None:
-        raise UserError(f"--from-weights and {'--extend' if args.extend else '--seeds'} exclude each other; keep one")
-    output_dir = recipe.training.output_dir
-    weights = weights_to_begin_from(output_dir)
-    if args.dry_run and not aside_of(output_dir).exists():
-        weights = Path(output_dir) / weights.relative_to(aside_of(output_dir))
-    args.overrides.append(f"model.name_or_path={json.dumps(str(weights))}")
-    return _load_recipe(args)
 
 
 def _run_preview(args) -> int:
