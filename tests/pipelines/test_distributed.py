@@ -196,7 +196,12 @@ def test_experts_under_zero3_train_what_ddp_trains_and_never_wait_for_each_other
     from anyformer.pipelines.training import run
 
     experts = {"family": "moe", "num_experts": 16, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
-    experts |= {"mlp_type": "glu", "shared_expert_intermediate_size": 16, "hidden_dropout": 0.0}
+    experts |= {
+        "mlp_type": "glu",
+        "shared_expert_intermediate_size": 16,
+        "hidden_dropout": 0.0,
+        "norm_topk_prob": False,
+    }
     recipe = tiny_recipe(model=experts, training={"max_steps": 20, "per_device_train_batch_size": 1})
     recipes = {"ddp": [], "zero3": ["training.deepspeed=zero3"]}
 
