@@ -188,17 +188,29 @@ def _bounds(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
 LEAST_PADDING = 0.05
 
 
+# On a CPU oneDNN keeps memory for every number of rows that it has multiplied, and the allocator finds no room of the
+# right size among what earlier steps left: with a new number at each step a run grows by gigabytes.
+ROWS_MULTIPLE, FEWEST_ROWS = 128, 1024
+
+
+def rounded_up(rows: int) -> int:
+    """The number of rows to compute for `rows` on a CPU: one of few numbers, at most an eighth more."""
+    return rows if rows < FEWEST_ROWS else -(-rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
+
+
 class Unpadded(NamedTuple):
     """Indices of the real tokens of padded rows.
 
-    index (N,): among all B * T, row by row, on a CPU the shortest row first. position_ids (1, N). lengths: of the rows
-    in that order, as `varlen_sdpa` takes them.
+    index (N,): among all B * T, row by row, on a CPU the shortest row first, then some padding (see `rounded_up`).
+    position_ids (1, N). lengths: of the rows in that order, as `varlen_sdpa` takes them; padding is one more document.
+    tokens: how many of N are real.
     """
 
     index: torch.Tensor
     position_ids: torch.Tensor
     lengths: list[int]
     shape: tuple[int, int]
+    tokens: int
 
     @classmethod
     def of(cls, attention_mask: torch.Tensor) -> "Unpadded | None":
@@ -215,9 +227,13 @@ class Unpadded(NamedTuple):
             order = torch.tensor(sorted(range(len(lengths)), key=lengths.__getitem__))
             row, column = real_BT[order].nonzero(as_tuple=True)
             index, lengths = order[row] * real_BT.shape[1] + column, sorted(lengths)
+            filler = rounded_up(tokens) - tokens
+            if 0 < filler <= real_BT.numel() - tokens:
+                index = torch.cat((index, real_BT.flatten().logical_not().nonzero()[:filler, 0]))
+                lengths.append(filler)
         lengths = [length for length in lengths if length]
         columns = torch.arange(attention_mask.shape[1], device=attention_mask.device).expand(real_BT.shape)
-        return cls(index, columns.flatten()[index][None], lengths, tuple(real_BT.shape))
+        return cls(index, columns.flatten()[index][None], lengths, tuple(real_BT.shape), tokens)
 
     def take(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """(B, T, D) -> (1, N, D)."""
@@ -225,5 +241,5 @@ class Unpadded(NamedTuple):
 
     def put_back(self, x_1ND: torch.Tensor) -> torch.Tensor:
         """(1, N, D) -> (B, T, D), zeros at padding."""
-        padded = x_1ND.new_zeros(self.shape[0] * self.shape[1], x_1ND.shape[-1])
-        return padded.index_copy(0, self.index, x_1ND[0]).unflatten(0, self.shape)
+        padded, real = x_1ND.new_zeros(self.shape[0] * self.shape[1], x_1ND.shape[-1]), slice(self.tokens)
+        return padded.index_copy(0, self.index[real], x_1ND[0, real]).unflatten(0, self.shape)

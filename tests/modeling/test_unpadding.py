@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from anyformer.modeling import attention_varlen
 from anyformer.modeling.attention_varlen import Unpadded
 from anyformer.modeling.stack import TransformerStack
 
@@ -26,6 +27,13 @@ def padded_batch(side: str = "right"):
     return ids, mask
 
 
+@pytest.fixture
+def rounded(monkeypatch):
+    """Numbers of rows are rounded up as those of large batches are: 27 tokens to 32."""
+    monkeypatch.setattr(attention_varlen, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(attention_varlen, "ROWS_MULTIPLE", 8)
+
+
 def without_unpadding(monkeypatch):
     monkeypatch.setattr(TransformerStack, "can_unpad", lambda *_: False)
 
@@ -47,6 +55,22 @@ def test_real_tokens_and_gradients_are_those_of_padded_rows(variant, side, monke
     torch.testing.assert_close(ours, padded, atol=TOLERANCE, rtol=0)
     for name, grad in padded_grads.items():
         torch.testing.assert_close(our_grads[name], grad, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_that_fill_up_a_round_number_change_nothing(variant, monkeypatch, rounded):
+    test_real_tokens_and_gradients_are_those_of_padded_rows(variant, "right", monkeypatch)
+
+
+def test_large_batches_are_filled_up_to_few_numbers_of_rows_and_padding_comes_back_as_zeros():
+    lengths = torch.tensor([300, 400, 500])
+    mask = (torch.arange(600)[None] < lengths[:, None]).long()
+    found, x = Unpadded.of(mask), torch.randn(3, 600, 2)
+    assert found.tokens == 1200 and found.index.numel() == 1280 == sum(found.lengths)
+    assert found.lengths == [300, 400, 500, 80] and found.index.unique().numel() == 1280
+    assert torch.equal(found.put_back(found.take(x)), x * mask[..., None])
+    assert {attention_varlen.rounded_up(rows) for rows in range(2049, 2177)} == {2176}
+    assert attention_varlen.rounded_up(1000) == 1000
 
 
 def test_an_encoder_of_a_pair_is_unpadded_too_and_the_decoder_sees_no_difference(monkeypatch):
