@@ -91,7 +91,7 @@ def _run_train(args) -> int:
     _say_loading()
     from ..training.run import train
 
-    return train(recipe, dry_run=args.dry_run, **({"sets_aside": True} if args.from_weights else {}))
+    return train(recipe, dry_run=args.dry_run, sets_aside=args.from_weights)
 
 
 def _from_weights(args, recipe):

@@ -178,7 +178,7 @@ def test_the_rank_is_named_where_there_are_several(fake_module, monkeypatch, cap
 def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module):
     calls = fake_module("training.run", 143)
     assert main(["train", *argv]) == 143
-    assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), {"dry_run": True})]
+    assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), {"dry_run": True, "sets_aside": False})]
 
 
 def test_preview_and_publish_pass_their_arguments(fake_module, capsys):
