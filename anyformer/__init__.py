@@ -46,6 +46,7 @@ _EXPORTS = {
     "Objective": "anyformer.pipelines.objectives.base",
     "Run": "anyformer.pipelines.api",
     "load_recipe": "anyformer.pipelines.recipes.compose",
+    "plan": "anyformer.pipelines.api",
     "prepare_data": "anyformer.pipelines.api",
     "train": "anyformer.pipelines.api",
     "evaluate": "anyformer.pipelines.api",

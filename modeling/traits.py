@@ -79,7 +79,7 @@ class Kind:
     companions: values of these fields for tiny models, in listings and tests.
     layer_type: the name in `layer_types` by which transformers chooses its cache. implied_by: a field that alone says
     that all layers are of this kind. lookback: config -> how many tokens before a query a layer may look at, for kinds
-    whose cache is states or segments.
+    whose cache is states or segments. memories: such a cache's matrices (K x (K + 1) in fp32 for each key/value head).
     windowed: whether a query sees the `sliding_window` tokens before it (in an encoder, to each side) only.
     flash: whether flash kernels compute it, or it runs without a backend. separable: whether packed documents can be
     attended one by one. segments: whether it attends block by block. global_tokens: whether some tokens see all.
@@ -93,6 +93,7 @@ class Kind:
     layer_type: str = PLAIN
     implied_by: str | None = None
     lookback: Callable[..., int] | None = None
+    memories: int = 0
     windowed: bool = False
     flash: bool = False
     separable: bool = False
@@ -299,6 +300,7 @@ ATTENTION_KINDS = {
         families=(DECODER,),
         layer_type=STATE_LAYER_TYPE,
         lookback=lambda c: 0,
+        memories=1,
         flash=True,
         own_scores=True,
         rules=(
@@ -321,6 +323,7 @@ ATTENTION_KINDS = {
         companions={"segment_length": 4},
         layer_type=STATE_LAYER_TYPE,
         lookback=lambda c: c.segment_length,
+        memories=2,
         segments=True,
         own_scores=True,
         splits_heads=False,

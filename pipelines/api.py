@@ -19,6 +19,7 @@ from .recipes.schema import Recipe
 if TYPE_CHECKING:
     from .evaluation.evaluate import Evaluation
     from .objectives.prepare import PreparedData
+    from .training.plan import Plan
 
 Sections = dict[str, Any] | None
 
@@ -144,6 +145,32 @@ def evaluate(
     chosen = choose_split(composed, split)
     composed.trust_remote_code = trust_remote_code
     return evaluate_model(composed, chosen, max_examples=max_examples)
+
+
+def plan(
+    recipe: Recipe | str | Path,
+    devices: str = "cpu",
+    *,
+    stage: str | None = None,
+    context: int | None = None,
+    mfu: float = 0.4,
+    **sections: Sections,
+) -> "Plan":
+    """What a recipe's run would take: parameters, bytes on each device, FLOPs, time; no data is read.
+
+    Args:
+        devices: such as 8xH100-80GB, or cpu.
+        stage: how states are shared: none, zero1, zero2, zero3 or fsdp; None: the recipe's, else the first that fits.
+        context: tokens that the cache of generation holds; None: the model's positions.
+        mfu: the share of the devices' peak FLOP/s that is reached.
+
+    Raises:
+        UserError: a mistake in the recipe, or unknown devices.
+    """
+    from .accounting.devices import devices_of
+    from .training.plan import plan_run
+
+    return plan_run(_composed(recipe, sections, False), devices_of(devices), stage=stage, context=context, mfu=mfu)
 
 
 def _composed(recipe: Recipe | str | Path, sections: dict[str, Sections], trust_remote_code: bool) -> Recipe:

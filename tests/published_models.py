@@ -73,11 +73,19 @@ PUBLISHED = {
         1_362_914_304, "the same: 1.4B; exact by arithmetic", "imagegpt", {"n_embd": 1536, "n_layer": 48, "n_head": 16}
     ),
     "gpt3_small": Published(125_226_240, "Brown et al. 2020, table 2.1: 125M; exact by arithmetic"),
+    "gpt3_175b": Published(174_604_259_328, "the same: 175.0B; exact by arithmetic"),
     "llama": Published(
         6_738_415_616,
         "Hub: meta-llama/Llama-2-7b-hf",
         "llama",
         {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    ),
+    "llama2_70b": Published(
+        68_976_648_192,
+        "Hub: meta-llama/Llama-2-70b-hf",
+        "llama",
+        {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+        | {"num_key_value_heads": 8, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ),
     "llama_1b": Published(
         1_235_814_400,

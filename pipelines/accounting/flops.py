@@ -11,20 +11,7 @@ import time
 import torch
 
 from ..data.batch_keys import IGNORE_INDEX
-
-# Dense bfloat16 tensor-core rates from the vendors' data sheets, in FLOP/s; the first key in the device's name counts.
-DATA_SHEET_BF16 = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "A10": 125e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
+from .devices import DATA_SHEET_BF16
 
 
 def rows_and_length(inputs: dict, config) -> tuple[int, int]:

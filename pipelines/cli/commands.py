@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..errors import UserError, did_you_mean
 
-VERBS = ("list", "train", "preview", "tokenizer", "evaluate", "generate", "convert", "merge", "publish")
+VERBS = ("list", "train", "preview", "plan", "tokenizer", "evaluate", "generate", "convert", "merge", "publish")
 LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "suites", "sources")
 PLUGIN_HELP = (
     "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
@@ -146,6 +146,7 @@ def build_parser() -> Parser:
         _add_list,
         _add_train,
         _add_preview,
+        _add_plan,
         _add_tokenizer,
         _add_evaluate,
         _add_generate,
@@ -221,6 +222,12 @@ def _add_preview(verbs) -> Parser:
     _add_trust(parser)
     parser.set_defaults(run=_run_preview)
     return parser
+
+
+def _add_plan(verbs) -> Parser:
+    from .plan_command import add_plan  # here: as for evaluate
+
+    return add_plan(verbs)
 
 
 def _add_tokenizer(verbs) -> Parser:

@@ -188,6 +188,30 @@ class Objective(ABC):
         """Settings that say how many tokens the model reads or writes at once, by name."""
         return {}
 
+    # ---- known before any data is read: what `anyformer plan` counts
+
+    def row_lengths(self) -> tuple[int | None, int | None]:
+        """(tokens of a row that the model reads, tokens that the decoder of an encoder-decoder writes), at most.
+
+        None: as many as the model has positions, or patches of an image.
+        """
+        most = max((length for length in self.lengths().values() if length is not None), default=None)
+        return most, most
+
+    def labelled_share(self) -> float:
+        """The share of a row's tokens that is predicted."""
+        return 1.0
+
+    def planned_vocabulary(self) -> int | None:
+        """Entries of the tokenizer; None where a pretrained one would have to be loaded."""
+        from ..tokenizers.load import planned_size
+
+        return planned_size(self.recipe.tokenizer)
+
+    def planned_fields(self) -> dict[str, Any]:
+        """Those of `config_fields` that change the number of weights, as far as the recipe says them."""
+        return {}
+
     def check_length(self, most: int, field: str = "the model's max_position_embeddings") -> None:
         """Raise UserError where rows are longer than the `most` positions that a model has vectors for.
 

@@ -82,6 +82,9 @@ class MaskingObjective(TextObjective):
             )
         self.prompts(self.tokenizer.mask_token)
 
+    def labelled_share(self) -> float:
+        return self.settings.mask_probability
+
     def config_fields(self) -> dict:
         return {name: getattr(self.tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id")}
 

@@ -128,13 +128,19 @@ class Pixels(ImageObjective):
 
     def config_fields(self) -> dict:
         number = len(self.clusters)
-        return {
-            "vocab_size": number + 1,
-            "output_vocab_size": number,
-            "max_position_embeddings": self.shape[1] * self.shape[2],
-            "tie_word_embeddings": False,
-            "bos_token_id": number,
-        }
+        return self.sizes(number, self.shape[1] * self.shape[2]) | {"bos_token_id": number}
+
+    def sizes(self, colours: int, pixels: int) -> dict:
+        """Fields of a config that follow from the numbers of colours and of pixels in an image."""
+        vocabulary = {"vocab_size": colours + 1, "output_vocab_size": colours, "tie_word_embeddings": False}
+        return vocabulary | {"max_position_embeddings": pixels}
+
+    def row_lengths(self) -> tuple[int, int]:
+        pixels = self.settings.image_size**2
+        return pixels, pixels
+
+    def planned_fields(self) -> dict:
+        return self.sizes(self.settings.clusters, self.settings.image_size**2)
 
     # ---- measuring
 

@@ -111,9 +111,11 @@ class SentencePairs(MaskingObjective):
     # ---- the model
 
     def config_fields(self) -> dict:
+        return super().config_fields() | self.planned_fields()
+
+    def planned_fields(self) -> dict:
         fields = self.recipe.model.fields
-        segments = {} if self.recipe.model.name_or_path or "type_vocab_size" in fields else {"type_vocab_size": 2}
-        return super().config_fields() | segments
+        return {} if self.recipe.model.name_or_path or "type_vocab_size" in fields else {"type_vocab_size": 2}
 
     def prepare_model(self, model) -> None:
         super().prepare_model(model)

@@ -152,6 +152,9 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
             )
 
     def config_fields(self) -> dict[str, Any]:
+        return self.planned_fields()
+
+    def planned_fields(self) -> dict[str, Any]:
         """No pooling layer: nothing of it would be trained."""
         return {"add_pooling_layer": False} if self.recipe.model.name_or_path is None else {}
 

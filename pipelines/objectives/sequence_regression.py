@@ -35,7 +35,10 @@ class SequenceRegression(NumberTask, LabelledTexts):
     def config_fields(self) -> dict[str, Any]:
         """One output; its name is what `pipeline()` answers with."""
         names = {"id2label": {0: "score"}, "label2id": {"score": 0}}
-        return {**super().config_fields(), "num_labels": 1, **names, "problem_type": "regression"}
+        return {**super().config_fields(), **self.planned_fields(), **names, "problem_type": "regression"}
+
+    def planned_fields(self) -> dict[str, Any]:
+        return {"num_labels": 1}
 
     # ---- words
 

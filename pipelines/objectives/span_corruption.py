@@ -53,6 +53,10 @@ class SpanCorruption(Reconstruction):
         section = self.settings
         return raw_length(section.sequence_length, section.noise_density, section.mean_span_length)
 
+    def row_lengths(self) -> tuple[int, int]:
+        section = self.settings
+        return source_and_target_lengths(self.row_length, section.noise_density, section.mean_span_length)
+
     def collator(self, packed: bool) -> "SpanCorruptionCollator":
         """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         section = self.settings

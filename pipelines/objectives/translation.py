@@ -79,6 +79,9 @@ class Translation(TextTask):
         section = self.settings
         return {name: getattr(section, name) for name in ("max_length", "max_target_length", "max_new_tokens")}
 
+    def row_lengths(self) -> tuple[int, int]:
+        return self.settings.max_length, self.settings.max_target_length or self.settings.max_length
+
     # ---- data
 
     def prepare(self, splits, cache: Path, progress: bool) -> None:

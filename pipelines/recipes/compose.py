@@ -186,6 +186,11 @@ def recipe_from_dict(data: dict[str, Any]) -> Recipe:
     return _compose(data, [])
 
 
+def recipe_with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> Recipe:
+    """`recipe_from_dict` with texts of the form `section.key=value` that win over the mapping's."""
+    return _compose(data, [_parse_override(text) for text in overrides])
+
+
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
     check_no_secret(data, "")
     for path, value in overrides:

@@ -28,7 +28,18 @@ class Documents(Protocol):
 
 
 _FORMAT = 1  # raise it when training changes, so that older cache entries are not taken for its result
+ASSUMED_CHARACTERS = 256
 _CHUNK = 2**20  # characters; the trainers keep several times a text's size in memory while they read it
+
+
+def planned_size(section: TokenizerSection) -> int | None:
+    """Entries of the tokenizer of a recipe before there is any text; None: of a pretrained one, which is not loaded.
+
+    A character tokenizer has as many as the text has characters, of which ASSUMED_CHARACTERS are assumed.
+    """
+    if section.name_or_path is not None:
+        return None
+    return section.vocab_size or (ASSUMED_CHARACTERS if section.type == "char" else DEFAULT_VOCAB_SIZE)
 
 
 def train_or_load_tokenizer(

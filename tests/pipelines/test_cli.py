@@ -62,6 +62,7 @@ def fake_module(monkeypatch):
         (["train", "no_such_recipe"], 2),
         (["train", "quickstart", "--print-recipe"], 0),
         (["preview", "quickstart", "data.files=x"], 2),
+        (["plan", "quickstart", "--devices", "8xH100", "--zero", "3"], 2),
         (["evaluate", "no/such/model", "quickstart"], 2),
         (["evaluate", os.path.dirname(__file__), "quickstart", "task.num_beams=1"], 2),
         (["generate", "no/such/model", "text"], 2),

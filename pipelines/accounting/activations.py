@@ -1,0 +1,184 @@
+"""Bytes that a training step of our models holds beside weights, gradients and optimizer states.
+
+What each operation keeps for its backward pass is counted by arithmetic, as torch's autograd keeps it for
+modeling/block.py and the files beside it (the idea: Korthikanti et al. 2022, section 4). Standard library only.
+
+D hidden size, F feed-forward width, H query heads, G key/value heads, K head size, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+from anyformer.modeling.legality import attention_kinds
+from anyformer.modeling.legality_experts import mlp_kinds
+from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES, SEQ2SEQ
+
+FP32, HALF = 4, 2
+# Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).
+CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
+# Values that an activation function keeps for each channel, its output included; transformers' tanh GELU is Python.
+KEPT_BY_ACTIVATION = {"relu": 1, "gelu_new": 5}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a forward pass reads.
+
+    tokens: of a row that the model, or its encoder, reads. targets: of a row that the decoder of an encoder-decoder
+    writes. labelled: share of the positions that the head predicts. vocabulary: rows of that head; 0: one vector per
+    row is classified, which costs nothing worth counting.
+    """
+
+    rows: int
+    tokens: int
+    targets: int = 0
+    labelled: float = 1.0
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes. peak: the most at once. layers: what all layers keep. logits: of all positions, in fp32, if they were made
+    at once; chunk: what is made of them at a time."""
+
+    peak: int
+    layers: int
+    logits: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class How:
+    """How a step computes. half: bf16 or fp16 autocast. on_cpu: torch keeps more of some operations there.
+    checkpointing: layers keep their input, and are computed once more in the backward pass."""
+
+    half: bool = False
+    on_cpu: bool = False
+    checkpointing: bool = False
+    eager: bool = False
+
+
+def activations(config, batch: Batch, how: How) -> Activations:
+    """The activations of a batch.
+
+    config: of one of our families, nothing left to derive.
+    """
+    layer = _Layer(config, how)
+    pair = config.model_type == SEQ2SEQ
+    kinds, mlps = attention_kinds(config), mlp_kinds(config)
+    sizes = [layer.size(batch.rows, batch.tokens, *which) for which in zip(kinds, mlps)]
+    inputs = [layer.stream(batch.rows * batch.tokens)] * len(sizes)
+    working = layer.working(batch.rows * batch.tokens)
+    ends = layer.ends(batch.rows * batch.tokens, batch.tokens, kinds)
+    predicted = batch.rows * batch.tokens
+    if pair:
+        predicted = batch.rows * batch.targets
+        decoder = mlp_kinds(config.stack_config(is_causal=True)) if hasattr(config, "stack_config") else mlps
+        sizes += [layer.size(batch.rows, batch.targets, kinds[0], mlp, batch.tokens) for mlp in decoder]
+        inputs += [layer.stream(predicted)] * len(decoder)
+        working = max(working, layer.working(predicted))
+        ends += layer.ends(predicted, batch.targets, kinds)
+    labelled = round(predicted * batch.labelled)
+    head, logits, chunk = layer.head(labelled, batch.vocabulary)
+    kept = sum(inputs) if how.checkpointing else sum(sizes)
+    again = max(sizes, default=0) if how.checkpointing else 0
+    return Activations(round(ends + kept + max(head, again + working)), round(kept), logits, chunk)
+
+
+class _Layer:
+    """Bytes of one layer's parts. `fp32` is the width of the residual stream, `compute` that of products."""
+
+    def __init__(self, config, how: How):
+        c = self.c = config
+        self.how, self.compute = how, HALF if how.half else FP32
+        self.D, self.H = c.hidden_size, c.num_attention_heads
+        self.G, self.K = c.num_key_value_heads, c.head_dim
+        self.gated = MLP_TYPES[c.mlp_type].gated
+
+    def stream(self, tokens: int) -> int:
+        """The residual stream."""
+        return tokens * self.D * FP32
+
+    def norm(self, width: int) -> int:
+        """Of a token: the norm's input; torch's RMSNorm on CPUs keeps the normalised values, too."""
+        plain = NORM_TYPES[self.c.norm_type].has_bias or not self.how.on_cpu
+        return width * FP32 * (1 if plain else 2)
+
+    def read(self, width: int, products: int) -> int:
+        """Of a token: what linear layers with one input keep of it. Autocast makes a copy for each of them."""
+        return width * (HALF * products if self.how.half else FP32)
+
+    def dropout(self) -> int:
+        """Of a token: which channels stay; on CPUs torch keeps what it multiplies with."""
+        return self.D * (FP32 if self.how.on_cpu else 1) if self.c.hidden_dropout > 0 else 0
+
+    def attention(self, kind: str, tokens: int, keys: int, reads: int = 3) -> tuple[float, float]:
+        """Of a query's token, of a key's token: projections, output, and scores where they are kept."""
+        traits, scheme = ATTENTION_KINDS[kind], POSITION_SCHEMES[self.c.position_encoding]
+        masked = traits.windowed or traits.needs or scheme.acts_on == "scores"
+        whole = self.how.eager or scheme.acts_on == "attention"  # its scores are kept, head by head
+        shared = self.G if not masked and not whole else self.H  # a mask makes torch repeat keys and values
+        per_query = 2 * self.H * self.K * self.compute + self.H * FP32 + self.read(self.D, reads)
+        if whole:
+            per_query += self.H * keys * (FP32 + (HALF if self.how.half else 0))
+        per_key = 2 * shared * self.K * self.compute
+        if self.c.qk_norm:
+            per_query += self.norm(self.H * self.K)
+            per_key += self.norm(self.G * self.K)
+        return per_query, per_key
+
+    def feed_forward(self, width: int) -> float:
+        """Of a token: from the feed-forward's input to that of its last product."""
+        kept = KEPT_BY_ACTIVATION.get(self.c.hidden_act, 2) + (2 if self.gated else 0)
+        return kept * width * self.compute + self.read(self.D, 2 if self.gated else 1)
+
+    def experts(self) -> float:
+        """Of a token: its copies for the experts it is given to, what they keep, the router's scores."""
+        c = self.c
+        width, chosen = c.moe_intermediate_size or c.intermediate_size, c.num_experts_per_tok
+        kept = (KEPT_BY_ACTIVATION.get(c.hidden_act, 2) + (3 if self.gated else 0)) * width + self.D
+        shared = self.feed_forward(c.shared_expert_intermediate_size) if c.shared_expert_intermediate_size else 0
+        return chosen * kept * self.compute + self.D * FP32 + 4 * c.num_experts * FP32 + shared
+
+    def size(self, rows: int, tokens: int, kind: str, mlp: str, source: int | None = None) -> float:
+        """All that a layer keeps. source: tokens of a row of the encoder that it attends to as well."""
+        per_query, per_key = self.attention(kind, tokens, tokens)
+        per_token = per_query + per_key + 2 * self.norm(self.D) + 2 * self.dropout()
+        per_token += self.experts() if mlp == "sparse" else self.feed_forward(self.c.intermediate_size)
+        total = rows * tokens * per_token
+        if source is not None:
+            per_query, per_key = self.attention("full_attention", tokens, source, reads=1)
+            casts = self.read(self.D, 2) if self.how.half else 0  # in fp32 all layers read the encoder's one output
+            total += rows * tokens * (per_query + self.norm(self.D) + self.dropout()) + rows * source * (
+                per_key + casts
+            )
+        return total
+
+    def working(self, tokens: int) -> float:
+        """What the backward pass of the last layer holds before it frees what the layer kept."""
+        width = self.c.intermediate_size
+        if getattr(self.c, "num_experts", None):
+            width = max(width, self.c.num_experts_per_tok * (self.c.moe_intermediate_size or width))
+        return tokens * ((2 if self.gated else 1) * width * self.compute + self.D * FP32)
+
+    def ends(self, tokens: int, length: int, kinds: list[str]) -> float:
+        """What is kept before the first layer and after the last one; score biases and masks of all layers."""
+        last = self.norm(self.D) if self.c.norm_position == "pre" else 0
+        first = self.norm(self.D) if self.c.embedding_norm else 0
+        scheme = POSITION_SCHEMES[self.c.position_encoding]
+        masks = {kind for kind in kinds if ATTENTION_KINDS[kind].windowed or ATTENTION_KINDS[kind].needs}
+        bias = tokens * length * (self.H * self.compute if scheme.acts_on == "scores" else len(masks))
+        return tokens * (last + first + self.dropout()) + bias
+
+    def head(self, positions: int, vocabulary: int) -> tuple[int, int, int]:
+        """(what the loss holds, logits of all positions in fp32, logits at a time).
+
+        The loss makes its gradients at once: those of the hidden states, twice where they are put together, and that of
+        the weight (see modeling/linear_cross_entropy.py).
+        """
+        if not vocabulary or not positions:
+            return 0, 0, 0
+        width = getattr(self.c, "embedding_size", None) or self.D
+        logits = FP32 * positions * vocabulary
+        half = HALF / FP32 if self.how.half and not self.how.on_cpu else 0
+        chunk = min(round(logits * (1 + half)), max(CHUNK_BYTES, logits // CHUNK_SHARE))
+        return chunk + 3 * positions * width * FP32 + vocabulary * width * FP32, logits, chunk

@@ -1,0 +1,59 @@
+"""Bytes of the cache that generation keeps: keys and values of earlier tokens, or states of a fixed size.
+
+Standard library only. G key/value heads, K head size.
+"""
+
+from dataclasses import dataclass
+
+from anyformer.modeling.legality import attention_kinds
+from anyformer.modeling.traits import ATTENTION_KINDS, SEQ2SEQ, Kind
+
+FP32_BYTES = 4  # of the matrices that linear and compressive attention remember by, in every precision
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """The cache of one row. Numbers of single values (floats) beside bytes, as some are kept in fp32 always.
+
+    per_token: values that a token adds in all layers, as long as no window is full. source_token: those that a token of
+    an encoder adds, once. tokens: the context for which `total_bytes` is counted.
+    """
+
+    per_token: int
+    source_token: int
+    tokens: int
+    bytes_per_token: int
+    total_bytes: int
+
+
+def cache_size(config, tokens: int, bytes_per_value: int, source_tokens: int = 0) -> CacheSize | None:
+    """The cache after `tokens` tokens (and `source_tokens` that an encoder has read); None for models that keep none.
+
+    Layers that look at everything keep 2 G K values for each token; those with a window no more than it holds; linear,
+    compressive and recurrent attention their states (see `Kind.lookback` and `Kind.memories`).
+
+    config: of one of our families, or a namespace with its fields.
+    """
+    is_pair = config.model_type == SEQ2SEQ
+    if not (is_pair or getattr(config, "use_cache", False)):
+        return None
+    heads = config.num_key_value_heads or config.num_attention_heads
+    size = config.head_dim or config.hidden_size // config.num_attention_heads
+    kinds = attention_kinds(config)
+    if is_pair:
+        kinds = kinds[:1] * (config.num_decoder_layers or config.num_hidden_layers)
+    rows = [ATTENTION_KINDS[kind] for kind in kinds]
+    one = 2 * heads * size
+    keys = sum(one * kept_tokens(row, config, tokens) for row in rows)
+    memories = sum(row.memories for row in rows) * heads * size * (size + 1)
+    per_token = sum(one for row in rows if not row.keeps_states)
+    source = one * len(rows) if is_pair else 0
+    total = (keys + source * source_tokens) * bytes_per_value + memories * FP32_BYTES
+    return CacheSize(per_token, source, tokens, per_token * bytes_per_value, total)
+
+
+def kept_tokens(kind: Kind, config, tokens: int) -> int:
+    """Of how many of the last tokens a layer of this kind keeps keys and values."""
+    if kind.keeps_states:
+        return kind.lookback(config)  # zeros where there are fewer tokens yet
+    return min(tokens, config.sliding_window) if kind.windowed else tokens

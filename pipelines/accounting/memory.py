@@ -1,0 +1,96 @@
+"""Bytes of weights, gradients and optimizer states on each device, by the engine that shares them among devices.
+
+Standard library only. Formulas: Rajbhandari et al. 2020 (ZeRO), section 3 and figure 1, for what our configs set.
+
+Without DeepSpeed the weights are fp32 (autocast computes in bf16 from them), and the optimizer's moments lie beside.
+DeepSpeed keeps weights and gradients in the precision of the run, and the fp32 weights in the optimizer.
+"""
+
+from dataclasses import dataclass
+
+from ..errors import UserError, did_you_mean
+
+FP32, HALF = 4, 2
+
+# stage -> (words, whether optimizer states, gradients and weights are shared among the devices)
+STAGES = {
+    "none": ("whole on each device (DDP)", (False, False, False)),
+    "zero1": ("ZeRO-1", (True, False, False)),
+    "zero2": ("ZeRO-2", (True, True, False)),
+    "zero3": ("ZeRO-3", (True, True, True)),
+    "fsdp": ("FSDP2", (True, True, True)),
+}
+# Bytes for each parameter that an optimizer keeps beside the weights, by the names that `training.optim` takes.
+MOMENTS = {
+    **dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused", "nadam", "radam"), 8),
+    **dict.fromkeys(("lion_32bit", "adagrad", "rmsprop"), 4),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), 2),
+    **dict.fromkeys(("lion_8bit",), 1),
+    "sgd": 0,
+}
+
+
+@dataclass(frozen=True)
+class TrainingStates:
+    """Bytes on each device.
+
+    beside: copies of weights and gradients while a step runs: DDP's buckets and autocast's bf16 weights, or the whole
+    weights of two blocks where weights are shared.
+    """
+
+    stage: str
+    weights: int
+    gradients: int
+    optimizer: int
+    beside: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.beside
+
+    @property
+    def words(self) -> str:
+        return STAGES[self.stage][0]
+
+
+def check_stage(stage: str | None, optimizer: str) -> None:
+    """Raise UserError for an unknown stage, or one whose engine cannot run `training.optim`."""
+    if stage is not None and stage not in STAGES:
+        raise UserError(f"stage={stage!r} is not known{did_you_mean(stage, STAGES)}; known: {', '.join(STAGES)}")
+    if optimizer == "muon" and (stage or "").startswith("zero"):
+        raise UserError(
+            f"training.optim=muon needs whole matrices, but DeepSpeed, which {STAGES[stage][0]} is of, flattens them; "
+            f"set it to adamw, or plan for FSDP2"
+        )
+
+
+def training_states(
+    stage: str, parameters: int, moments: int, devices: int, half: bool, largest_block: int, average: bool = False
+) -> TrainingStates:
+    """What each of `devices` devices holds in a stage of STAGES.
+
+    Args:
+        parameters: number of parameters, all of them trained. moments: bytes of the optimizer's states of all.
+        half: whether the run computes in bf16 or fp16. largest_block: parameters of the largest layer.
+        average: whether an exponential moving average of the weights is kept.
+    """
+    _, (splits_optimizer, splits_gradients, splits_weights) = STAGES[stage]
+    by_deepspeed = stage.startswith("zero")
+    weights = gradients = parameters * (HALF if by_deepspeed and half else FP32)
+    optimizer = moments + (FP32 * parameters if by_deepspeed else 0) + (FP32 * parameters if average else 0)
+    if splits_weights:
+        beside = 2 * largest_block * (HALF if half else FP32) if devices > 1 else 0
+    else:
+        casts = HALF * parameters if half and not by_deepspeed else 0
+        beside = casts + (gradients if devices > 1 and not by_deepspeed else 0)
+    return TrainingStates(
+        stage,
+        _shared(weights, devices, splits_weights),
+        _shared(gradients, devices, splits_gradients),
+        _shared(optimizer, devices, splits_optimizer),
+        beside,
+    )
+
+
+def _shared(size: int, devices: int, splits: bool) -> int:
+    return -(-size // devices) if splits else size

@@ -1,0 +1,205 @@
+"""`anyformer plan`: what a run would take, before there is any data or a GPU."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..accounting.devices import CPU, MEMORY, devices_of
+from ..accounting.memory import check_stage
+from ..errors import UserError, did_you_mean
+from ..words import aligned, counted
+from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
+
+if TYPE_CHECKING:
+    from ..recipes.schema import Recipe
+    from ..training.plan import Plan
+
+# What a preset, which is no run, is planned for: the family's first use, rows of its own length, one on each device.
+RUN_OF_FAMILY = {
+    "decoder": {"objective": {"name": "causal"}},
+    "moe": {"objective": {"name": "causal"}},
+    "encoder": {"objective": {"name": "masked"}},
+    "seq2seq": {"objective": {"name": "span_corruption"}},
+    "vit": {"task": {"name": "image_classification"}},
+}
+LONGEST_ROW, USUAL_ROW = 4096, 512  # of a preset with many positions, and of one that names no number
+
+
+def add_plan(verbs) -> Parser:
+    """Add the verb to the parser's."""
+    parser = verbs.add_parser(
+        "plan",
+        help="parameters, memory per device, FLOPs and days of a run; no data is touched",
+        description="Count what training a recipe's model, or that of a preset, takes: parameters, bytes of weights,\n"
+        "gradients, optimizer states and activations on each device, the cache of generation, FLOPs, days.\n"
+        "Nothing is read, downloaded or trained, and no weights are made. A name of both is the recipe's.",
+        epilog="examples:\n"
+        "  anyformer plan quickstart\n"
+        "  anyformer plan llama2_70b --devices 64xH100-80GB --zero 3\n"
+        "  anyformer plan gpt2_small --devices 8xA100-40GB training.per_device_train_batch_size=64\n"
+        "  anyformer plan llama3_8b --context 131072 --output plan.json",
+    )
+    parser.add_argument("recipe", metavar="RECIPE|PRESET", help="a recipe (name or YAML file), or a preset's name")
+    _add_overrides(parser)
+    parser.add_argument(
+        "--devices", metavar="8xH100-80GB", help=f"how many of what (default: 1x{CPU}); {', '.join(MEMORY)} or {CPU}"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default: the first way that fits; 0: DDP)"
+    )
+    how.add_argument("--fsdp", action="store_true", help="FSDP2: weights, gradients and optimizer states are shared")
+    parser.add_argument(
+        "--context", type=_at_least(1), help="tokens in the cache of generation (default: the model's positions)"
+    )
+    parser.add_argument(
+        "--mfu", type=float, default=0.4, help="share of the devices' peak FLOP/s that is reached (default 0.4)"
+    )
+    parser.add_argument("--output", metavar="FILE", help="JSON to write")
+    _add_trust(parser)
+    parser.set_defaults(run=_run_plan)
+    return parser
+
+
+def _run_plan(args) -> int:
+    from ..evaluation.request import check_writable
+
+    devices = devices_of(args.devices or CPU)
+    if not 0 < args.mfu <= 1:
+        raise UserError(f"--mfu={args.mfu:g} is a share of the peak, above 0 and at most 1, such as 0.4")
+    stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
+    notes: list[str] = []
+    recipe, is_preset = planned_recipe(args.recipe, args.overrides, notes)
+    recipe.trust_remote_code = args.trust_remote_code
+    check_stage(stage, recipe.training.optim)
+    if args.output is not None:
+        check_writable(Path(args.output))
+    _say(notes)
+    _say_loading()
+    from ..training.plan import plan_run
+
+    plan = plan_run(recipe, devices, stage=stage, context=args.context, mfu=args.mfu, until_trained=is_preset)
+    print_plan(plan)
+    if args.output is not None:
+        Path(args.output).write_text(json.dumps(plan.to_dict(), indent=2) + "\n", encoding="utf-8")
+        print(f"written to {args.output}")
+    return 0
+
+
+def planned_recipe(name: str, overrides: list[str], notes: list[str]) -> "tuple[Recipe, bool]":
+    """(the recipe of a name, or one made for a preset of that name; whether it is the preset's).
+
+    Raises UserError for a name of neither, and whatever `load_recipe` does.
+    """
+    from ..recipes.compose import load_preset, load_recipe, recipe_with_overrides
+    from ..recipes.files import shipped
+
+    presets, recipes = shipped("models"), shipped("recipes")
+    is_path = Path(name).suffix in (".yaml", ".yml") or Path(name).name != name
+    if is_path or name in recipes or Path(name).is_file():
+        return load_recipe(name, overrides, notes), False
+    if name not in presets:
+        raise UserError(
+            f"{name!r} is neither a recipe, nor a file, nor a preset{did_you_mean(name, [*recipes, *presets])}"
+        )
+    family, fields = load_preset(name)
+    run, tokenizer = RUN_OF_FAMILY[family], {}
+    if "objective" in run:
+        most = fields.get("max_position_embeddings") or USUAL_ROW
+        run = {"objective": run["objective"] | {"sequence_length": min(most, LONGEST_ROW)}}
+        tokenizer = {"vocab_size": fields["vocab_size"]} if "vocab_size" in fields else {"type": "char"}
+    vocabulary = {key: fields[key] for key in ("vocab_size", "output_vocab_size") if key in fields}
+    data = {
+        "name": name,
+        "model": {"preset": name, **vocabulary},
+        "data": {"source": "stdlib"} if "objective" in run else {"files": "images.parquet"},
+        "tokenizer": tokenizer,
+        "training": {"output_dir": f"runs/{name}", "per_device_train_batch_size": 1},
+        **run,
+    }
+    return recipe_with_overrides(data, overrides), True
+
+
+# ------------------------------------------------------------------------------------------------- printing
+
+
+def size_words(count: float) -> str:
+    """Bytes as people say them: 1 GB is 10^9 bytes."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{four_digits(count / size)} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def four_digits(number: float) -> str:
+    """A number with four digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+
+
+def time_words(seconds: float) -> str:
+    """Seconds as people say them, in one unit."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def print_plan(plan: "Plan") -> None:
+    """The facts, and a table of the ways to share states among devices."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from .listing import PIPE_WIDTH
+
+    terminal = Console(highlight=False)
+    console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    console.print(aligned(facts(plan), console.width if terminal.is_terminal else None), markup=False, soft_wrap=True)
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for name in ("on each device", "weights", "gradients", "optimizer", "beside", "activations", "total", ""):
+        table.add_column(name, justify="left" if name in ("on each device", "") else "right")
+    table.add_column("most rows", justify="right")
+    table.add_column("checkpointed", justify="right")
+    held = plan.checkpointed if plan.checkpointing else plan.plain
+    for row in plan.stages:
+        states, is_chosen = row.states, row.states.stage == plan.stage
+        sizes = (states.weights, states.gradients, states.optimizer, states.beside, held.peak, row.total)
+        most = (f"{number:,}" if number else "none" for number in (row.largest_rows, row.largest_rows_checkpointed))
+        mark = "* " if is_chosen else "  "
+        table.add_row(mark + states.words, *map(size_words, sizes), "fits" if row.fits else "too much", *most)
+    console.print(table)
+    console.print(
+        aligned([("launch", plan.advice), *(("note", text) for text in plan.notes)]), markup=False, soft_wrap=True
+    )
+
+
+def facts(plan: "Plan") -> list[tuple[str, str]]:
+    """(label, text) of everything but the table."""
+    active = "" if plan.active_parameters == plan.parameters else f", {plan.active_parameters:,} at work on a token"
+    tokens = counted(plan.tokens, "token") + (f", {plan.targets:,} to write," if plan.targets else "")
+    batch = f"{counted(plan.rows, 'row')} of {tokens} on each device"
+    if plan.accumulation > 1:
+        batch += f", {plan.accumulation} times"
+    plain, less = plan.plain, plan.checkpointed
+    held = f"at most {size_words(plain.peak)}, of which layers keep {size_words(plain.layers)}"
+    held += f"; with gradient checkpointing {size_words(less.peak)} and {size_words(less.layers)}"
+    found = [
+        ("model", f"{plan.model}, {plan.parameters:,} parameters{active}"),
+        ("devices", f"{plan.devices} of {size_words(plan.device_memory)}, {'half precision' if plan.half else 'fp32'}"),
+        ("step", f"{batch}: {counted(plan.tokens_per_step, 'token')}"),
+        ("activations", held),
+    ]
+    if plan.plain.logits:
+        chunks = f"; made {size_words(plan.plain.chunk)} at a time" if plan.plain.chunk < plan.plain.logits else ""
+        found.append(("logits", f"{size_words(plan.plain.logits)} in fp32{chunks}"))
+    if plan.cache is not None:
+        cache = plan.cache
+        text = f"{cache.bytes_per_token:,} bytes for each token ({cache.per_token:,} values), "
+        text += f"{size_words(cache.total_bytes)} after {counted(cache.tokens, 'token')}"
+        found.append(("cache", text + (f" and {plan.tokens:,} of the source" if cache.source_token else "")))
+    rate = f"{plan.mfu:.0%} of {four_digits(plan.peak_flops / 1e12)} TFLOP/s ({plan.peak_source})"
+    steps = f"{time_words(plan.seconds)} for {counted(plan.steps, 'step')} ({plan.steps_source})"
+    found += [
+        ("FLOPs", f"{four_digits(plan.flops_per_token / 1e9)} GFLOP for each token, forward and backward"),
+        ("time", f"{time_words(plan.step_seconds)} a step at {rate}\n{steps}"),
+    ]
+    return found

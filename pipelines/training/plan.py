@@ -1,0 +1,385 @@
+"""What a recipe's run would take: parameters, bytes on each device, FLOPs and days, before any data or weights exist.
+
+The model is built on torch's meta device, which holds shapes alone: every number of weights is exact, tied and shared
+ones counted once. What it means in bytes and seconds stands in accounting/.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
+from transformers import AutoConfig
+
+import anyformer
+
+from ..accounting.activations import Activations, Batch, How, activations
+from ..accounting.caches import CacheSize, cache_size
+from ..accounting.devices import Devices
+from ..accounting.flops import FlopCount, active_parameters, measured_flops, prefers_bf16
+from ..accounting.memory import FP32, HALF, MOMENTS, STAGES, TrainingStates, check_stage, training_states
+from ..adapters import load_config
+from ..data.batch_keys import IGNORE_INDEX
+from ..errors import UserError, loading_reason
+from ..objectives.base import Objective
+from ..plugins import objective_of
+from ..recipes.checkpoint_overrides import with_fields
+from ..recipes.schema import Recipe
+from .optimizers import muon_parameter_names
+
+CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
+SHOWN_STEPS = 1000  # where nothing says how many there are
+MOST_ROWS = 2**16
+STAGES_TO_TRY = ("none", "zero2", "zero3")
+STAGES_OF_MUON = ("none", "fsdp")  # DeepSpeed flattens the matrices that Muon needs whole
+CONFIGS = {"zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}  # stage -> file of configs/accelerate
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A way to share a run's states among devices. total: bytes on each device with the recipe's rows. largest_rows:
+    the most rows per device that fit, 0 if none; largest_rows_checkpointed: with gradient checkpointing."""
+
+    states: TrainingStates
+    total: int
+    fits: bool
+    largest_rows: int
+    largest_rows_checkpointed: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --output` writes."""
+
+    name: str
+    model: str
+    parameters: int
+    active_parameters: int
+    devices: str
+    device_memory: int
+    half: bool
+    rows: int
+    accumulation: int
+    tokens: int
+    targets: int
+    tokens_per_step: int
+    checkpointing: bool
+    plain: Activations
+    checkpointed: Activations
+    stages: list[StagePlan]
+    stage: str
+    advice: str
+    cache: CacheSize | None
+    flops_per_token: int
+    peak_flops: float
+    peak_source: str
+    mfu: float
+    step_seconds: float
+    steps: int
+    steps_source: str
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def chosen(self) -> StagePlan:
+        return next(row for row in self.stages if row.states.stage == self.stage)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the totals of the stages included."""
+        found = asdict(self)
+        for row, stage in zip(found["stages"], self.stages):
+            row["states"] |= {"total": stage.states.total, "words": stage.states.words}
+        return found
+
+
+def plan_run(
+    recipe: Recipe,
+    devices: Devices,
+    *,
+    stage: str | None = None,
+    context: int | None = None,
+    mfu: float = 0.4,
+    until_trained: bool = False,
+) -> Plan:
+    """The plan of a recipe; nothing is read or written but the config of a checkpoint that it starts from.
+
+    Args:
+        stage: how states are shared, a name of accounting.memory.STAGES; None: the recipe's, else the first that fits.
+        context: tokens that the cache holds; None: as many as the model has positions, else a row's.
+        mfu: model FLOPs utilization, the share of the devices' peak that the run reaches.
+        until_trained: where the recipe sets no steps, count those of 20 tokens per parameter (a preset's).
+
+    Raises:
+        UserError: a model that is none of ours, or settings that do not go together.
+    """
+    stage = stage or stage_of_recipe(recipe)
+    check_stage(stage, recipe.training.optim)
+    anyformer.register()
+    objective, section, notes = objective_of(recipe), recipe.training, []
+    config = planned_config(recipe, objective, notes)
+    model = built_without_weights(recipe, objective, config)
+    half = computes_in_half(section, devices)
+    batch = planned_batch(recipe, objective, config, model)
+    parameters = model.num_parameters()
+    if section.lora is not None:
+        notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
+    moments = optimizer_bytes(section.optim, model, notes)
+    notes += [f"activations of {kind} are counted as those of full attention" for kind in kinds_of_their_own(config)]
+
+    def held(rows: int, checkpointing: bool) -> Activations:
+        sized = Batch(rows, batch.tokens, batch.targets, batch.labelled, batch.vocabulary)
+        eager = recipe.model.attn_implementation == "eager"
+        return activations(config, sized, How(half, devices.is_cpu, checkpointing, eager))
+
+    rows, checkpointing = section.per_device_train_batch_size, section.gradient_checkpointing
+    block, average = largest_block(model), section.ema_decay is not None
+    split = devices.count
+
+    def staged(name: str, count: int = split) -> TrainingStates:
+        return training_states(name, parameters, moments, count, half, block, average)
+
+    def planned(name: str) -> StagePlan:
+        states = staged(name)
+        total, left = states.total + held(rows, checkpointing).peak, devices.memory - states.total
+        most = [largest_rows(lambda n, way=way: held(n, way).peak, left) for way in (False, True)]
+        return StagePlan(states, total, total <= devices.memory, *most)
+
+    tried = STAGES_OF_MUON if section.optim == "muon" else STAGES_TO_TRY
+    stages = [planned(name) for name in STAGES]
+    by_name = {row.states.stage: row for row in stages}
+    chosen = stage or next((name for name in tried if by_name[name].fits), tried[-1])
+    needed = devices_needed(staged, held(1, True).peak, tried[-1], devices.memory)
+    advice = advise(by_name[chosen], devices, rows, checkpointing, needed)
+
+    per_row = flops_of_row(model, config, batch)
+    tokens_per_row = batch.tokens + batch.targets
+    tokens_per_step = rows * section.gradient_accumulation_steps * devices.count * tokens_per_row
+    rate, source = peak_rate(devices, half)
+    step_seconds = per_row * (tokens_per_step / tokens_per_row) / (rate * mfu)
+    steps, why = planned_steps(section, parameters, tokens_per_step, until_trained)
+    own = getattr(config, "max_position_embeddings", None) or max(batch.tokens, batch.targets)
+    size = cache_size(config, context or own, HALF if half else FP32, batch.tokens if batch.targets else 0)
+    if context is not None and size is None:
+        raise UserError(f"--context={context} is of a cache, and {type(model).__name__} generates nothing; remove it")
+    return Plan(
+        name=recipe.name,
+        model=type(model).__name__,
+        parameters=parameters,
+        active_parameters=active_parameters(model),
+        devices=str(devices),
+        device_memory=devices.memory,
+        half=half,
+        rows=rows,
+        accumulation=section.gradient_accumulation_steps,
+        tokens=batch.tokens,
+        targets=batch.targets,
+        tokens_per_step=tokens_per_step,
+        checkpointing=checkpointing,
+        plain=held(rows, False),
+        checkpointed=held(rows, True),
+        stages=stages,
+        stage=chosen,
+        advice=advice,
+        cache=size,
+        flops_per_token=round(per_row / tokens_per_row),
+        peak_flops=rate,
+        peak_source=source,
+        mfu=mfu,
+        step_seconds=step_seconds,
+        steps=steps,
+        steps_source=why,
+        seconds=steps * step_seconds,
+        notes=notes,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- the model
+
+
+def planned_config(recipe: Recipe, objective: Objective, notes: list[str]):
+    """The config as far as the recipe says it; what only data would tell is assumed, and noted."""
+    section = recipe.model
+    if section.name_or_path is not None:
+        return checkpoint_config(recipe)
+    fields = objective.planned_fields() | section.fields
+    if "vocab_size" not in fields and objective.special_tokens is not None:
+        fields["vocab_size"] = planned_vocabulary(recipe, objective, notes)
+    if "num_labels" not in fields and objective.auto_class.endswith("Classification"):
+        notes.append("2 classes are assumed: how many there are, the data say")
+    try:
+        return AutoConfig.for_model(f"anyformer_{section.family}", **fields)
+    except ValueError as error:
+        raise UserError(f"model: {error}") from error
+
+
+def checkpoint_config(recipe: Recipe):
+    """The config of `model.name_or_path`, which has to be a model of ours."""
+    name = recipe.model.name_or_path
+    try:
+        config = with_fields(load_config(name, trust_remote_code=recipe.trust_remote_code), recipe.model.fields, name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
+    if not config.model_type.startswith("anyformer_"):
+        raise UserError(
+            f"model.name_or_path={name!r} is a native {config.model_type}, and plan counts models of ours; give its "
+            f"preset as model.preset, or convert it first, with anyformer convert"
+        )
+    return config
+
+
+def planned_vocabulary(recipe: Recipe, objective: Objective, notes: list[str]) -> int:
+    """Entries of the recipe's tokenizer."""
+    size = objective.planned_vocabulary()
+    if size is None:
+        raise UserError(
+            f"model.vocab_size is not set, and the size of tokenizer.name_or_path={recipe.tokenizer.name_or_path!r} is "
+            f"known only when it is loaded; set model.vocab_size"
+        )
+    if recipe.tokenizer.vocab_size is None:
+        notes.append(f"a vocabulary of {size:,} is assumed; tokenizer.vocab_size sets it")
+    return size
+
+
+def built_without_weights(recipe: Recipe, objective: Objective, config):
+    """The recipe's model on the meta device."""
+    try:
+        with torch.device("meta"):
+            return getattr(transformers, objective.auto_class).from_config(config)
+    except ValueError as error:
+        raise UserError(f"model.family={recipe.model.family} has no head for {objective.setting}") from error
+
+
+def largest_block(model) -> int:
+    """Parameters of the largest layer or embedding table: what engines that share weights make whole at once."""
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    parts = [layer for stack in stacks for layer in stack]
+    parts += [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return max((sum(p.numel() for p in part.parameters()) for part in parts), default=0)
+
+
+def optimizer_bytes(name: str, model, notes: list[str]) -> int:
+    """Bytes of an optimizer's states of all parameters, beside the weights."""
+    if name == "muon":
+        matrices = muon_parameter_names(model)
+        return sum(p.numel() * (4 if n in matrices else 8) for n, p in model.named_parameters())
+    if name not in MOMENTS:
+        notes.append(f"training.optim={name}: its states are counted as AdamW's, 8 bytes for each parameter")
+    return model.num_parameters() * MOMENTS.get(name, MOMENTS["adamw"])
+
+
+def computes_in_half(section, devices: Devices) -> bool:
+    """Whether the run computes in bf16 or fp16 on these devices; `bf16: auto` is yes on the GPUs that plan knows."""
+    if section.extra.get("fp16"):
+        return True
+    if section.bf16 == "auto":
+        return prefers_bf16("cpu") if devices.is_cpu else True
+    return bool(section.bf16)
+
+
+def kinds_of_their_own(config) -> list[str]:
+    """What computes attention by a class of its own in this model, of whose activations there is no exact count."""
+    kinds = [kind for kind in dict.fromkeys(config.attention_kinds) if ATTENTION_KINDS[kind].own_scores]
+    acts_on = POSITION_SCHEMES[config.position_encoding].acts_on
+    return kinds + ([f"{config.position_encoding} attention"] if acts_on == "attention" else [])
+
+
+# ------------------------------------------------------------------------------------------------- the batch
+
+
+def planned_batch(recipe: Recipe, objective: Objective, config, model) -> Batch:
+    """Tokens of a row and what its head predicts. Raises UserError for rows that the model has no positions for."""
+    tokens, targets = objective.row_lengths()
+    if getattr(config, "patch_size", None) is not None:
+        tokens, targets = math.prod(config.grid) + config.num_prefix_tokens, 0
+    else:
+        most = getattr(config, "max_position_embeddings", None)
+        if most is not None and getattr(config, "position_encoding", None) == "learned":
+            objective.check_length(most)
+        tokens, targets = (length or most for length in (tokens, targets))
+    head = model.get_output_embeddings()
+    vocabulary = 0 if head is None else head.weight.shape[0]
+    pair = config.is_encoder_decoder
+    rows = recipe.training.per_device_train_batch_size
+    return Batch(rows, tokens, targets if pair else 0, objective.labelled_share(), vocabulary)
+
+
+def flops_of_row(model, config, batch: Batch) -> float:
+    """FLOPs of training on one row, forward and backward."""
+    labels = torch.zeros(1, batch.targets or batch.tokens, dtype=torch.long)
+    labels[:, round(labels.shape[1] * batch.labelled) :] = IGNORE_INDEX
+    inputs = {"labels": labels, "input_ids": torch.zeros(1, batch.tokens, dtype=torch.long)}
+    if getattr(config, "patch_size", None) is not None:
+        sides = (side * config.patch_size for side in config.grid)
+        inputs = {"labels": labels, "pixel_values": torch.empty(1, config.num_channels, *sides, device="meta")}
+    return float(FlopCount(model).of_batch(inputs))
+
+
+# ------------------------------------------------------------------------------------------- devices and time
+
+
+def largest_rows(peak: Callable[[int], int], memory: int) -> int:
+    """The most rows whose activations fit into so many bytes, at most MOST_ROWS; 0: not even one."""
+    low, high = 0, MOST_ROWS + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if peak(middle) <= memory else (low, middle)
+    return low
+
+
+def stage_of_recipe(recipe: Recipe) -> str | None:
+    """How the recipe itself says that states are shared: training.deepspeed or training.fsdp."""
+    extra = recipe.training.extra
+    if extra.get("fsdp"):
+        return "fsdp"
+    engine = extra.get("deepspeed")
+    return engine if engine in ("zero1", "zero2", "zero3") else None
+
+
+def devices_needed(staged: Callable[[str, int], TrainingStates], one_row: int, stage: str, memory: int) -> int | None:
+    """The fewest devices, by doubling, on which a row with gradient checkpointing fits; None: on no number."""
+    for power in range(21):
+        if staged(stage, 2**power).total + one_row <= memory:
+            return 2**power
+    return None
+
+
+def advise(plan: StagePlan, devices: Devices, rows: int, checkpointing: bool, needed: int | None) -> str:
+    """What to launch the run with, in a sentence."""
+    stage = plan.states.stage
+    most = plan.largest_rows_checkpointed if checkpointing else plan.largest_rows
+    if most == 0 and plan.largest_rows_checkpointed == 0:
+        if needed is None:
+            return "a single row does not fit on any number of these devices: shorten the rows, or split the model"
+        return f"does not fit; with weights shared, {needed} x {devices.name} hold a row with gradient checkpointing"
+    if stage == "zero1":
+        how = "training.deepspeed=zero1"
+    elif devices.is_cpu:
+        how = "anyformer train" if devices.count == 1 else f"torchrun --nproc_per_node {devices.count}"
+    else:
+        name = CONFIGS.get(stage) or ("one_gpu" if devices.count == 1 else "ddp")
+        how = f"accelerate launch --config_file configs/accelerate/{name}.yaml --num_processes {devices.count}"
+    if plan.fits:
+        return how
+    if most == 0:
+        return f"{how}, with training.gradient_checkpointing=true"
+    return f"{how}, with training.per_device_train_batch_size={most} instead of {rows}"
+
+
+def peak_rate(devices: Devices, half: bool) -> tuple[float, str]:
+    """(peak FLOP/s of all devices, where the number is from)."""
+    dtype = torch.bfloat16 if half else torch.float32
+    if devices.is_cpu:
+        return measured_flops(torch.device("cpu"), dtype), f"a {dtype} matrix product timed on this machine"
+    return devices.count * (devices.bf16 if half else devices.fp32), "data sheet, dense"
+
+
+def planned_steps(section, parameters: int, tokens_per_step: int, until_trained: bool) -> tuple[int, str]:
+    """(optimizer steps, who says so)."""
+    if section.max_steps > 0:
+        return section.max_steps, "training.max_steps"
+    if until_trained:
+        return -(-CHINCHILLA * parameters // tokens_per_step), f"{CHINCHILLA} tokens for each parameter"
+    return SHOWN_STEPS, "how many there are, the data or training.max_steps say"

@@ -1,0 +1,313 @@
+"""What `anyformer plan` counts is what models, optimizers, caches and torch's own counters have."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from anyformer.pipelines.accounting.activations import Batch, How, activations
+from anyformer.pipelines.accounting.caches import cache_size
+from anyformer.pipelines.accounting.devices import MEMORY, devices_of
+from anyformer.pipelines.accounting.flops import FlopCount, linear_weights
+from anyformer.pipelines.accounting.memory import training_states
+from anyformer.pipelines.accounting.parameter_count import count_parameters
+from anyformer.pipelines.cli.commands import main
+from anyformer.pipelines.cli.plan_command import planned_recipe
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.compose import load_preset, load_recipe
+from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.introspection import family_fields
+from anyformer.pipelines.training.plan import largest_rows, optimizer_bytes, plan_run
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, DynamicCache
+
+import anyformer
+
+GPUS = devices_of("8xH100-80GB")
+
+
+def preset(name: str) -> SimpleNamespace:
+    family, fields = load_preset(name)
+    defaults = {key: field.default for key, field in family_fields(family).items()}
+    return SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
+
+
+def plan(name: str, *overrides: str, devices=GPUS, **how):
+    recipe, is_preset = planned_recipe(name, list(overrides), [])
+    return plan_run(recipe, devices, until_trained=is_preset, **how)
+
+
+# ---------------------------------------------------------------------------------- the lecture notes' figures
+
+
+def test_a_cache_is_the_lecture_notes_example():
+    fields = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": None}
+    note = SimpleNamespace(model_type="anyformer_decoder", head_dim=None, use_cache=True, attention_pattern=None)
+    vars(note).update(fields, layer_types=None)
+    size = cache_size(note, tokens=1000, bytes_per_value=4)
+    assert size.per_token == 6 * 512 * 2 == 6144
+    assert size.total_bytes == 24_576_000  # 24.576 MB
+
+
+def test_the_cache_of_a_7b_model_without_grouped_queries_is_half_a_megabyte_for_each_token():
+    size = cache_size(preset("llama"), tokens=131_072, bytes_per_value=2)
+    assert (size.bytes_per_token, size.total_bytes) == (524_288, 64 * 2**30)
+
+
+def test_the_translation_example_has_12_times_layers_times_squared_width_weights():
+    fields = {"num_hidden_layers": 6, "hidden_size": 512, "intermediate_size": 2048, "mlp_type": "mlp"}
+    config = AutoConfig.for_model("anyformer_encoder", vocab_size=7, add_pooling_layer=False, **fields)
+    with torch.device("meta"):
+        model = anyformer.AnyformerEncoderModel(config)
+    assert sum(linear_weights(model).values()) == 6 * 12 * 512**2 == 18_874_368
+
+
+def test_grouped_queries_divide_the_cache_and_zero_divides_the_states():
+    found = plan("llama2_70b", devices=devices_of("64xH100-80GB"), stage="zero3", context=4096)
+    parameters = 68_976_648_192
+    assert found.parameters == found.active_parameters == parameters
+    assert found.cache.bytes_per_token == 2 * 80 * 8 * 128 * 2
+    assert found.cache.total_bytes == 4096 * found.cache.bytes_per_token
+    states = {row.states.stage: row.states for row in found.stages}
+    # Rajbhandari et al. 2020, figure 1: 2 + 2 + 12 bytes for each parameter, shared among 64 devices.
+    assert states["zero3"].weights == states["zero3"].gradients == 2 * parameters / 64
+    assert states["zero3"].optimizer == 12 * parameters / 64
+    assert (states["zero1"].weights, states["zero2"].gradients) == (2 * parameters, 2 * parameters / 64)
+    assert states["none"].optimizer == 8 * parameters and states["none"].weights == 4 * parameters
+    assert states["fsdp"].weights + states["fsdp"].optimizer == 12 * parameters / 64
+    assert found.chosen.fits and not found.stages[0].fits
+
+
+# ------------------------------------------------------------------------------- caches of all kinds of layers
+
+CACHES = {
+    "full": {},
+    "grouped": {"num_key_value_heads": 2},
+    "sliding": {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 5},
+    "strided": {"attention_pattern": ["strided_attention"], "attention_stride": 3},
+    "linear": {"attention_pattern": ["linear_attention", "full_attention"], "num_key_value_heads": 2},
+    "compressive": {"attention_pattern": ["compressive_attention"], "segment_length": 4},
+    "recurrent": {"memory_length": 4, "segment_length": 4},
+}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_the_cache_is_as_large_as_the_one_that_a_model_fills(kind, tiny_config):
+    config = tiny_config(num_hidden_layers=2, **CACHES[kind])
+    model, tokens = anyformer.AnyformerDecoderForCausalLM(config).eval(), 16
+    cache = DynamicCache(config=config)
+    with torch.no_grad():
+        for token in torch.zeros(tokens, 1, 1, dtype=torch.long):
+            model(token, past_key_values=cache)
+    states = [getattr(layer, "states", None) or {"k": layer.keys, "v": layer.values} for layer in cache.layers]
+    kept = sum(x.numel() * x.element_size() for layer in states for x in layer.values())
+    if kind == "sliding":  # transformers drops the oldest token before the newest comes, which sees it no more
+        kept += 2 * 4 * config.num_key_value_heads * config.head_dim
+    assert cache_size(config, tokens, bytes_per_value=4).total_bytes == kept
+
+
+def test_an_encoder_decoder_keeps_its_source_and_an_encoder_nothing():
+    t5 = preset("t5_small")
+    one = 2 * 6 * 8 * 64
+    size = cache_size(t5, tokens=10, bytes_per_value=4, source_tokens=100)
+    assert (size.per_token, size.source_token, size.total_bytes) == (one, one, 4 * one * 110)
+    assert cache_size(preset("bert_base"), 10, 4) is None and cache_size(preset("vit_base_patch16_224"), 10, 4) is None
+
+
+# ---------------------------------------------------------------------------- parameters, optimizers, FLOPs
+
+
+def test_plans_of_all_presets_count_their_parameters():
+    for name in ("gpt3_175b", "albert_base", "switch_base_8", "mixtral_8x7b", "vit_base_patch16_224"):
+        found = plan(name)
+        fields = preset(name)
+        head = {"albert_base": fields.hidden_size * 128 + 128 * 3 + 30000, "vit_base_patch16_224": 768 * 2 + 2}
+        pooler = 768 * 769 if name in head else 0  # of the bare model that count_parameters is of
+        assert found.parameters == count_parameters(fields) - pooler + head.get(name, 0), name
+        assert found.steps == -(-20 * found.parameters // found.tokens_per_step)
+    assert plan("gpt3_175b").parameters == 174_604_259_328
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_optimizer_bytes_are_those_of_a_real_optimizers_state(name, tiny_config):
+    from anyformer.pipelines.training.optimizers import build_muon
+
+    model = anyformer.AnyformerDecoderForCausalLM(tiny_config())
+    model(**model.dummy_inputs, labels=model.dummy_inputs["input_ids"]).loss.backward()
+    if name == "muon":
+        optimizer = build_muon(model, set(), muon_lr=0.1, adamw_lr=0.1, weight_decay=0, betas=(0.9, 0.9), eps=1e-8)
+        parts = optimizer.parts.values()
+    else:
+        optimizer = torch.optim.AdamW(model.parameters())
+        parts = [optimizer]
+    optimizer.step()
+    states = [x for part in parts for state in part.state.values() for key, x in state.items() if key != "step"]
+    assert optimizer_bytes(name, model, []) == sum(x.numel() * x.element_size() for x in states)
+    found = training_states("none", model.num_parameters(), optimizer_bytes(name, model, []), 1, False, 0)
+    assert found.weights == sum(p.numel() * p.element_size() for p in model.parameters())
+    assert found.gradients == sum(p.grad.numel() * p.grad.element_size() for p in model.parameters())
+
+
+def test_shares_of_devices_add_up():
+    states = training_states("zero3", 1001, 8008, 4, True, 100)
+    assert states.weights == -(-2 * 1001 // 4) and states.total == sum(
+        (states.weights, states.gradients, states.optimizer, states.beside)
+    )
+    average = training_states("none", 1000, 8000, 1, False, 100, average=True)
+    assert average.optimizer == 8000 + 4 * 1000 and average.beside == 0
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+TOKENS = {"vocab_size": 97}
+FLOP_MODELS = {
+    "AnyformerDecoderForCausalLM": ("decoder", SMALL | TOKENS | {"num_key_value_heads": 2}),
+    "AnyformerMoeForCausalLM": ("moe", SMALL | TOKENS | {"num_experts": 4, "intermediate_size": 48}),
+    "AnyformerEncoderForMaskedLM": ("encoder", SMALL | TOKENS),
+    "AnyformerSeq2SeqForConditionalGeneration": ("seq2seq", SMALL | TOKENS | {"decoder_start_token_id": 0}),
+    "AnyformerViTForImageClassification": ("vit", SMALL | {"image_size": 16, "patch_size": 4}),
+}
+
+
+@pytest.mark.parametrize("name", FLOP_MODELS)
+def test_flops_of_every_family_are_within_a_hundredth_of_what_torch_counts(name):
+    family, fields = FLOP_MODELS[name]
+    config = AutoConfig.for_model(f"anyformer_{family}", **fields)
+    backends = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if family == "moe" else {})
+    model = getattr(anyformer, name)._from_config(config, **backends).train()
+    if family == "vit":
+        batch = {"pixel_values": torch.rand(3, 3, 16, 16), "labels": torch.zeros(3, dtype=torch.long)}
+    else:
+        ids = torch.randint(3, 97, (3, 40))
+        batch = {"input_ids": ids, "labels": ids[:, :17] if family == "seq2seq" else ids}
+    with FlopCounterMode(display=False) as counter:
+        model(**batch).loss.backward()
+    # The pixels need no gradient, a third of the first product's work.
+    expected = counter.get_total_flops() + (2 * 3 * 16 * 48 * 32 if family == "vit" else 0)
+    with torch.device("meta"):
+        without_weights = getattr(anyformer, name)(config)
+    assert float(FlopCount(without_weights).of_batch(batch)) == pytest.approx(expected, rel=0.01)
+
+
+# ------------------------------------------------------------------------------------------- activations
+
+WIDE = {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+MEASURED = {
+    "decoder": WIDE | {"intermediate_size": 352, "num_key_value_heads": 2},
+    "encoder": WIDE
+    | {"intermediate_size": 512, "norm_type": "layernorm", "norm_position": "post", "mlp_type": "mlp"}
+    | {"hidden_act": "gelu", "position_encoding": "learned", "attention_bias": True, "hidden_dropout": 0.1},
+}
+HEADS = {"decoder": "AnyformerDecoderForCausalLM", "encoder": "AnyformerEncoderForMaskedLM"}
+TOLERANCE = 0.10
+
+
+def measured_and_planned(family: str, rows: int, tokens: int, checkpointing: bool) -> tuple[int, int]:
+    """(most bytes that torch's profiler saw in a forward and backward pass, those planned).
+
+    Gradients are there before, as in every pass but the first of a step: they are no activations.
+    """
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"))
+    from method import peak_bytes
+
+    config = AutoConfig.for_model(f"anyformer_{family}", **MEASURED[family])
+    model = getattr(anyformer, HEADS[family])(config).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    ids = torch.randint(5, 512, (rows, tokens))
+    share = 1 / 8 if family == "encoder" else 1.0
+    labels = ids if share == 1 else torch.where(torch.arange(tokens) % 8 == 0, ids, -100)
+
+    def step():
+        model(ids, labels=labels).loss.backward()
+
+    step()
+    how = How(on_cpu=True, checkpointing=checkpointing)
+    return peak_bytes(step), activations(config, Batch(rows, tokens, 0, share, 512), how).peak
+
+
+def test_activations_are_within_a_tenth_of_the_measured_peak():
+    measured, planned = measured_and_planned("decoder", 4, 64, checkpointing=False)
+    assert planned == pytest.approx(measured, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [4, 16])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", MEASURED)
+def test_activations_are_within_a_tenth_with_and_without_checkpointing(family, checkpointing, rows):
+    measured, planned = measured_and_planned(family, rows, 96, checkpointing)
+    assert planned == pytest.approx(measured, rel=TOLERANCE)
+
+
+def test_the_largest_batch_fits_and_one_row_more_does_not():
+    found = plan("gpt2_small", devices=devices_of("A100-40GB"))
+    row = found.chosen
+    again = plan(
+        "gpt2_small", f"training.per_device_train_batch_size={row.largest_rows}", devices=devices_of("A100-40GB")
+    )
+    assert again.chosen.fits and again.chosen.total <= MEMORY["A100-40GB"]
+    more = row.largest_rows + 1
+    again = plan("gpt2_small", f"training.per_device_train_batch_size={more}", devices=devices_of("A100-40GB"))
+    assert not again.stages[0].fits
+    assert row.largest_rows_checkpointed > row.largest_rows
+    assert largest_rows(lambda rows: 10 * rows, 99) == 9 and largest_rows(lambda rows: 10 * rows, 9) == 0
+
+
+# ----------------------------------------------------------------------------------- the command, and its errors
+
+
+def test_every_shipped_recipe_has_a_plan():
+    for name in shipped("recipes"):
+        recipe = load_recipe(name)
+        if recipe.model.name_or_path is None:
+            found = plan_run(recipe, GPUS)
+            assert found.parameters > 0 and found.step_seconds > 0 and found.chosen.fits, name
+        else:  # of another run, which is not there
+            with pytest.raises(UserError, match="name_or_path"):
+                plan_run(recipe, GPUS)
+
+
+def test_a_checkpoint_of_ours_has_a_plan_and_a_native_one_is_told_apart(tmp_path, tiny_config):
+    tiny_config().save_pretrained(tmp_path / "ours")
+    found = anyformer.plan("gpt2_small", "2xH200", model={"name_or_path": str(tmp_path / "ours")}, tokenizer={})
+    assert found.parameters == count_parameters(tiny_config()) and found.devices == "2 x H200-141GB"
+    AutoConfig.for_model("gpt2").save_pretrained(tmp_path / "native")
+    with pytest.raises(UserError, match="is a native gpt2, and plan counts models of ours"):
+        anyformer.plan("gpt2_small", model={"name_or_path": str(tmp_path / "native")}, tokenizer={})
+
+
+def test_the_command_prints_and_writes_the_plan(tmp_path, capsys):
+    words = ["plan", "gpt2_small", "--devices", "2xA100-40GB", "--zero", "2", "--output", str(tmp_path / "plan.json")]
+    assert main([*words, "training.max_steps=1000"]) == 0
+    printed = capsys.readouterr().out
+    assert "124,439,808 parameters" in printed and "configs/accelerate/zero2.yaml --num_processes 2" in printed
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert (written["parameters"], written["stage"], written["steps"]) == (124_439_808, "zero2", 1000)
+    (chosen,) = (row for row in written["stages"] if row["states"]["stage"] == "zero2")
+    assert chosen["states"]["optimizer"] == 12 * 124_439_808 / 2
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["quikstart"], "'quikstart' is neither a recipe, nor a file, nor a preset; did you mean quickstart?"),
+        (["quickstart", "--devices", "8xH100-81GB"], "H100-81GB is no device that plan knows; did you mean H100-80GB?"),
+        (["quickstart", "--devices", "A100"], "did you mean A100-40GB or A100-80GB?"),
+        (["quickstart", "--devices", "0xH100"], "0 is no number of devices"),
+        (["quickstart", "--devices", "8"], "is not of the form 8xH100-80GB"),
+        (["quickstart", "--zero", "4"], "invalid choice: 4"),
+        (["quickstart", "--zero", "1", "--fsdp"], "not allowed with"),
+        (["quickstart", "--zero", "2"], "training.optim=muon needs whole"),
+        (["quickstart", "--mfu", "40"], "--mfu=40 is a share of the peak"),
+        (["quickstart", "--context", "0"], "0 must be at least 1"),
+        (["quickstart", "--output", "no/such/plan.json"], "the folder no/such does not exist"),
+        (["llama", "training.learnig_rate=1"], "did you mean training.learning_rate?"),
+        (["gpt2", "objective.sequence_length=4096"], "objective.sequence_length=4096 is longer than"),
+    ],
+)
+def test_mistakes_are_one_sentence(argv, words, capsys):
+    assert main(["plan", *argv]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert words in sentence
