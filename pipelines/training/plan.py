@@ -127,7 +127,10 @@ def plan_run(
     if section.lora is not None:
         notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
     moments = optimizer_bytes(section.optim, model, notes)
-    notes += [f"activations of {kind} are counted as those of full attention" for kind in kinds_of_their_own(config)]
+    notes += [
+        f"activations of {kind} are counted as those of full attention, and are more"
+        for kind in kinds_of_their_own(config)
+    ]
 
     def held(rows: int, checkpointing: bool) -> Activations:
         sized = Batch(rows, batch.tokens, batch.targets, batch.labelled, batch.vocabulary)
@@ -162,6 +165,12 @@ def plan_run(
     steps, why = planned_steps(section, parameters, tokens_per_step, until_trained)
     own = getattr(config, "max_position_embeddings", None) or max(batch.tokens, batch.targets)
     size = cache_size(config, context or own, HALF if half else FP32, batch.tokens if batch.targets else 0)
+    learned = getattr(config, "position_encoding", None) == "learned"
+    if size is not None and learned and (context or 0) > own:
+        raise UserError(
+            f"--context={context} is longer than the model's max_position_embeddings={own}: learned positions need one "
+            f"for each token"
+        )
     if context is not None and size is None:
         raise UserError(f"--context={context} is of a cache, and {type(model).__name__} generates nothing; remove it")
     return Plan(
