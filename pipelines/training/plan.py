@@ -35,7 +35,7 @@ SHOWN_STEPS = 1000  # where nothing says how many there are
 MOST_ROWS = 2**16
 STAGES_TO_TRY = ("none", "zero2", "zero3")
 STAGES_OF_MUON = ("none", "fsdp")  # DeepSpeed flattens the matrices that Muon needs whole
-CONFIGS = {"zero2": "zero2", "zero3": "zero3", "fsdp": "fsdp2"}  # stage -> file of configs/accelerate
+OFFLOAD = "_offload"  # the end of an engine's name that keeps states in the host's memory
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,8 @@ def plan_run(
     parameters = model.num_parameters()
     if section.lora is not None:
         notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
+    if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
+        notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
     moments = optimizer_bytes(section.optim, model, notes)
     notes += [
         f"activations of {kind} are counted as those of full attention, and are more"
@@ -344,7 +346,7 @@ def stage_of_recipe(recipe: Recipe) -> str | None:
     if extra.get("fsdp"):
         return "fsdp"
     engine = extra.get("deepspeed")
-    return engine if engine in ("zero1", "zero2", "zero3") else None
+    return engine.removesuffix(OFFLOAD) if isinstance(engine, str) and engine.removesuffix(OFFLOAD) in STAGES else None
 
 
 def devices_needed(staged: Callable[[str, int], TrainingStates], one_row: int, stage: str, memory: int) -> int | None:
@@ -363,12 +365,11 @@ def advise(plan: StagePlan, devices: Devices, rows: int, checkpointing: bool, ne
         if needed is None:
             return "a single row does not fit on any number of these devices: shorten the rows, or split the model"
         return f"does not fit; with weights shared, {needed} x {devices.name} hold a row with gradient checkpointing"
-    if stage == "zero1":
-        how = "training.deepspeed=zero1"
-    elif devices.is_cpu:
+    if devices.is_cpu:
         how = "anyformer train" if devices.count == 1 else f"torchrun --nproc_per_node {devices.count}"
     else:
-        name = CONFIGS.get(stage) or ("one_gpu" if devices.count == 1 else "ddp")
+        whole = "one_gpu" if devices.count == 1 else "ddp"
+        name = {"none": whole, "fsdp": "fsdp2"}.get(stage, stage)  # of configs/accelerate
         how = f"accelerate launch --config_file configs/accelerate/{name}.yaml --num_processes {devices.count}"
     if plan.fits:
         return how

@@ -1,6 +1,7 @@
 """What `anyformer plan` counts is what models, optimizers, caches and torch's own counters have."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from anyformer.pipelines.accounting.activations import Batch, How, activations
 from anyformer.pipelines.accounting.caches import cache_size
 from anyformer.pipelines.accounting.devices import MEMORY, devices_of
 from anyformer.pipelines.accounting.flops import FlopCount, linear_weights
-from anyformer.pipelines.accounting.memory import training_states
+from anyformer.pipelines.accounting.memory import STAGES, training_states
 from anyformer.pipelines.accounting.parameter_count import count_parameters
 from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.cli.plan_command import planned_recipe
@@ -148,6 +149,15 @@ def test_optimizer_bytes_are_those_of_a_real_optimizers_state(name, tiny_config)
     found = training_states("none", model.num_parameters(), optimizer_bytes(name, model, []), 1, False, 0)
     assert found.weights == sum(p.numel() * p.element_size() for p in model.parameters())
     assert found.gradients == sum(p.grad.numel() * p.grad.element_size() for p in model.parameters())
+
+
+def test_a_launch_names_a_file_that_is_shipped():
+    for stage in STAGES:
+        for count in (1, 4):
+            advice = plan("gpt2_small", devices=devices_of(f"{count}xH200"), stage=stage).advice
+            (name,) = re.findall(r"configs/accelerate/(\w+).yaml", advice)
+            assert name in shipped("accelerate")
+    assert plan("gpt2_small", "training.deepspeed=zero3_offload").stage == "zero3"
 
 
 def test_shares_of_devices_add_up():
