@@ -447,12 +447,12 @@ def test_two_processes_are_two(stage, tmp_path):
 
 
 @pytest.mark.slow
-def test_accelerate_launch_that_starts_one_process_instead_of_two_is_refused(stage, tmp_path):
+def test_accelerate_launch_that_starts_one_process_instead_of_two_is_refused(tmp_path):
     launch = "accelerate launch --cpu --num_processes 2"
     assert launch in README.replace("\n", " ")
     program, *flags = launch.split()
     words = [str(Path(sys.executable).parent / program), *flags, "scripts/train.py", "quickstart", *TINY]
-    environment = {"ANYFORMER_CACHE": str(stage / "cache"), "OMP_NUM_THREADS": "1"}
+    environment = {"ANYFORMER_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*words, SMALL_VOCABULARY, f"training.output_dir={tmp_path / 'run'}"],
         env=os.environ | environment,

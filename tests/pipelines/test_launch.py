@@ -100,6 +100,20 @@ def test_an_own_configuration_goes_with_its_stage(tmp_path, without_launcher):
     assert {"ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "fsdp2"} == set(launch.engines())
 
 
+def test_gpus_are_counted_without_torch(monkeypatch):
+    nodes = ["/dev/nvidia0", "/dev/nvidia1"]
+    monkeypatch.setattr(launch.glob, "glob", lambda pattern: nodes if "nvidia" in pattern else [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert launch.count_gpus() == 2
+    for visible, count in (("", 0), ("-1", 0), ("1", 1), ("0, 1", 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert launch.count_gpus() == count
+    nodes.clear()
+    assert launch.count_gpus() == (0 if sys.platform == "linux" else None)
+    monkeypatch.setattr(launch.glob, "glob", lambda pattern: ["/dev/kfd"] if pattern == "/dev/kfd" else [])
+    assert launch.count_gpus() is None  # another kind, which torch will count
+
+
 # ------------------------------------------------------------------------------------- the job of some ranks
 
 
