@@ -15,6 +15,9 @@ from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_TYPES, PO
 FP32, HALF = 4, 2
 # Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).
 CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
+# Rough, from torch's profiler (8 rows of 96 tokens, 4 heads of 32): matrices of scores that disentangled attention
+# keeps, and values for each channel of a query that linear attention and memories keep in fp32.
+SCORES_OF_DISENTANGLED, KEPT_BY_STATES = 5, 13
 # Values that an activation function keeps for each channel, its output included; transformers' tanh GELU is Python.
 KEPT_BY_ACTIVATION = {"relu": 1, "gelu_new": 5}
 
@@ -119,7 +122,10 @@ class _Layer:
         shared = self.G if not masked and not whole else self.H  # a mask makes torch repeat keys and values
         per_query = 2 * self.H * self.K * self.compute + self.H * FP32 + self.read(self.D, reads)
         if whole:
-            per_query += self.H * keys * (FP32 + (HALF if self.how.half else 0))
+            matrices = SCORES_OF_DISENTANGLED if scheme.acts_on == "attention" else 1
+            per_query += matrices * self.H * keys * (FP32 + (HALF if self.how.half else 0))
+        if traits.memories:
+            per_query += KEPT_BY_STATES * self.H * self.K * FP32
         per_key = 2 * shared * self.K * self.compute
         if self.c.qk_norm:
             per_query += self.norm(self.H * self.K)

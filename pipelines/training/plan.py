@@ -129,10 +129,7 @@ def plan_run(
     if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
     moments = optimizer_bytes(section.optim, model, notes)
-    notes += [
-        f"activations of {kind} are counted as those of full attention, and are more"
-        for kind in kinds_of_their_own(config)
-    ]
+    notes += [f"activations of {kind} are a rough estimate" for kind in kinds_of_their_own(config)]
 
     def held(rows: int, checkpointing: bool) -> Activations:
         sized = Batch(rows, batch.tokens, batch.targets, batch.labelled, batch.vocabulary)
