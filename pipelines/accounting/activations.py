@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from anyformer.modeling.legality import attention_kinds
 from anyformer.modeling.legality_experts import mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES, SEQ2SEQ
+from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_TYPES, PLAIN, POSITION_SCHEMES, SEQ2SEQ
 
 FP32, HALF = 4, 2
 # Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).
@@ -152,7 +152,7 @@ class _Layer:
         per_token += self.experts() if mlp == "sparse" else self.feed_forward(self.c.intermediate_size)
         total = rows * tokens * per_token
         if source is not None:
-            per_query, per_key = self.attention("full_attention", tokens, source, reads=1)
+            per_query, per_key = self.attention(PLAIN, tokens, source, reads=1)
             casts = self.read(self.D, 2) if self.how.half else 0  # in fp32 all layers read the encoder's one output
             total += rows * tokens * (per_query + self.norm(self.D) + self.dropout()) + rows * source * (
                 per_key + casts
