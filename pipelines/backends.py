@@ -38,8 +38,7 @@ def check_attention(name: str, where: str = "model.attn_implementation") -> None
         )
     if name not in ATTENTION and not HUB_KERNEL.fullmatch(name) and not _is_registered(name):
         raise UserError(
-            f"{where}={name!r} is not known{did_you_mean(name, ATTENTION, '')}; known: {', '.join(ATTENTION)}, or a "
-            f"kernel of the Hub (owner/name)"
+            f"{where}={name!r} is not known{did_you_mean(name, ATTENTION, '')} (or a kernel of the Hub: owner/name)"
         )
 
 
@@ -52,7 +51,7 @@ def _is_registered(name: str) -> bool:
 def check_experts(name: str, where: str = "model.experts_implementation") -> None:
     """Raise UserError for a name that no backend of experts has."""
     if name not in EXPERTS:
-        raise UserError(f"{where}={name!r} is not known{did_you_mean(name, EXPERTS, '')}; known: {', '.join(EXPERTS)}")
+        raise UserError(f"{where}={name!r} is not known{did_you_mean(name, EXPERTS, '')}")
 
 
 def attention_fault(name: str, config) -> str | None:
