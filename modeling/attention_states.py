@@ -32,10 +32,10 @@ class StateLayer(CacheLayerMixin):
         self.cumulative_length += tokens
 
     def lazy_initialization(self, key_states, value_states) -> None:
-        raise NotImplementedError("this layer keeps states, no keys and values")
+        raise TypeError("this layer keeps states, written by write(); it has no keys and values")
 
     def update(self, key_states, value_states, *args, **kwargs):
-        raise NotImplementedError("this layer keeps states, no keys and values")
+        raise TypeError("this layer keeps states, written by write(); it has no keys and values")
 
     def get_seq_length(self):
         return self.cumulative_length

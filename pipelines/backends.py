@@ -6,7 +6,6 @@ needs the standard library alone.
 
 import re
 import sys
-from typing import Any
 
 from anyformer.modeling.legality import attention_kinds
 from anyformer.modeling.legality_experts import CHANNELS, has_experts, odd_sizes
@@ -145,7 +144,7 @@ def _setting(name: str, section: str) -> str:
     return section + (name.replace("_", "-") if section == "--" else name)
 
 
-def backends_of(model) -> dict[str, Any]:
+def backends_of(model) -> dict[str, str]:
     """{"attention": name, "experts": name}, the latter of models that have some."""
     config, found = model.config, {"attention": model.config._attn_implementation}
     if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):

@@ -185,7 +185,16 @@ class RunFolder:
             say(f"{path} cannot be read; set aside as {set_aside(path).name}, the checkpoints say how far the run is")
             return None
         self.check_free()
-        return stored if stored.get("status") == "finished" and not self.is_longer_than(stored) else None
+        if stored.get("status") != "finished":
+            return None
+        if not self.is_longer_than(stored):
+            return stored
+        if not checkpoints:
+            raise UserError(
+                f"training.output_dir={self.path} holds a finished run of fewer steps and none of its checkpoints to "
+                f"go on from; begin from its weights with --from-weights, or choose another output_dir"
+            )
+        return None
 
     @contextmanager
     def held(self) -> Iterator[None]:

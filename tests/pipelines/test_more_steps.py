@@ -1,6 +1,7 @@
 """Runs that go on for more steps than they were begun with."""
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -166,3 +167,13 @@ def test_an_unfinished_run_gives_its_newest_checkpoint(recipe, tmp_path):
     assert weights_to_begin_from(tmp_path / "run") == expected
     set_aside_before(tmp_path / "run")
     assert weights_to_begin_from(tmp_path / "run") == expected and expected.is_dir()
+
+
+def test_a_finished_run_without_checkpoints_is_not_begun_again_over_its_model(recipe, capsys):
+    file, folder = recipe("bare", lr_scheduler_type="constant")
+    train(file)
+    before = weights_of(folder)
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    train(file, "training.max_steps=12", code=2)
+    assert "and none of its checkpoints" in capsys.readouterr().err and weights_of(folder) == before
