@@ -229,9 +229,11 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
     objective.prepare_model(model)
     with tempfile.TemporaryDirectory(prefix="anyformer-evaluate-") as folder:
         scratch = replace(recipe, training=replace(recipe.training, output_dir=folder))  # Trainer wants a folder
+        arguments = training_arguments(scratch)
+        arguments._n_gpu = min(1, arguments.n_gpu)  # else nn.DataParallel, whose replicas return no sum over labels
         trainer = AnyformerTrainer(
             model=model,
-            args=training_arguments(scratch),
+            args=arguments,
             eval_dataset=rows,
             data_collator=objective.collator(packed),
             processing_class=objective.tokenizer,  # nothing is saved

@@ -77,6 +77,18 @@ def check_launcher(section: TrainingSection, device: str, devices: int) -> None:
         )
 
 
+def check_one_device(n_gpu: int) -> None:
+    """Raise UserError where Trainer would spread a batch over the GPUs of one process by nn.DataParallel.
+
+    n_gpu: TrainingArguments.n_gpu. The batch would be as many times the recipe's, and each step slower than by DDP.
+    """
+    if n_gpu > 1:
+        raise UserError(
+            f"one process sees {n_gpu} GPUs, and nn.DataParallel would train on them, with {n_gpu} times the batch; "
+            f"write {WAY_OUT} ddp, or choose one of them: CUDA_VISIBLE_DEVICES=0"
+        )
+
+
 def check_world_size(world_size: int) -> None:
     """Raise UserError where the launcher has started more processes than have found each other."""
     asked = int(os.environ.get("WORLD_SIZE", 1))

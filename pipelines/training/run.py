@@ -34,7 +34,7 @@ from .arguments import total_steps, training_arguments
 from .checkpoint_staging import disk_full_sentence
 from .deepspeed_engine import gather_experts_whole, start_deepspeed, whole_weights
 from .dry_run import try_step
-from .engines import asked_engine
+from .engines import asked_engine, check_one_device
 from .from_weights import set_aside_before
 from .interpret import validations_of
 from .learning_rate import share_of_steps
@@ -59,6 +59,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
+    check_one_device(arguments.n_gpu)
     if dry_run:
         return check_by_trying(recipe, arguments, sets_aside)
     folder, main = RunFolder(recipe, {}), arguments.process_index == 0

@@ -17,6 +17,7 @@ from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.engines import check_engine, check_launcher, check_world_size
 from processes import Process, logged_losses
 from test_distributed import assert_close, needs_deepspeed
+from transformers import TrainingArguments
 
 ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
 
@@ -201,6 +202,16 @@ def test_a_launcher_that_falls_back_silently_is_refused(
     with pytest.raises(UserError) as caught:
         training_arguments(load_recipe("quickstart", overrides))
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_several_gpus_in_one_process_are_refused_as_data_parallel_would_train(
+    tiny_recipe, command, without_launcher, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda arguments: 4))
+    assert command("train", tiny_recipe()) == 2
+    error = capsys.readouterr().err
+    assert "one process sees 4 GPUs, and nn.DataParallel would train" in error and "--launch ddp, or choose" in error
+    assert error.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
 def test_what_begins_to_train_is_the_engine_asked_for(without_launcher, monkeypatch):
