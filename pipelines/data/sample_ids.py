@@ -19,7 +19,7 @@ NO_ROW = None  # index of a row that only gives a process something to do
 class DatasetWithSampleIds(Dataset):
     """A map-style data set whose rows carry their own index and the epoch, which is set by `set_epoch`.
 
-    At the index NO_ROW it has a copy of its first row without labels.
+    At the index NO_ROW it has a copy of its first row without labels, numbered as if it came after the last one.
     """
 
     def __init__(self, rows: Dataset):
@@ -32,7 +32,7 @@ class DatasetWithSampleIds(Dataset):
 
     def __getitem__(self, index):
         if index is NO_ROW:
-            return without_labels(self.rows[0]) | {ROW_IDS: 0, EPOCH: int(self._epoch)}
+            return without_labels(self.rows[0]) | {ROW_IDS: len(self), EPOCH: int(self._epoch)}
         return self.rows[index] | {ROW_IDS: int(index), EPOCH: int(self._epoch)}
 
     def set_epoch(self, epoch: int) -> None:

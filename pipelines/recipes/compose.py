@@ -46,6 +46,7 @@ FREE_ON_RESUME = [
     "data.test_*",
     "training.output_dir",
     "training.resume",
+    "training.audit_samples",
     "training.report_to",
     "training.run_name",
     "training.project",

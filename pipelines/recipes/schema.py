@@ -160,6 +160,12 @@ class TrainingSection:
     num_train_epochs: float = doc("passes over the data, where max_steps does not say", 1.0, above=0, at_most=1_000_000)
     per_device_train_batch_size: int = doc("rows per device and forward pass", 8, at_least=1, at_most=2**20)
     gradient_accumulation_steps: int = doc("forward passes per optimizer step", 1, at_least=1, at_most=2**20)
+    global_batch_size: int | None = doc(
+        "rows per optimizer step over all processes, which gradient_accumulation_steps then follows from; null: as the "
+        "two settings above and the number of processes say",
+        at_least=1,
+        at_most=2**30,
+    )
     learning_rate: float = doc("peak learning rate", 1e-3, above=0)
     optim: str = doc(
         "adamw (fused), muon (matrices by torch.optim.Muon, the rest by AdamW), or a transformers optimizer name",
@@ -196,6 +202,7 @@ class TrainingSection:
     logging_steps: int = doc("steps between two lines of metrics", 10, at_least=1)
     save_steps: int = doc("steps between two checkpoints", 500, at_least=1)
     save_total_limit: int = doc("complete checkpoints to keep, at least 2", 2, at_least=2)
+    audit_samples: bool = doc("write the rows and documents of each step into the folder samples of output_dir", False)
     report_to: str | list[str] = doc("none, or any of wandb, trackio, tensorboard", "none")
     resume: bool = doc("go on from the newest complete checkpoint of this same run in output_dir", True)
     extra: dict[str, Any] = doc("every other key of the section: fields of TrainingArguments", {})

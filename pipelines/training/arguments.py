@@ -15,6 +15,7 @@ from ..recipes.checks import check_schedule
 from ..recipes.schema import Recipe, TrainingSection
 from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
 from .engines import check_average, check_launcher, check_whole_matrices, check_world_size, is_true
+from .global_batch import micro_batches, rows_per_step
 from .learning_rate import schedule
 from .lora import check_lora
 
@@ -44,19 +45,29 @@ def device_type() -> str:
     return "cpu" if accelerator is None or not torch.accelerator.is_available() else accelerator.type
 
 
-def total_steps(section: TrainingSection, rows: int | None, world_size: int) -> int | None:
-    """Optimizer steps of the whole run, or None where neither max_steps nor the number of rows is known."""
+def total_steps(section: TrainingSection, rows: int | None, per_step: int) -> int | None:
+    """Optimizer steps of the whole run, or None where neither max_steps nor the number of rows is known.
+
+    per_step: rows of a step, of which an epoch's last one may have fewer.
+    """
     if section.max_steps > 0:
         return section.max_steps
     if rows is None:
         return None
-    batches = -(-rows // (section.per_device_train_batch_size * world_size))
-    per_epoch = max(1, -(-batches // section.gradient_accumulation_steps))
+    per_epoch = max(1, -(-rows // per_step))
     return int(-(-section.num_train_epochs * per_epoch // 1))
 
 
-def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArguments:
+def rows_of(arguments: TrainingArguments) -> int:
+    """The rows of one optimizer step over all processes."""
+    return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+
+
+def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | None = None) -> TrainingArguments:
     """Build TrainingArguments; `rows` (training rows) is needed where a schedule depends on the length of the run.
+
+    per_step: rows of a step of the run that goes on, whose processes may have been more or fewer; None: as the recipe
+    says.
 
     Raises UserError for values that TrainingArguments refuses, such as unknown names.
     """
@@ -83,7 +94,10 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
     check_launcher(section, device, 0 if device == "cpu" else torch.accelerator.device_count())
     if by_launcher or extra.get("deepspeed") is not None:
         say_that_it_compiles()
-    total = total_steps(section, rows, int(os.environ.get("WORLD_SIZE", 1)))
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    per_step = per_step or rows_per_step(section, processes)
+    micro_batch, accumulated = micro_batches(section, processes, per_step)
+    total = total_steps(section, rows, per_step)
     if total is not None:
         check_schedule(section, total)
     scheduler, scheduler_kwargs = schedule(section, total)
@@ -93,9 +107,9 @@ def training_arguments(recipe: Recipe, rows: int | None = None) -> TrainingArgum
         "data_seed": section.seed,
         "max_steps": section.max_steps,
         "num_train_epochs": section.num_train_epochs,
-        "per_device_train_batch_size": section.per_device_train_batch_size,
+        "per_device_train_batch_size": micro_batch,
         "per_device_eval_batch_size": section.per_device_train_batch_size,
-        "gradient_accumulation_steps": section.gradient_accumulation_steps,
+        "gradient_accumulation_steps": accumulated,
         "learning_rate": section.learning_rate,
         "optim": OWN_OPTIMIZERS.get(section.optim, section.optim),
         "weight_decay": section.weight_decay,

@@ -48,8 +48,8 @@ def check_deepspeed(given) -> None:
     if "elasticity" in config or (isinstance(zero, dict) and zero.get("elastic_checkpoint")):
         name = "elasticity" if "elasticity" in config else "zero_optimization.elastic_checkpoint"
         raise UserError(
-            f"{setting}: {name} changes the number of processes of a run, and with it what is computed; remove it, and "
-            f"go on with as many processes as the run began with"
+            f"{setting}: {name} changes what a step computes with the number of processes; remove it (a run goes on "
+            f"with other numbers of processes by itself, with as many rows in a step)"
         )
 
 

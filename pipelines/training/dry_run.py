@@ -13,6 +13,7 @@ from ..objectives.base import evenly_spread
 from ..objectives.prepare import PreparedData
 from ..recipes.schema import Recipe
 from .arguments import total_steps, training_arguments
+from .global_batch import rows_per_step
 from .progress import ProgressLine
 
 
@@ -40,17 +41,19 @@ def one_sentence() -> Iterator[None]:
         raise UserError(f"the first step of the run fails ({what}); --debug shows where") from error
 
 
-def trial_recipe(recipe: Recipe, rows: int | None, world_size: int, folder: str) -> Recipe:
+def trial_recipe(recipe: Recipe, rows: int | None, arguments: TrainingArguments, folder: str) -> Recipe:
     """The recipe with its own schedule and batch, but nothing saved, sent or measured on the way.
 
-    One forward pass makes a step: accumulating more of them needs no other memory.
+    One forward pass makes a step: accumulating more of them needs no other memory. arguments: of the run itself.
     """
-    steps = total_steps(recipe.training, rows, world_size)
+    steps = total_steps(recipe.training, rows, rows_per_step(recipe.training, arguments.world_size))
     training = replace(
         recipe.training,
         output_dir=folder,
         max_steps=steps if steps is not None else recipe.training.max_steps,
+        per_device_train_batch_size=arguments.per_device_train_batch_size,
         gradient_accumulation_steps=1,
+        global_batch_size=None,
         report_to="none",
         logging_steps=1,
     )
@@ -66,7 +69,7 @@ def try_step(recipe: Recipe, arguments: TrainingArguments, data: PreparedData, b
     """
     rows = data.rows["train"]
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
-        recipe = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments.world_size, folder)
+        recipe = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder)
         step = OneStep()
         with one_sentence():
             trainer = build_trainer(recipe, training_arguments(recipe))

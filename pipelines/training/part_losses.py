@@ -11,6 +11,8 @@ from ..data.batch_keys import IGNORE_INDEX
 def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[[int], str]] | None:
     """(names of the parts, number of a row -> its part) of rows, or of some of them, a torch Subset; None: no parts.
 
+    Rows numbered beyond the last one only fill a batch, and have no labels: they count to the first part.
+
     parts_of: as Objective.parts_of; None: there are no parts.
     """
     if parts_of is None or rows is None:
@@ -20,7 +22,8 @@ def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[
     if found is None:
         return None
     names, part_of = found
-    return list(names), part_of if chosen is None else lambda number: part_of(chosen[number])
+    chosen = range(len(rows)) if chosen is None else chosen
+    return list(names), lambda number: part_of(chosen[number]) if number < len(chosen) else names[0]
 
 
 class PartLosses:

@@ -28,6 +28,7 @@ from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
+from .global_batch import micro_batches, rows_per_step
 from .optimizers import muon_parameter_names
 
 CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
@@ -136,7 +137,8 @@ def plan_run(
         eager = recipe.model.attn_implementation == "eager"
         return activations(config, sized, How(half, devices.is_cpu, checkpointing, eager))
 
-    rows, checkpointing = section.per_device_train_batch_size, section.gradient_checkpointing
+    rows, accumulated = micro_batches(section, devices.count, rows_per_step(section, devices.count))
+    checkpointing = section.gradient_checkpointing
     block, average = largest_block(model), section.ema_decay is not None
     split = devices.count
 
@@ -158,7 +160,7 @@ def plan_run(
 
     per_row = flops_of_row(model, config, batch)
     tokens_per_row = batch.tokens + batch.targets
-    tokens_per_step = rows * section.gradient_accumulation_steps * devices.count * tokens_per_row
+    tokens_per_step = rows * accumulated * devices.count * tokens_per_row
     rate, source = peak_rate(devices, half)
     step_seconds = per_row * (tokens_per_step / tokens_per_row) / (rate * mfu)
     steps, why = planned_steps(section, parameters, tokens_per_step, until_trained)
@@ -181,7 +183,7 @@ def plan_run(
         device_memory=devices.memory,
         half=half,
         rows=rows,
-        accumulation=section.gradient_accumulation_steps,
+        accumulation=accumulated,
         tokens=batch.tokens,
         targets=batch.targets,
         tokens_per_step=tokens_per_step,

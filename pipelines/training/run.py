@@ -30,10 +30,11 @@ from ..storage.cache import sha
 from ..storage.checkpoints import STAGING, list_checkpoints
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
-from .arguments import total_steps, training_arguments
+from .arguments import rows_of, total_steps, training_arguments
 from .checkpoint_staging import disk_full_sentence
 from .deepspeed_engine import gather_experts_whole, start_deepspeed, whole_weights
 from .dry_run import try_step
+from .elastic import UNIVERSAL, check_engine_of, reads_universal, shared_out_anew
 from .engines import asked_engine, check_one_device
 from .from_weights import set_aside_before
 from .interpret import validations_of
@@ -90,15 +91,18 @@ def stopped_sentence(number: int, folder: Path) -> str:
     return f"stopped by signal {number}; {found[0]} is complete; the same command goes on from there"
 
 
-def prepared(recipe: Recipe, arguments) -> tuple[PreparedData, TrainingArguments]:
-    """The data, prepared by the main process first, and the arguments of a run that knows their length."""
+def prepared(recipe: Recipe, arguments, per_step: int | None = None) -> tuple[PreparedData, TrainingArguments]:
+    """The data, prepared by the main process first, and the arguments of a run that knows their length.
+
+    per_step: rows of a step of the run that goes on; None: as the recipe says.
+    """
     main = arguments.process_index == 0
     with arguments.main_process_first(local=False, desc="preparing data"):
         data = prepare_data(recipe, progress=main and sys.stdout.isatty())
     if recipe.training.lora is not None:
         data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
     rows = data.rows["train"]
-    arguments = training_arguments(recipe, rows=None if rows.is_stream else len(rows))
+    arguments = training_arguments(recipe, None if rows.is_stream else len(rows), per_step)
     if recipe.evaluation.every_steps is not None and "validation" not in data.rows:
         raise UserError("evaluation.every_steps is set, but the data section names no validation data")
     start_deepspeed(arguments)
@@ -106,9 +110,9 @@ def prepared(recipe: Recipe, arguments) -> tuple[PreparedData, TrainingArguments
 
 
 def total_steps_with(data: PreparedData, arguments) -> Callable[[TrainingSection], int | None]:
-    """RunFolder.total_steps of a run with these data and processes."""
+    """RunFolder.total_steps of a run with these data and rows of a step."""
     rows = data.rows["train"]
-    return partial(total_steps, rows=None if rows.is_stream else len(rows), world_size=arguments.world_size)
+    return partial(total_steps, rows=None if rows.is_stream else len(rows), per_step=rows_of(arguments))
 
 
 def check_by_trying(recipe: Recipe, arguments, sets_aside: bool = False) -> int:
@@ -134,8 +138,9 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
     main = arguments.process_index == 0
     if main and recipe.publish.repo_id is not None:
         resolve_repo_id(recipe.publish.repo_id)
-    data, arguments = prepared(recipe, arguments)
+    data, arguments = prepared(recipe, arguments, told_by_main(main, folder.rows_per_step_before))
     folder.data, folder.total_steps = data.facts, total_steps_with(data, arguments)
+    folder.rows_per_step = rows_of(arguments)
     finished = told_by_main(main, folder.finished)
     if finished is not None:
         if main and not quiet:
@@ -149,13 +154,17 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
     trainer = build_trainer(recipe, folder, arguments, data, model)
     checkpoint = told_by_main(main, lambda: checkpoint_to_go_on(trainer, folder))
     if main:
-        folder.write("running", world_size=arguments.world_size)
+        folder.write("running", world_size=arguments.world_size, rows_per_step=rows_of(arguments))
     if main and not quiet:
         print_start(recipe, data, trainer, checkpoint)
+    if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
+        reads_universal(trainer)
     try:
         return run(trainer, recipe, folder, data, checkpoint, quiet)
     finally:
         trainer.close_trackers()
+        if main:
+            shutil.rmtree(folder.path / UNIVERSAL, ignore_errors=True)
 
 
 def told_by_main(main: bool, look: Callable[[], Any]) -> Any:
@@ -198,7 +207,9 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         eval_dataset=validation,
         data_collator=data.objective.collator(data.packed),
         processing_class=data.processor,
-        run_identity=json.dumps(folder.identity() | {"world_size": arguments.world_size}),
+        run_identity=json.dumps(
+            folder.identity() | {"world_size": arguments.world_size, "rows_per_step": rows_of(arguments)}
+        ),
         muon_learning_rate=section.muon_learning_rate if section.optim == "muon" else None,
         parts_of=data.objective.parts_of,
         average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
@@ -212,15 +223,19 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         shares=partial(share_of_steps, section) if section.restarts else None,
         pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
         engine=asked_engine(section),
+        audits_samples=section.audit_samples,
     )
 
 
 def checkpoint_to_go_on(trainer, folder: RunFolder) -> Path | None:
     """The checkpoint that the run goes on from, None where it begins; raises UserError for one it must not read."""
-    found = folder.checkpoint_to_resume(trainer.args.world_size)
-    if found is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
+    found = folder.checkpoint_to_resume()
+    if found is None:
+        return None
+    check_engine_of(found, trainer.engine)
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         check_own(found, folder.recipe)
-    return found
+    return shared_out_anew(found, trainer.args.world_size) if trainer.is_deepspeed_enabled else found
 
 
 def check_own(checkpoint: Path, recipe: Recipe) -> None:
@@ -267,6 +282,7 @@ def run(
             "steps": trainer.state.global_step,
             "best_step": trainer.state.best_global_step,
             "world_size": trainer.args.world_size,
+            "rows_per_step": rows_of(trainer.args),
             "engine": type(trainer.model_wrapped).__name__,  # what really ran: DDP, DeepSpeedEngine, ...
             "backends": backends_of(plain(trainer.model)),
             "wall_seconds": round(time.time() - started, 1),
@@ -366,6 +382,7 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
         "steps",
         "best_step",
         "world_size",
+        "rows_per_step",
         "engine",
         "backends",
         "wall_seconds",

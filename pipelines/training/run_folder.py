@@ -20,7 +20,7 @@ from ..recipes.schema import Recipe, TrainingSection
 from ..storage.atomic import write_atomically
 from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ..storage.folder_lock import FolderInUse, folder_lock
-from ..words import counted
+from .global_batch import SETTINGS, rows_per_step, same_step
 from .more_steps import differs_in_length_alone, section_of, shared_steps
 
 PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
@@ -53,17 +53,27 @@ def read_identity(path: Path) -> dict[str, Any] | None:
     return stored if readable else None
 
 
+def rows_of_stored(stored: dict) -> int | None:
+    """The rows of a step of a stored run; None where it does not say how many processes trained it."""
+    processes = stored.get("world_size")
+    if "rows_per_step" in stored or processes is None:
+        return stored.get("rows_per_step")
+    return rows_per_step(section_of(stored["recipe"]), processes)
+
+
 @dataclass
 class RunFolder:
     """`output_dir` of a recipe together with the identity of the run that writes into it.
 
     data: fingerprint and sizes of the data; `fingerprint` identifies it. total_steps: training section -> all steps of
-    a run with these data and processes, None where that is not known.
+    a run with these data and rows of a step, None where that is not known. rows_per_step: of all processes; None: not
+    known yet.
     """
 
     recipe: Recipe
     data: dict
     total_steps: Callable[[TrainingSection], int | None] = lambda section: None
+    rows_per_step: int | None = None
 
     @property
     def path(self) -> Path:
@@ -83,7 +93,7 @@ class RunFolder:
         """Raise UserError if `folder` belongs to a run with another recipe or other data, not just to a shorter one."""
         difference = None
         if not self.is_longer_than(stored):
-            difference = resume_difference(stored["recipe"], self.recipe.to_dict())
+            difference = resume_difference(self.recipe_of(stored), self.recipe.to_dict())
         if difference is None and stored["data"]["fingerprint"] != self.data["fingerprint"]:
             difference = (
                 f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
@@ -98,9 +108,29 @@ class RunFolder:
                 f"from its weights with --from-weights, or delete {folder} to start over"
             )
 
+    def rows_per_step_before(self) -> int | None:
+        """The rows of a step of the run that goes on here, where the recipe says of a step what it said there.
+
+        None where no run goes on, and where the recipe now speaks of other rows.
+        """
+        for checkpoint in list_checkpoints(self.path):
+            stored = read_identity(checkpoint / RUN_FILE)
+            if stored is not None:
+                same = same_step(section_of(stored["recipe"]), self.recipe.training)
+                return rows_of_stored(stored) if same else None
+        return None
+
+    def recipe_of(self, stored: dict) -> dict:
+        """The recipe of a stored run, with this one's words for a step of as many rows."""
+        recipe = stored["recipe"]
+        if self.rows_per_step is None or rows_of_stored(stored) != self.rows_per_step:
+            return recipe
+        own = {name: getattr(self.recipe.training, name) for name in SETTINGS}
+        return recipe | {"training": recipe["training"] | own}
+
     def is_longer_than(self, stored: dict) -> bool:
         """Whether the stored run differs from this one in its length alone, and is the shorter one."""
-        if not differs_in_length_alone(stored["recipe"], self.recipe):
+        if not differs_in_length_alone(self.recipe_of(stored), self.recipe):
             return False
         there, here = self.total_steps(section_of(stored["recipe"])), self.total_steps(self.recipe.training)
         return there is not None and here is not None and there < here
@@ -126,7 +156,7 @@ class RunFolder:
             os.replace(checkpoint, self.path / f"decayed-{checkpoint.name}")  # which list_checkpoints does not match
             say(f"{checkpoint} is of the shorter run's last steps; renamed to decayed-{checkpoint.name}")
 
-    def checkpoint_to_resume(self, world_size: int) -> Path | None:
+    def checkpoint_to_resume(self) -> Path | None:
         """The newest complete checkpoint of this very run, or None for an empty folder.
 
         Raises UserError where the folder holds checkpoints of another run, or training.resume forbids going on.
@@ -150,12 +180,6 @@ class RunFolder:
             if stored is None or not isinstance(stored.get("world_size"), int):
                 continue  # damaged: set aside below
             self.check_same_run(checkpoint, stored)
-            if stored["world_size"] != world_size:
-                raise UserError(
-                    f"{checkpoint} was written by {counted(stored['world_size'], 'process', 'processes')} and "
-                    f"{world_size} would go on, with another global batch; start {stored['world_size']}, or choose "
-                    f"another output_dir"
-                )
             own.append((checkpoint, stored))
         self.leave_shorter_runs_end(own)
         return find_last_complete(self.path, report=say)

@@ -13,6 +13,8 @@ from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
 from ..recipes.schema import Recipe
 from ..words import aligned, counted
+from .arguments import rows_of
+from .elastic import processes_of
 from .interpret import interpret, with_interval
 from .lora import plain, trainable_parameters
 from .progress import human_time
@@ -51,7 +53,7 @@ def print_facts(facts: list[tuple[str, str]]) -> None:
 def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
     """Model, data, plan and devices of the run that begins."""
     arguments, section = trainer.args, recipe.training
-    per_step = section.per_device_train_batch_size * section.gradient_accumulation_steps * arguments.world_size
+    per_step = rows_of(arguments)
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
     engine = trainer.accelerator.distributed_type.value
     how = "" if engine == "NO" else f" ({engine})"
@@ -64,7 +66,9 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
     ]
     if checkpoint is not None:
-        facts.append(("start", f"going on from {checkpoint}"))
+        before = processes_of(checkpoint)
+        by = "" if before == arguments.world_size else f", written by {counted(before, 'process', 'processes')}"
+        facts.append(("start", f"going on from {Path(arguments.output_dir) / checkpoint.name}{by}"))
     print_facts(facts)
 
 

@@ -5,7 +5,8 @@ per label, in evaluation and over accumulated batches, for every model; tokens p
 checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
 own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
 5.23: _get_train_sampler, _get_num_items_in_batch, _run_epoch, _determine_best_metric, _load_best_model,
-_get_output_dir, _save_checkpoint, _push_from_checkpoint, _save and _issue_warnings_after_load in trainer.py).
+_get_output_dir, _load_rng_state, _save_checkpoint, _push_from_checkpoint, _save and _issue_warnings_after_load in
+trainer.py).
 """
 
 from contextlib import nullcontext
@@ -22,10 +23,12 @@ from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..publishing.model_card import write_model_card
 from ..storage.checkpoints import list_checkpoints
 from .arguments import refusals
+from .audit import SampleAudit
 from .best_checkpoint import locate_best
 from .checkpoint_average import average_weights
 from .checkpoint_staging import CheckpointStaging
 from .early_stopping import EarlyStopping
+from .elastic import draw_anew, processes_of
 from .engines import check_engine
 from .evaluation_sums import EvaluationSums, float64_device
 from .full_rounds import share_out_in_full_rounds
@@ -66,6 +69,7 @@ class AnyformerTrainer(Trainer):
             `args.lr_scheduler_type`; None: there is none.
         pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
         engine: DDP, DeepSpeed or FSDP: training begins under it or not at all (engines.py); None: under any.
+        audits_samples: whether the rows of each step are written down (audit.py).
         **kwargs: as for transformers' Trainer.
     """
 
@@ -86,6 +90,7 @@ class AnyformerTrainer(Trainer):
         pass_metrics=None,
         shares=None,
         engine: str | None = None,
+        audits_samples: bool = False,
         **kwargs,
     ):
         self.shares = shares
@@ -96,6 +101,7 @@ class AnyformerTrainer(Trainer):
         self.parts_of = parts_of
         parts = parts_of_rows(parts_of, kwargs.get("train_dataset"))
         self.part_losses = None if parts is None else PartLosses(*parts, shifts_labels)
+        bare_rows = kwargs.get("train_dataset")
         kwargs["train_dataset"] = with_sample_ids(kwargs.get("train_dataset"))
         self.position = StreamPosition(kwargs["train_dataset"])
         if self.position.stream is not None:
@@ -124,6 +130,9 @@ class AnyformerTrainer(Trainer):
         self.average = average
         if average is not None:
             self.add_callback(average)
+        self.audit = SampleAudit(folder, bare_rows, self.args.process_index) if audits_samples else None
+        if self.audit is not None:
+            self.add_callback(self.audit)
         self.trackers = replace_trackers(self)
 
     def _choose_loss(self) -> None:
@@ -206,10 +215,18 @@ class AnyformerTrainer(Trainer):
         self._load_rng_state(resume_from_checkpoint)
         self.control.should_training_stop = True
 
+    def _load_rng_state(self, checkpoint):
+        if checkpoint is None or processes_of(Path(checkpoint)) in (None, self.args.world_size):
+            return super()._load_rng_state(checkpoint)
+        draw_anew(self.args.seed, self.state.global_step, self.args.process_index)
+
     def training_step(self, model, inputs, num_items_in_batch=None):
         rows = self._rows = inputs.pop(ROW_IDS, [])
         inputs.pop(EPOCH, None)
         self.position.trained(inputs.pop(POSITION, None))
+        if self.audit is not None:
+            epoch = int(self.state.epoch or 0) if self.position.stream is None else self.position.passes
+            self.audit.trained(self.state.global_step + 1, epoch, rows)
         self.throughput.add_batch(self.model, inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.watch(self.state.global_step + 1, loss, rows)
@@ -310,13 +327,13 @@ class AnyformerTrainer(Trainer):
         return output
 
     def _parts_of_evaluation(self, rows) -> PartLosses | None:
-        """The sums of the losses of each part of some rows. Rows beyond them only fill a batch, and have no labels."""
+        """The sums of the losses of each part of some rows."""
         parts = parts_of_rows(self.parts_of, rows)
         if parts is None:
             return None
         names, part_of = parts
         sums = torch.zeros(len(names), 2, dtype=torch.float64, device=float64_device(self.args.device))
-        return PartLosses(names, lambda row: part_of(row) if row < len(rows) else names[0], self.shifts_labels, sums)
+        return PartLosses(names, part_of, self.shifts_labels, sums)
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         rows = inputs.pop(ROW_IDS, None)

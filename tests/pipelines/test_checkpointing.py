@@ -58,10 +58,10 @@ def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sh
 
     checkpoint, recipe = make(tmp_path, 4), Recipe()
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
-    folder = SimpleNamespace(recipe=recipe, checkpoint_to_resume=lambda world_size: checkpoint)
+    folder = SimpleNamespace(recipe=recipe, checkpoint_to_resume=lambda: checkpoint)
     accelerator = SimpleNamespace(is_main_process=True)
-    trainer = SimpleNamespace(args=SimpleNamespace(world_size=1), accelerator=accelerator)
-    trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled = sharded, False
+    trainer = SimpleNamespace(args=SimpleNamespace(world_size=1), accelerator=accelerator, engine=None)
+    trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled = False, sharded
     if sharded:
         with pytest.raises(UserError, match=r"checkpoint-4: the folder belongs to another user .*--trust-remote-code"):
             checkpoint_to_go_on(trainer, folder)

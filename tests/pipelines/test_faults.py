@@ -239,7 +239,7 @@ def test_a_checkpoint_with_a_malformed_record_is_set_aside_for_the_one_before(fi
     identity = json.dumps(folder.identity() | {"world_size": 1}).encode()
     good, bad = (make(tmp_path, step, {"anyformer_run.json": identity, "weights": b"w"}) for step in (1, 2))
     (bad / file).write_bytes(text.encode("latin-1"))
-    assert folder.checkpoint_to_resume(1) == good
+    assert folder.checkpoint_to_resume() == good
     assert (tmp_path / "corrupt-checkpoint-2").is_dir()
 
 

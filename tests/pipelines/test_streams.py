@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, MixtureSource, TokenizerSection
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from anyformer.pipelines.training.audit import read_audit
 from anyformer.pipelines.training.stream_position import StreamPosition
 from processes import end_in_micro_batch, run_ranks
 from safetensors.torch import load_file
 from test_distributed import TOLERANCE, rank_main
+from test_elastic import killed, run_on
 from torch.utils.data import DataLoader
 
 import anyformer
@@ -186,6 +189,23 @@ def test_passes_that_end_within_a_step_train_as_one_big_batch_and_as_two_process
     run_ranks(2, rank_main, command, *arguments, folder=tmp_path)
     again = final_weights(ranks)
     assert all(torch.equal(again[name], first[name]) for name in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_goes_on_with_other_numbers_of_processes(workers, stream_recipe, command, tmp_path):
+    """One process, two and four, each from where the one before was killed; every row comes once in a pass."""
+    recipe = stream_recipe({"max_steps": 12, "audit_samples": True}, hidden_dropout=0.0)
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    option = f"training.dataloader_num_workers={workers}"
+    killed(command, 1, 7, recipe, run, tmp_path / "one", option)
+    killed(command, 2, 3, recipe, run, tmp_path / "two", option)
+    run_on(4, rank_main, command, recipe, run, tmp_path / "four", option)
+    for ours, expected in zip(lines_of(run), lines_of(whole), strict=True):
+        assert abs(ours["loss"] - expected["loss"]) <= TOLERANCE
+    seen = Counter((line["epoch"], row) for line in read_audit(run) for row in line["rows"])
+    assert set(seen.values()) == {1} and len(seen) == 12 * 8
 
 
 def test_a_checkpoint_without_a_position_is_refused_in_one_sentence(tmp_path):
