@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UserError
+from .words import short_number
 
 LOOK = {
     "figure.dpi": 120,
@@ -131,3 +132,37 @@ def plot_against_length(rows: list[dict], path: Path) -> None:
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
         grid.flat[0].legend()
+
+
+def plot_scaling(result: dict, loss, path: Path) -> None:
+    """Plot the runs of a ladder and the law fitted to them, against parameters and tokens; written to `path`.
+
+    result: of experiments/scaling.py. loss: (parameters, tokens) -> the law's loss. Raises UserError where matplotlib
+    is not installed.
+    """
+    import numpy as np
+
+    runs = result["runs"]
+    with figure(path, columns=2) as panels:
+        for axes, along, across in zip(panels, ("parameters", "tokens"), ("tokens", "parameters")):
+            curves = sorted({run[across] for run in runs})
+            for number, value in enumerate(curves):
+                own = sorted((run for run in runs if run[across] == value), key=lambda run: run[along])
+                color = (0.2, 0.25 + 0.6 * number / max(1, len(curves) - 1), 0.6)
+                line = np.geomspace(min(run[along] for run in runs), max(run[along] for run in runs), 50)
+                other = np.full_like(line, value)
+                axes.plot(line, loss(line, other) if along == "parameters" else loss(other, line), color=color, lw=0.9)
+                for fitted, marker in ((True, "o"), (False, "*")):
+                    points = [run for run in own if run["fitted"] == fitted]
+                    is_first = fitted or not any(run["fitted"] for run in own)
+                    label = f"{short_number(value)} {across}" if is_first else None
+                    if points:
+                        place = [run[along] for run in points], [run["loss"] for run in points]
+                        size = 4 if fitted else 9
+                        axes.plot(*place, marker, color=color, markersize=size, linestyle="none", label=label)
+            axes.set(xlabel=along, ylabel="validation loss, nats per token", xscale="log", yscale="log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
+            axes.legend(fontsize=7)
+        panels[0].set_title("Runs and the fitted law")
+        panels[1].set_title("Stars: the held-out size, not fitted")

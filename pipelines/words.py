@@ -11,6 +11,14 @@ def counted(number: int, noun: str, nouns: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
+def short_number(count: float) -> str:
+    """Return a count as people say it: 4_981_248 -> '4.98M'."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
 def aligned(facts: Iterable[tuple[str, str]], width: int | None = None) -> str:
     """Facts (label, text) as lines whose texts stand below each other, broken at words; width None: not broken."""
     facts = list(facts)

@@ -139,11 +139,3 @@ class _Parts:
 def linear(inputs: int, outputs: int, bias: bool = True) -> int:
     """Parameters of a linear layer."""
     return inputs * outputs + (outputs if bias else 0)
-
-
-def short_number(count: float) -> str:
-    """Return a count as people say it: 4_981_248 -> '4.98M'."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return f"{count:.0f}"

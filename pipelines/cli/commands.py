@@ -8,7 +8,19 @@ from collections.abc import Sequence
 
 from ..errors import UserError, did_you_mean
 
-VERBS = ("list", "train", "preview", "plan", "tokenizer", "evaluate", "generate", "convert", "merge", "publish")
+VERBS = (
+    "list",
+    "train",
+    "preview",
+    "plan",
+    "scaling",
+    "tokenizer",
+    "evaluate",
+    "generate",
+    "convert",
+    "merge",
+    "publish",
+)
 LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "suites", "sources")
 PLUGIN_HELP = (
     "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
@@ -147,6 +159,7 @@ def build_parser() -> Parser:
         _add_train,
         _add_preview,
         _add_plan,
+        _add_scaling,
         _add_tokenizer,
         _add_evaluate,
         _add_generate,
@@ -228,6 +241,12 @@ def _add_plan(verbs) -> Parser:
     from .plan_command import add_plan  # here: as for evaluate
 
     return add_plan(verbs)
+
+
+def _add_scaling(verbs) -> Parser:
+    from .scaling_command import add_scaling  # here: as for evaluate
+
+    return add_scaling(verbs)
 
 
 def _add_tokenizer(verbs) -> Parser:

@@ -13,13 +13,13 @@ from typing import Literal, get_args, get_origin, get_type_hints
 from rich.console import Console
 from rich.table import Table
 
-from ..accounting.parameter_count import count_active_parameters, count_parameters, short_number
+from ..accounting.parameter_count import count_active_parameters, count_parameters
 from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
 from ..recipes.compose import describe_objective, load_preset, names_of
 from ..recipes.files import shipped, shipped_yaml
 from ..recipes.schema import ModelSection
-from ..words import aligned, counted
+from ..words import aligned, counted, short_number
 from .settings_help import explained
 
 # A pipe has no width; wide enough that no row of ours is broken, so that grep finds whole lines.

@@ -6,13 +6,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ..accounting.flops import active_parameters
-from ..accounting.parameter_count import short_number
 from ..adapters import is_adapter
 from ..backends import backends_of
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
 from ..recipes.schema import Recipe
-from ..words import aligned, counted
+from ..words import aligned, counted, short_number
 from .arguments import rows_of
 from .elastic import processes_of
 from .interpret import interpret, with_interval

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from anyformer.modeling.legality import check_legal
-from anyformer.pipelines.accounting.parameter_count import count_parameters, short_number
+from anyformer.pipelines.accounting.parameter_count import count_parameters
 from anyformer.pipelines.recipes.compose import load_preset
 from anyformer.pipelines.recipes.files import shipped
 from anyformer.pipelines.recipes.introspection import family_fields
+from anyformer.pipelines.words import short_number
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig

@@ -1,0 +1,115 @@
+"""`anyformer scaling`: how the loss of a recipe falls with parameters and tokens, from a ladder of small runs."""
+
+from ..errors import UserError
+from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
+
+
+def add_scaling(verbs) -> Parser:
+    """Add the verb to the parser's."""
+    parser = verbs.add_parser(
+        "scaling",
+        help="train a ladder of sizes and fit the law of their losses",
+        description="Train a recipe in several widths for several numbers of steps, fit the law\n"
+        "L = E + A / parameters^alpha + B / tokens^beta (Hoffmann et al. 2022) to all but the widest, and\n"
+        "see how well it predicts that one. The runs lie in output_dir and are ordinary ones: the same\n"
+        "command goes on where it was stopped.",
+        epilog="examples:\n"
+        "  anyformer scaling quickstart\n"
+        "  anyformer scaling tinyshakespeare_char --widths 32,64,96,128 --steps 250,500,1000",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe (name or YAML file), of the largest size")
+    _add_overrides(parser)
+    parser.add_argument(
+        "--widths", type=numbers, help="hidden sizes (default: a quarter, 3/8, half, 3/4 and all of the recipe's)"
+    )
+    parser.add_argument(
+        "--steps", type=numbers, help="lengths of the runs (default: a quarter, half and all of training.max_steps)"
+    )
+    parser.add_argument(
+        "--bootstrap", type=_at_least(0), default=200, help="resamples for the 90 %% intervals (default 200; 0: none)"
+    )
+    _add_trust(parser)
+    parser.set_defaults(run=_run_scaling)
+    return parser
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"{text} is no list of whole numbers, such as 64,96,128") from None
+
+
+def _run_scaling(args) -> int:
+    from ..experiments.ladder import FEWEST, ladder, steps_of, widths_of
+    from ..recipes.compose import load_recipe
+
+    notes: list[str] = []
+    recipe = load_recipe(args.recipe, args.overrides, notes)
+    if recipe.publish.repo_id is not None:
+        raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with scaling, whose runs are many")
+    widths, steps = widths_of(recipe, args.widths), steps_of(recipe, args.steps)
+    rungs = ladder(recipe, widths, steps)
+    if (len(widths) - 1) * len(steps) < FEWEST:
+        raise UserError(
+            f"{len(widths)} widths and {len(steps)} lengths leave {(len(widths) - 1) * len(steps)} runs without the "
+            f"widest, and five numbers are fitted to them; give {FEWEST} or more by --widths and --steps"
+        )
+
+    def load(settings: list[str]):
+        one = load_recipe(args.recipe, [*args.overrides, *settings])
+        one.trust_remote_code = args.trust_remote_code
+        return one
+
+    for rung in rungs:
+        load(rung.settings)  # what a width does not go with is said before the first run
+    _say(notes)
+    _say_loading()
+    from ..experiments.scaling import report, train_ladder
+
+    code = train_ladder(load, rungs)
+    if not code:
+        print_report(report(recipe, rungs, args.bootstrap), recipe.training.output_dir)
+    return code
+
+
+def print_report(result: dict, folder: str) -> None:
+    """The runs, the law with its intervals, and how well the widest was predicted."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..words import aligned
+    from .listing import PIPE_WIDTH
+
+    terminal = Console(highlight=False)
+    console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for name in ("width", "steps", "parameters", "tokens", "loss", "by the law", "error", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for run in result["runs"]:
+        error = run["predicted"] / run["loss"] - 1
+        counts = (f"{run[name]:,}" for name in ("width", "steps", "parameters", "tokens"))
+        mark = "" if run["fitted"] else "held out"
+        table.add_row(*counts, f"{run['loss']:.4f}", f"{run['predicted']:.4f}", f"{error:+.2%}", mark)
+    console.print(table)
+    law, edges = result["law"], result.get("intervals", {})
+
+    def with_edges(name: str) -> str:
+        low, high = edges.get(name, (None, None))
+        return f"{law[name]:.3g}" + ("" if low is None else f" ({low:.3g} to {high:.3g})")
+
+    plain = result["without_irreducible"]
+    published = (f"{source} {both['alpha']} and {both['beta']}" for source, both in result["published"].items())
+    of_size = f"{law['a']:.4g} / parameters^{law['alpha']:.4g}"
+    of_length = f"{law['b']:.4g} / tokens^{law['beta']:.4g}"
+    facts = [
+        ("law", f"loss = {law['irreducible']:.4g} + {of_size} + {of_length}; parameters without embeddings and head"),
+        ("exponents", f"{with_edges('alpha')} of parameters, {with_edges('beta')} of tokens"),
+        ("without E", f"{plain['alpha']:.3g} of the longest fitted runs, {plain['beta']:.3g} of the widest"),
+        ("published", "; ".join(published)),
+        ("best", f"c times the compute: c^{with_edges('share_of_parameters')} times the parameters, the rest tokens"),
+        *(("note", sentence) for sentence in result["notes"]),
+        ("written", f"{folder}/scaling.json, and scaling.png where matplotlib is installed"),
+    ]
+    console.print(aligned(facts, console.width if terminal.is_terminal else None), markup=False, soft_wrap=True)

@@ -1,0 +1,118 @@
+"""A ladder of runs, the law of scaling that they follow, and how well it predicts a larger model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from ..accounting.parameter_count import count_parameters
+from ..errors import UserError
+from ..plots import can_plot, plot_scaling
+from ..recipes.schema import Recipe
+from ..storage.atomic import write_atomically
+from ..training.run import train
+from ..words import counted
+from .ladder import FEWEST, Rung
+from .scaling_law import PUBLISHED, bootstrap, fit, interval, slope
+
+FILE, PICTURE = "scaling.json", "scaling.png"
+REPEATED = 4  # passes over the same text that are worth nearly as much as new text (Muennighoff et al. 2023, figure 5)
+
+
+def train_ladder(load: Callable[[list[str]], Recipe], rungs: list[Rung], *, quiet: bool = False) -> int:
+    """Train the runs of a ladder, or go on: each is an ordinary run, and one that is finished is not made again.
+
+    load: settings -> the recipe with them. Returns the exit code: that of the first run which was stopped, else 0.
+    """
+    for number, rung in enumerate(rungs, 1):
+        if not quiet:
+            print(f"run {number} of {len(rungs)}: width {rung.width}, {counted(rung.steps, 'step')}, in {rung.folder}")
+        code = train(load(rung.settings), quiet=quiet)
+        if code:
+            return code
+    return 0
+
+
+def measured(rung: Rung) -> dict:
+    """What a finished run says: parameters without embeddings and head, tokens trained, validation loss.
+
+    Raises UserError where its data have no tokens to count, or it has no validation data.
+    """
+    run = json.loads((rung.folder / "run.json").read_text(encoding="utf-8"))
+    data, loss = run["data"]["train"], run["metrics"].get("validation_loss")
+    if loss is None:
+        raise UserError(f"{rung.folder} has no validation loss; set data.validation_fraction or data.validation_files")
+    if "tokens" not in data or "rows" not in data:
+        raise UserError(f"{rung.folder}: its training data have no number of tokens, which a law of scaling counts by")
+    config = AutoConfig.from_pretrained(rung.folder)
+    config.vocab_size = 0
+    trained = run["steps"] * run["rows_per_step"] * data["tokens"] / data["rows"]
+    return {
+        "width": rung.width,
+        "steps": run["steps"],
+        "parameters": count_parameters(config, active=True),
+        "tokens": round(trained),
+        "passes": trained / data["tokens"],
+        "loss": loss,
+        "folder": str(rung.folder),
+    }
+
+
+def report(recipe: Recipe, rungs: list[Rung], resamples: int) -> dict:
+    """The law of a finished ladder, written to output_dir/scaling.json, and to scaling.png where matplotlib is there.
+
+    The widest model's runs are not fitted: they show how well the law predicts. Raises UserError for too few runs.
+    """
+    runs = [measured(rung) for rung in rungs]
+    widest = max(run["width"] for run in runs)
+    known = [run for run in runs if run["width"] < widest]
+    if len(known) < FEWEST:
+        raise UserError(
+            f"there are {counted(len(known), 'run')} without the widest, and five numbers are fitted to them; {FEWEST} "
+            f"are needed"
+        )
+    columns = [[run[name] for run in known] for name in ("parameters", "tokens", "loss")]
+    law = fit(*columns)
+    others = bootstrap(*columns, law, resamples, recipe.training.seed)
+    for run in runs:
+        run["predicted"], run["fitted"] = float(law.loss(run["parameters"], run["tokens"])), run["width"] < widest
+        if others:
+            run["interval"] = interval([other.loss(run["parameters"], run["tokens"]) for other in others])
+    longest, widest_known = max(run["steps"] for run in known), max(run["width"] for run in known)
+    by_size = [run for run in known if run["steps"] == longest]
+    by_length = [run for run in known if run["width"] == widest_known]
+    result = {
+        "recipe": recipe.name,
+        "runs": runs,
+        "law": vars(law) | {"share_of_parameters": law.share_of_parameters},
+        "without_irreducible": {
+            "alpha": slope([run["parameters"] for run in by_size], [run["loss"] for run in by_size]),
+            "beta": slope([run["tokens"] for run in by_length], [run["loss"] for run in by_length]),
+        },
+        "published": {source: {"alpha": alpha, "beta": beta} for source, (alpha, beta) in PUBLISHED.items()},
+        "notes": notes_on(runs, law),
+    }
+    if others:
+        names = (*vars(law), "share_of_parameters")
+        result["intervals"] = {name: interval([getattr(other, name) for other in others]) for name in names}
+    folder = Path(recipe.training.output_dir)
+    write_atomically(folder / FILE, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if can_plot():
+        plot_scaling(result, lambda n, d: law.loss(n, d), folder / PICTURE)
+    return result
+
+
+def notes_on(runs: list[dict], law) -> list[str]:
+    """Sentences on what the law does not tell."""
+    found = []
+    most = max(run["passes"] for run in runs)
+    if most > REPEATED:
+        found.append(
+            f"the longest runs read their text {most:.1f} times, and the law knows no text that is read again; give "
+            f"more text, or fewer steps"
+        )
+    for name, value in (("alpha", law.alpha), ("beta", law.beta)):
+        if not 0.01 < value < 4.9:
+            found.append(f"{name} is {value:.2g}, at the edge of what is tried: these runs do not tell it")
+    return found
