@@ -152,6 +152,7 @@ NOT_RUN = [
         "later commands have the run as it is; test_more_steps.py extends one",
         arguments_parse,
     ),
+    NotRun("anyformer scaling quickstart ", "fifteen runs; test_scaling.py makes eight", arguments_parse),
     NotRun("anyformer convert gpt2 ", "the Hub", arguments_parse),
     NotRun(
         "anyformer train imdb_classify model.name_or_path=runs/imdb_mlm 'training.lora=",
