@@ -3,11 +3,11 @@
 Standard library only: a mistake in a name is told before torch is imported.
 """
 
-import os
 import re
 from dataclasses import dataclass
 
 from ..errors import UserError, nearest
+from .host_memory import memory_of_this_machine
 
 # Dense bfloat16 tensor-core rates from the vendors' data sheets, in FLOP/s; the first key in the device's name counts.
 DATA_SHEET_BF16 = {
@@ -79,8 +79,3 @@ def devices_of(text: str) -> Devices:
     (name,) = named
     card = name.partition("-")[0]
     return Devices(name, count, MEMORY[name], DATA_SHEET_BF16[card], DATA_SHEET_FP32[card])
-
-
-def memory_of_this_machine() -> int:
-    """Bytes of memory that the machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

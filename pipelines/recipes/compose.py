@@ -63,6 +63,7 @@ FREE_ON_RESUME = [
     "training.skip_memory_metrics",
     "training.debug",
     "training.ddp_timeout",
+    "training.gradient_checkpointing",
 ]
 
 

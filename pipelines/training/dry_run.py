@@ -14,6 +14,7 @@ from ..objectives.prepare import PreparedData
 from ..recipes.schema import Recipe
 from .arguments import total_steps, training_arguments
 from .global_batch import rows_per_step
+from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .progress import ProgressLine
 
 
@@ -30,13 +31,18 @@ class OneStep(TrainerCallback):
 
 
 @contextmanager
-def one_sentence() -> Iterator[None]:
-    """Make a UserError of whatever ends the trial: memory that does not suffice, options that nobody looked at."""
+def one_sentence(recipe: Recipe) -> Iterator[None]:
+    """Make a UserError of whatever ends the trial: memory that does not suffice, options that nobody looked at.
+
+    recipe: the run's own.
+    """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise UserError(out_of_memory_sentence(recipe, error)) from error
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"the first step of the run fails ({what}); --debug shows where") from error
 
@@ -69,10 +75,10 @@ def try_step(recipe: Recipe, arguments: TrainingArguments, data: PreparedData, b
     """
     rows = data.rows["train"]
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
-        recipe = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder)
+        trial = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder)
         step = OneStep()
-        with one_sentence():
-            trainer = build_trainer(recipe, training_arguments(recipe))
+        with one_sentence(recipe):
+            trainer = build_trainer(trial, training_arguments(trial))
             trainer.args.save_strategy = "no"
             trainer.remove_callback(ProgressLine)
             trainer.add_callback(step)
@@ -87,7 +93,7 @@ def try_step(recipe: Recipe, arguments: TrainingArguments, data: PreparedData, b
         for split, others in data.rows.items():
             if split != "train":
                 some = evenly_spread(len(others), trainer.args.per_device_eval_batch_size * arguments.world_size)
-                with one_sentence():
+                with one_sentence(recipe):
                     measured = trainer.evaluate(torch.utils.data.Subset(others, some), metric_key_prefix=split)
                 facts["other losses"][split] = measured[f"{split}_loss"]
     return trainer, facts

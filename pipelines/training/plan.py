@@ -6,7 +6,7 @@ ones counted once. What it means in bytes and seconds stands in accounting/.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,36 @@ class StagePlan:
     fits: bool
     largest_rows: int
     largest_rows_checkpointed: int
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of a training step on one device, by its rows and by how states are shared.
+
+    batch: of which the rows are left open. moments: bytes of the optimizer's states. block: parameters of the largest.
+    """
+
+    config: Any
+    batch: Batch
+    on_cpu: bool
+    half: bool
+    eager: bool
+    parameters: int
+    moments: int
+    block: int
+    average: bool
+
+    def held(self, rows: int, checkpointing: bool) -> Activations:
+        """Beside the states."""
+        how = How(self.half, self.on_cpu, checkpointing, self.eager)
+        return activations(self.config, replace(self.batch, rows=rows), how)
+
+    def states(self, stage: str, devices: int) -> TrainingStates:
+        return training_states(stage, self.parameters, self.moments, devices, self.half, self.block, self.average)
+
+    def largest_rows(self, left: int, checkpointing: bool) -> int:
+        """The most rows whose activations fit into so many bytes."""
+        return largest_rows(lambda rows: self.held(rows, checkpointing).peak, left)
 
 
 @dataclass(frozen=True)
@@ -122,33 +152,18 @@ def plan_run(
     objective, section, notes = objective_of(recipe), recipe.training, []
     config = planned_config(recipe, objective, notes)
     model = built_without_weights(recipe, objective, config)
-    half = computes_in_half(section, devices)
-    batch = planned_batch(recipe, objective, config, model)
-    parameters = model.num_parameters()
-    if section.lora is not None:
-        notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
-    if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
-        notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
-    moments = optimizer_bytes(section.optim, model, notes)
-    notes += [f"activations of {kind} are a rough estimate" for kind in kinds_of_their_own(config)]
-
-    def held(rows: int, checkpointing: bool) -> Activations:
-        sized = Batch(rows, batch.tokens, batch.targets, batch.labelled, batch.vocabulary)
-        eager = recipe.model.attn_implementation == "eager"
-        return activations(config, sized, How(half, devices.is_cpu, checkpointing, eager))
-
+    memory = step_memory(recipe, objective, model, devices, notes)
+    batch, parameters, half, held = memory.batch, memory.parameters, memory.half, memory.held
     rows, accumulated = micro_batches(section, devices.count, rows_per_step(section, devices.count))
     checkpointing = section.gradient_checkpointing
-    block, average = largest_block(model), section.ema_decay is not None
-    split = devices.count
 
-    def staged(name: str, count: int = split) -> TrainingStates:
-        return training_states(name, parameters, moments, count, half, block, average)
+    def staged(name: str, count: int = devices.count) -> TrainingStates:
+        return memory.states(name, count)
 
     def planned(name: str) -> StagePlan:
         states = staged(name)
         total, left = states.total + held(rows, checkpointing).peak, devices.memory - states.total
-        most = [largest_rows(lambda n, way=way: held(n, way).peak, left) for way in (False, True)]
+        most = [memory.largest_rows(left, way) for way in (False, True)]
         return StagePlan(states, total, total <= devices.memory, *most)
 
     tried = STAGES_OF_MUON if section.optim == "muon" else STAGES_TO_TRY
@@ -203,6 +218,28 @@ def plan_run(
         steps_source=why,
         seconds=steps * step_seconds,
         notes=notes,
+    )
+
+
+def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, notes: list[str]) -> StepMemory:
+    """What a step of the recipe takes. model: one of ours, of which shapes alone are read. notes: get what is rough."""
+    section, config = recipe.training, model.config
+    if section.lora is not None:
+        notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
+    if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
+        notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
+    moments = optimizer_bytes(section.optim, model, notes)
+    notes += [f"activations of {kind} are a rough estimate" for kind in kinds_of_their_own(config)]
+    return StepMemory(
+        config=config,
+        batch=planned_batch(recipe, objective, config, model),
+        on_cpu=devices.is_cpu,
+        half=computes_in_half(section, devices),
+        eager=recipe.model.attn_implementation == "eager",
+        parameters=model.num_parameters(),
+        moments=moments,
+        block=largest_block(model),
+        average=section.ema_decay is not None,
     )
 
 

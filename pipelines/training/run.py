@@ -41,6 +41,7 @@ from .interpret import validations_of
 from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
 from .models import build_model, check_length
+from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .run_folder import RunFolder
 from .stop_signal import StopAtOnce
 from .summary import print_dry_run, print_result, print_start
@@ -55,7 +56,8 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
     `sets_aside` the recipe begins from the run that is in its output_dir, which is renamed first (from_weights.py).
 
     Raises:
-        UserError: a mistake in recipe, data or folders, before any training; a full disk or a NaN loss during it.
+        UserError: a mistake in recipe, data or folders, before any training; during it a full disk, a NaN loss, or too
+            little memory.
     """
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
@@ -76,10 +78,15 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
             if not quiet:
                 print(stopped_sentence(stop.received, folder.path))
             return 128 + stop.received
-        if isinstance(error, UserError) or not isinstance(error, Exception) or not is_disk_full(error, folder.path):
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            raise
+        full = is_disk_full(error, folder.path)
+        if not full and not is_out_of_memory(error):
             raise
         if main:
             shutil.rmtree(folder.path / STAGING, ignore_errors=True)
+        if not full:
+            raise UserError(out_of_memory_sentence(recipe, error)) from error
         raise UserError(disk_full_sentence(folder.path, f"a file of {folder.path}")) from error
 
 

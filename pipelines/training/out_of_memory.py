@@ -1,0 +1,126 @@
+"""Out of memory: what a recipe can change so that its run fits, and by how much, in one sentence."""
+
+import errno
+import traceback
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
+from ..accounting.devices import CPU, Devices
+from ..accounting.host_memory import limit_of_process, memory_of_this_machine
+from ..errors import UserError
+from ..plugins import objective_of
+from ..recipes.schema import Recipe
+from ..words import counted
+from .arguments import device_type
+from .engines import asked_engine
+from .plan import StepMemory, built_without_weights, planned_config, step_memory
+
+# Beside what accelerate knows: other wordings of CUDA, of C++, and of a worker that cannot be started.
+MESSAGES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc", "Cannot allocate memory")
+WHOLE = (None, "DDP")  # engines that keep all states on each device
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error came from memory that does not suffice, of a device or of the host."""
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        if isinstance(error, RuntimeError) and (
+            should_reduce_batch_size(error) or any(text in str(error) for text in MESSAGES)
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def out_of_memory_sentence(recipe: Recipe, error: BaseException) -> str:
+    """What a user reads: where memory did not suffice, and two settings with values that need less."""
+    evaluates = any(frame.name == "evaluation_loop" for frame in traceback.extract_tb(error.__traceback__))
+    traceback.clear_frames(error.__traceback__)  # which hold the activations, and advice takes some memory as well
+    devices = this_device()
+    rows = evaluation_rows(recipe) if evaluates else recipe.training.per_device_train_batch_size
+    ways = ways_out(recipe, evaluates, devices, memory_of_recipe(recipe, devices))
+    what = "an evaluation" if evaluates else "training"
+    return (
+        f"out of memory ({devices.memory / 1e9:.1f} GB on {devices.name}) in {what} with {counted(rows, 'row')} at a "
+        f"time; set {', or '.join(ways[:2])}"
+    )
+
+
+def this_device() -> Devices:
+    """One device of this process. A CPU's memory is what the machine, its container and its shell allow."""
+    kind = device_type()
+    if kind == CPU:
+        return Devices(CPU, 1, min(memory_of_this_machine(), limit_of_process() or 2**63), None, None)
+    if kind != "cuda":
+        return Devices(kind, 1, memory_of_this_machine(), None, None)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Devices(properties.name, 1, properties.total_memory, None, None)
+
+
+def memory_of_recipe(recipe: Recipe, devices: Devices) -> StepMemory | None:
+    """What `anyformer plan` says of a step; None where it counts nothing: other architectures, adapters, shards."""
+    if recipe.training.lora is not None or asked_engine(recipe.training) not in WHOLE:
+        return None
+    try:
+        objective = objective_of(recipe)
+        model = built_without_weights(recipe, objective, planned_config(recipe, objective, []))
+        return step_memory(recipe, objective, model, devices, [])
+    except (UserError, TypeError):  # TypeError: rows whose length only the data know
+        return None
+
+
+def evaluation_rows(recipe: Recipe) -> int:
+    return recipe.training.extra.get("per_device_eval_batch_size") or recipe.training.per_device_train_batch_size
+
+
+def ways_out(recipe: Recipe, evaluates: bool, devices: Devices, memory: StepMemory | None) -> list[str]:
+    """Settings with the values that need less memory, the most effective first.
+
+    memory: what the plan says of a step; None: the number of rows is halved.
+    """
+    training, ways = recipe.training, []
+    if evaluates:
+        if (rows := evaluation_rows(recipe)) > 1:
+            ways.append(f"training.per_device_eval_batch_size={rows // 2} instead of {rows} (the results are the same)")
+    else:
+        ways += fewer_rows(recipe, devices, memory)
+        if not training.gradient_checkpointing:
+            ways.append(f"training.gradient_checkpointing=true{saved_by_checkpointing(recipe, memory)}")
+    lengths = {name: length for name, length in objective_of(recipe).lengths().items() if (length or 0) > 1}
+    if lengths:
+        name = max(lengths, key=lengths.get)
+        ways.append(f"{recipe.learned_section}.{name}={lengths[name] // 2} instead of {lengths[name]}")
+    if devices.name != CPU and training.bf16 is False and not training.extra.get("fp16"):
+        ways.append("training.bf16=true, which keeps activations in half the bytes")
+    if asked_engine(training) not in ("DeepSpeed", "FSDP"):
+        ways.append(
+            "--launch zero3_offload, which splits the states over processes and keeps them in the host's memory"
+        )
+    return [*ways, "a smaller model"]
+
+
+def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None) -> list[str]:
+    """Fewer rows at a time and more of them accumulated: as many as the plan says, at most half of what there are."""
+    training = recipe.training
+    rows, times = training.per_device_train_batch_size, training.gradient_accumulation_steps
+    if rows == 1:
+        return []
+    most = rows // 2
+    if memory is not None:
+        planned = memory.largest_rows(devices.memory - memory.states("none", 1).total, training.gradient_checkpointing)
+        most = planned if 0 < planned < rows else most
+    fewer = max(number for number in range(1, most + 1) if rows * times % number == 0)
+    return [
+        f"training.per_device_train_batch_size={fewer} with training.gradient_accumulation_steps="
+        f"{rows * times // fewer} instead of {rows} with {times} (the same global batch)"
+    ]
+
+
+def saved_by_checkpointing(recipe: Recipe, memory: StepMemory | None) -> str:
+    """What the plan says that recomputing activations saves, in words."""
+    if memory is None:
+        return ""
+    whole, less = (memory.held(recipe.training.per_device_train_batch_size, way).peak / 1e9 for way in (False, True))
+    return f" (activations of {less:.2f} GB instead of {whole:.2f}, by anyformer plan)"
