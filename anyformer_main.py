@@ -6,6 +6,7 @@ is loaded first, `anyformer/__init__.py` leaves the registration to the command 
 """
 
 import os
+import signal
 import sys
 
 # Under `python -m anyformer_main` this module is called __main__; anyformer/__init__.py looks for its own name.
@@ -20,7 +21,10 @@ def main(argv: list[str] | None = None) -> int:
         sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != doors]
     from anyformer.pipelines.cli.commands import main as run
 
-    return run(sys.argv[1:] if argv is None else argv)
+    code = run(sys.argv[1:] if argv is None else argv)
+    if code > 128:  # stopped by a signal: its echo (training/stop_signal.py) must not change how the process ends
+        signal.signal(code - 128, signal.SIG_IGN)
+    return code
 
 
 if __name__ == "__main__":

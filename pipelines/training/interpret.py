@@ -1,6 +1,7 @@
 """What the numbers at the end of a run say, in sentences, and how sure they are."""
 
 from ..plugins import METRICS
+from ..words import counted
 from .progress import short_metric
 
 # A validation that was better than the last one by less than this share is noise of the rows that it was measured on.
@@ -47,7 +48,27 @@ def interpret(run: dict) -> list[str]:
                 found.append(
                     f"the {split} accuracy is not above {share:.4f}, that of always answering {frequent}; {more}"
                 )
-    return [*found, *better_before(run)]
+    return [*found, *better_before(run), *mishaps(run)]
+
+
+def mishaps(run: dict) -> list[str]:
+    """What the guards of the training have reported (step_guard.py, router_statistics.py)."""
+    found = []
+    if "skipped_steps" in run:
+        number, steps = run["skipped_steps"]["number"], [str(one["step"]) for one in run["skipped_steps"]["steps"]]
+        shown = f"{', '.join(steps[:8])}{', ...' if number > 8 else ''}"
+        found.append(
+            f"{counted(number, 'step')} of {run['steps']} {'was' if number == 1 else 'were'} left out, for a bad loss "
+            f"or gradient norm ({shown}); run.json says why"
+        )
+    if "grad_norm_warnings" in run:
+        found.append(
+            f"{counted(run['grad_norm_warnings'], 'gradient norm')} far above the usual; metrics.jsonl has them"
+        )
+    if "collapsed_layers" in run:
+        layers = ", ".join(map(str, run["collapsed_layers"]))
+        found.append(f"few experts were at work at the end in sparse layers {layers}; router.jsonl has their loads")
+    return found
 
 
 def better_before(run: dict) -> list[str]:

@@ -37,6 +37,8 @@ def progress_words(logs: dict, eta: float | None = None) -> list[str]:
         words.append(f"MFU {logs['mfu']:.0%}")
     if "memory_gb" in logs:
         words.append(f"{logs['memory_gb']:.1f} GB")
+    if "skipped_steps" in logs:
+        words.append(f"left out {logs['skipped_steps']}")
     if "router_load_max" in logs:
         words.append(f"expert load {logs['router_load_min']:.2f}-{logs['router_load_max']:.2f}")
     return words

@@ -31,6 +31,7 @@ from ..storage.checkpoints import STAGING, list_checkpoints
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
 from .arguments import rows_of, total_steps, training_arguments
+from .auto_batch import check_auto_batch, find_batch, found_before, with_rows
 from .checkpoint_staging import disk_full_sentence
 from .deepspeed_engine import gather_experts_whole, start_deepspeed, whole_weights
 from .dry_run import try_step
@@ -43,6 +44,7 @@ from .lora import plain, trainable_parameters
 from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .run_folder import RunFolder
+from .step_guard import StepGuard, check_step_guard
 from .stop_signal import StopAtOnce
 from .summary import print_dry_run, print_result, print_start
 
@@ -63,9 +65,16 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
     check_one_device(arguments.n_gpu)
+    check_step_guard(recipe.training)
+    found = None
+    if recipe.training.auto_batch:
+        check_auto_batch(recipe)
+        if not sets_aside and (found := found_before(recipe)) is not None:
+            recipe = with_rows(recipe, found["rows"])
+            arguments = training_arguments(recipe)
     if dry_run:
-        return check_by_trying(recipe, arguments, sets_aside)
-    folder, main = RunFolder(recipe, {}), arguments.process_index == 0
+        return check_by_trying(recipe, arguments, found, sets_aside)
+    folder, main = RunFolder(recipe, {}, auto_batch=found), arguments.process_index == 0
     if sets_aside:
         told_by_main(main, lambda: set_aside_before(folder.path))
     stop = StopAtOnce(active=main)
@@ -77,6 +86,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
             shutil.rmtree(folder.path / STAGING, ignore_errors=True)
             if not quiet:
                 print(stopped_sentence(stop.received, folder.path))
+            stop.close()
             return 128 + stop.received
         if isinstance(error, UserError) or not isinstance(error, Exception):
             raise
@@ -86,7 +96,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
         if main:
             shutil.rmtree(folder.path / STAGING, ignore_errors=True)
         if not full:
-            raise UserError(out_of_memory_sentence(recipe, error)) from error
+            raise UserError(out_of_memory_sentence(folder.recipe, error)) from error
         raise UserError(disk_full_sentence(folder.path, f"a file of {folder.path}")) from error
 
 
@@ -122,7 +132,7 @@ def total_steps_with(data: PreparedData, arguments) -> Callable[[TrainingSection
     return partial(total_steps, rows=None if rows.is_stream else len(rows), per_step=rows_of(arguments))
 
 
-def check_by_trying(recipe: Recipe, arguments, sets_aside: bool = False) -> int:
+def check_by_trying(recipe: Recipe, arguments, found: dict | None, sets_aside: bool = False) -> int:
     """The dry run: prepare the data, build the model, make one step and measure one batch; keep nothing of it."""
     data, arguments = prepared(recipe, arguments)
     if not sets_aside:
@@ -130,14 +140,34 @@ def check_by_trying(recipe: Recipe, arguments, sets_aside: bool = False) -> int:
     set_seed(arguments.seed)
     model = build_model(recipe, data, arguments, quiet=True)
     check_length(data.objective, model.config, trains=True)
+    if recipe.training.auto_batch and found is None:
+        recipe, arguments, found = with_found_batch(recipe, data, model, arguments)
 
     def trial_trainer(trial: Recipe, trial_arguments):
         return build_trainer(trial, RunFolder(trial, data.facts), trial_arguments, data, model)
 
     trainer, facts = try_step(recipe, arguments, data, trial_trainer)
     if arguments.process_index == 0:
-        print_dry_run(data, trainer, facts)
+        print_dry_run(data, trainer, facts | {"auto_batch": found})
     return 0
+
+
+def with_found_batch(recipe: Recipe, data: PreparedData, model, arguments) -> tuple[Recipe, TrainingArguments, dict]:
+    """The recipe, and its arguments, with the most rows at a time that fit; and what run.json says of them."""
+    from accelerate.utils import gather_object
+
+    rows = data.rows["train"]
+    length = None if rows.is_stream else len(rows)
+
+    def trial_trainer(trial: Recipe):
+        return build_trainer(trial, RunFolder(trial, data.facts), training_arguments(trial, rows=length), data, model)
+
+    def agree(fit: int) -> int:
+        return min(gather_object([fit]))
+
+    found = find_batch(recipe, data, model, arguments, trial_trainer, agree)
+    recipe = with_rows(recipe, found["rows"])
+    return recipe, training_arguments(recipe, rows=length), found
 
 
 def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
@@ -158,12 +188,15 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
     set_seed(arguments.seed)
     model = build_model(recipe, data, arguments, quiet)
     check_length(data.objective, model.config, trains=True)
+    if recipe.training.auto_batch and folder.auto_batch is None:
+        recipe, arguments, folder.auto_batch = with_found_batch(recipe, data, model, arguments)
+        folder.recipe = recipe
     trainer = build_trainer(recipe, folder, arguments, data, model)
     checkpoint = told_by_main(main, lambda: checkpoint_to_go_on(trainer, folder))
     if main:
         folder.write("running", world_size=arguments.world_size, rows_per_step=rows_of(arguments))
     if main and not quiet:
-        print_start(recipe, data, trainer, checkpoint)
+        print_start(recipe, data, trainer, checkpoint, folder.auto_batch)
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
         reads_universal(trainer)
     try:
@@ -231,6 +264,9 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
         engine=asked_engine(section),
         audits_samples=section.audit_samples,
+        steps=StepGuard(section),
+        router_warning=section.router_warning,
+        stall_minutes=section.stall_minutes,
     )
 
 
@@ -264,13 +300,17 @@ def run(
     """Train, evaluate, save and report."""
     started = time.time()
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    if trainer.stop_signal.received is not None and trainer.state.global_step < trainer.state.max_steps:
+    stopped = trainer.stop_signal.agree(trainer.args)
+    if stopped is not None:
+        step = trainer.state.global_step
         if trainer.accelerator.is_main_process and not quiet:
             print(
-                f"stopped by signal {trainer.stop_signal.received} after step {trainer.state.global_step}; "
-                f"saved {folder.path / f'checkpoint-{trainer.state.global_step}'}; the same command goes on from there"
+                stopped_sentence(stopped, folder.path)
+                if trainer.has_ended
+                else f"stopped by signal {stopped} after step {step}; saved {folder.path / f'checkpoint-{step}'}; the "
+                f"same command goes on from there"
             )
-        return 128 + trainer.stop_signal.received
+        return 128 + stopped
     trainer.guard.check()
     validations = validations_of(trainer.state.log_history, recipe.evaluation.metrics)
     average(trainer, recipe, quiet)
@@ -296,6 +336,8 @@ def run(
             "samples": samples,
             "validations": validations,
             "signatures": data.objective.signatures,
+            **trainer.steps.facts(),
+            **({"collapsed_layers": trainer.routers.collapsed} if trainer.routers.collapsed else {}),
         }
         if trainer.stopped_early:
             facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, recipe.evaluation.best_metric)
@@ -397,5 +439,8 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
         "validations",
         "signatures",
         "ended_early",
+        "skipped_steps",
+        "grad_norm_warnings",
+        "collapsed_layers",
     )
     folder.write("finished", **{name: facts[name] for name in known if name in facts}, published=repo_id)

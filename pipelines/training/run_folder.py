@@ -67,13 +67,14 @@ class RunFolder:
 
     data: fingerprint and sizes of the data; `fingerprint` identifies it. total_steps: training section -> all steps of
     a run with these data and rows of a step, None where that is not known. rows_per_step: of all processes; None: not
-    known yet.
+    known yet. auto_batch: what auto_batch.py has found.
     """
 
     recipe: Recipe
     data: dict
     total_steps: Callable[[TrainingSection], int | None] = lambda section: None
     rows_per_step: int | None = None
+    auto_batch: dict | None = None
 
     @property
     def path(self) -> Path:
@@ -87,6 +88,7 @@ class RunFolder:
             "versions": package_versions(),
             "data": self.data,
             **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
+            **({"auto_batch": self.auto_batch} if self.auto_batch is not None else {}),
         }
 
     def check_same_run(self, folder: Path, stored: dict) -> None:

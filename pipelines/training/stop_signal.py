@@ -2,19 +2,36 @@
 
 Between two steps a run can save and stop in order (StopSignal). Before and after training there is nothing to save:
 there SIGTERM ends the work where it stands, and what is half done is cleaned up (StopAtOnce).
+
+One wish to stop may arrive twice: a cluster sends its signal to every process of a job, and the launcher, which got it
+as well, hands it on. What follows a signal within ECHO_SECONDS is its echo, and counts for nothing.
 """
 
 import os
 import signal
 import threading
+import time
 
 import torch
 from transformers import TrainerCallback
+
+ECHO_SECONDS = 2.0
+_heard: dict[int, float] = {}  # signal -> when this process heard it first; handlers are the process's own, too
+
+
+def is_echo(number: int) -> bool:
+    """Whether a signal that has just arrived belongs to the one before it."""
+    now = time.monotonic()
+    if now - _heard.get(number, -ECHO_SECONDS) < ECHO_SECONDS:
+        return True
+    _heard[number] = now
+    return False
 
 
 class StopSignal(TrainerCallback):
     """On the first SIGTERM or SIGINT the run saves and stops after the current step; a second one kills it.
 
+    One that arrives during an evaluation stops the run when that has ended, at the step that was evaluated.
     `received` is the signal's number n; the process exits with 128 + n, so a scheduler sees that the run is unfinished.
     """
 
@@ -22,13 +39,24 @@ class StopSignal(TrainerCallback):
 
     def __init__(self, accelerator):
         self.accelerator, self.received, self._previous = accelerator, None, {}
+        self._came = False  # to this process; another may have received what all agreed on
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
 
     def _handle(self, number, frame):
-        self.received = number
+        if is_echo(number):
+            return
+        if not self._came:
+            self._came, self.received = True, number
+            return
+        previous = self._previous.get(number)
         self._restore()
+        _heard.pop(number, None)  # no echo for whoever handles it now
+        if callable(previous):
+            previous(number, frame)
+        else:
+            os.kill(os.getpid(), number)
 
     def _restore(self):
         for number, handler in self._previous.items():
@@ -39,20 +67,40 @@ class StopSignal(TrainerCallback):
         if self._agreed(args, state) and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
 
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self._previous and self.agree(args) and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args, state, control, **kwargs):
+        if self._previous and self.agree(args) and state.global_step < state.max_steps:
+            control.should_training_stop = True
+
     def _agreed(self, args, state) -> bool:
         """Whether any process received a signal: all must stop after the same step, or others wait for it forever."""
-        if args.world_size == 1:
-            return self.received is not None
         # On an accelerator the exchange makes the host wait, so it only happens at steps that are logged.
-        if args.device.type != "cpu" and state.global_step % max(1, int(args.logging_steps)) != 0:
+        several = args.world_size > 1 and args.device.type != "cpu"
+        if several and state.global_step % max(1, int(args.logging_steps)) != 0:
             return False
-        flag = torch.tensor(self.received or 0, device=args.device)
-        number = int(self.accelerator.gather(flag.reshape(1)).max().item())
-        self.received = number or None
-        return bool(number)
+        return self.agree(args) is not None
+
+    def agree(self, args) -> int | None:
+        """The signal that any process has received, told to all; None: there is none."""
+        if args.world_size > 1:
+            flag = torch.tensor(self.received or 0, device=args.device)
+            self.received = int(self.accelerator.gather(flag.reshape(1)).max().item()) or None
+        return self.received
 
     def on_train_end(self, args, state, control, **kwargs):
         self._restore()
+        if self.received is not None and signal.getsignal(self.received) == signal.SIG_DFL:
+            # In processes without StopAtOnce: the echo must not kill what has stopped in order.
+            signal.signal(self.received, _end_unless_echo)
+
+
+def _end_unless_echo(number, frame):
+    if not is_echo(number):
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 class Stopped(BaseException):
@@ -60,10 +108,11 @@ class Stopped(BaseException):
 
 
 class StopAtOnce:
-    """A context: in its block the first SIGTERM raises Stopped where the program stands, the next one kills.
+    """A context: in its block the first SIGTERM raises Stopped where the program stands, a second one kills.
 
     While StopSignal handles the signals, it does so alone. Only the main process gets one with `active`: the others may
     be waiting for it in a call that no Python handler interrupts, and just end. `received` is the signal's number.
+    After the block it goes on where a signal was received, until `close`, so that what is half done can be cleaned up.
     """
 
     def __init__(self, active: bool):
@@ -80,10 +129,21 @@ class StopAtOnce:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        if is_echo(number):
+            return
+        if self.received is not None:
+            signal.signal(number, self._previous)
+            os.kill(os.getpid(), number)
+            return
         self.received = number
-        signal.signal(number, self._previous)
         raise Stopped
 
     def __exit__(self, *error):
-        if self.active and self.received is None:
+        if self.received is None:
+            self.close()
+
+    def close(self) -> None:
+        """Handle signals no more."""
+        if self.active:
+            self.active = False
             signal.signal(signal.SIGTERM, self._previous)

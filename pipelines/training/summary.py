@@ -49,8 +49,15 @@ def print_facts(facts: list[tuple[str, str]]) -> None:
     console.print(aligned(facts, console.width if console.is_terminal else None), markup=False)
 
 
-def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None) -> None:
-    """Model, data, plan and devices of the run that begins."""
+def describe_batch(found: dict | None) -> list[tuple[str, str]]:
+    """What training.auto_batch has found, for people; nothing where it was not asked for."""
+    if found is None:
+        return []
+    return [("batch", f"{found['rows']} rows at a time, accumulated {found['accumulated']} times ({found['how']})")]
+
+
+def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None, found: dict | None) -> None:
+    """Model, data, plan and devices of the run that begins. found: by training.auto_batch."""
     arguments, section = trainer.args, recipe.training
     per_step = rows_of(arguments)
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
@@ -62,6 +69,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         ("model", describe_model(trainer.model)),
         *describe_data(data),
         ("step", plan),
+        *describe_batch(found),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
     ]
     if checkpoint is not None:
@@ -80,7 +88,8 @@ def print_dry_run(data: PreparedData, trainer, facts: dict) -> None:
     )
     batches = [f"one batch of {split}: loss {loss:.4f}" for split, loss in facts["other losses"].items()]
     tried = "\n".join([step, *batches, f"training costs {flops} FLOPs per token"])
-    print_facts([("model", describe_model(trainer.model)), *describe_data(data), ("tried", tried)])
+    known = [("model", describe_model(trainer.model)), *describe_data(data), *describe_batch(facts["auto_batch"])]
+    print_facts([*known, ("tried", tried)])
     console.print("dry run: nothing was trained or written", markup=False)
 
 

@@ -4,7 +4,7 @@ Differences from Trainer: checkpoints are complete or invisible; NaN stops the r
 per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
 checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
 own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
-5.23: _get_train_sampler, _get_num_items_in_batch, _run_epoch, _determine_best_metric, _load_best_model,
+5.23: _get_train_sampler, _get_num_items_in_batch, _get_grad_norm, _run_epoch, _determine_best_metric, _load_best_model,
 _get_output_dir, _load_rng_state, _save_checkpoint, _push_from_checkpoint, _save and _issue_warnings_after_load in
 trainer.py).
 """
@@ -42,6 +42,8 @@ from .part_losses import PartLosses, parts_of_rows
 from .progress import MetricsFile, ProgressLine, with_split_names
 from .router_statistics import RouterStatistics
 from .set_epoch import SetEpochCallback
+from .stall_watchdog import StallWatchdog
+from .step_guard import StepGuard
 from .stop_signal import StopSignal
 from .stream_position import StreamPosition
 from .throughput_log import ThroughputLog
@@ -70,6 +72,9 @@ class AnyformerTrainer(Trainer):
         pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
         engine: DDP, DeepSpeed or FSDP: training begins under it or not at all (engines.py); None: under any.
         audits_samples: whether the rows of each step are written down (audit.py).
+        steps: what is done about steps with bad losses or gradients (step_guard.py); None: a NaN loss stops the run.
+        stall_minutes: without progress until the process ends itself (stall_watchdog.py); None: it does not.
+        router_warning: a layer's experts are reported when less than this share of them is at work; None: they are not.
         **kwargs: as for transformers' Trainer.
     """
 
@@ -91,6 +96,9 @@ class AnyformerTrainer(Trainer):
         shares=None,
         engine: str | None = None,
         audits_samples: bool = False,
+        steps: StepGuard | None = None,
+        router_warning: float | None = None,
+        stall_minutes: float | None = None,
         **kwargs,
     ):
         self.shares = shares
@@ -109,19 +117,29 @@ class AnyformerTrainer(Trainer):
             kwargs["args"].ignore_data_skip = True  # the stream itself begins where it has to
         remember_absent("lomo_optim")
         super().__init__(**kwargs)
+        self._tr_loss = torch.zeros(())  # the sum of losses since the last log; training begins with one of its own
         self._choose_loss()
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         folder = self.args.output_dir
-        self.guard = LossGuard(folder)
+        self.guard, self.steps = LossGuard(folder), steps or StepGuard()
         self.throughput = ThroughputLog(self.args)
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal = StopSignal(self.accelerator)
         self.progress = ProgressLine()
         self.epochs = SetEpochCallback(self.train_dataset)
-        self.routers = RouterStatistics(folder)
+        self.routers = RouterStatistics(folder, router_warning)
         self.parts = LossParts(loss_parts)
-        own = (self.stop_signal, self.progress, self.epochs, MetricsFile(folder), self.routers, LearningRateOnResume())
+        self.watchdog = StallWatchdog(folder, stall_minutes, self.args.process_index)
+        own = (
+            self.watchdog,
+            self.stop_signal,
+            self.progress,
+            self.epochs,
+            MetricsFile(folder),
+            self.routers,
+            LearningRateOnResume(),
+        )
         for callback in own:
             self.add_callback(callback)
         self.early_stopping = None if patience is None else EarlyStopping(patience)
@@ -181,6 +199,7 @@ class AnyformerTrainer(Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         self.position.begin(resume_from_checkpoint or None)
+        self.steps.begin(resume_from_checkpoint or None)
         self.throughput.start()
         if self.average is not None:
             self.average.begin(resume_from_checkpoint or None)
@@ -194,6 +213,7 @@ class AnyformerTrainer(Trainer):
                 self.average = None  # what is measured from here on is the average itself
             return result
         finally:
+            self.watchdog.close()
             self.progress.close()
             self.model.config.use_cache = self._use_cache
 
@@ -228,9 +248,17 @@ class AnyformerTrainer(Trainer):
             epoch = int(self.state.epoch or 0) if self.position.stream is None else self.position.passes
             self.audit.trained(self.state.global_step + 1, epoch, rows)
         self.throughput.add_batch(self.model, inputs)
+        self.steps.remember(self.state.global_step + 1, self._tr_loss)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.watch(self.state.global_step + 1, loss, rows)
         return loss
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Trainer's last question before the optimizer, which changes nothing where there are no gradients."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        if self.steps.leaves_out(self.state.global_step + 1, norm, self.guard, self.accelerator, self._tr_loss):
+            model.zero_grad(set_to_none=True)
+        return norm
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         inputs = self.model_loss.model_inputs(inputs)
@@ -291,6 +319,7 @@ class AnyformerTrainer(Trainer):
             logs.update(self.parts.collect(self.accelerator.reduce))
             if self.part_losses is not None:
                 logs.update(self.part_losses.collect(self.accelerator.reduce))
+            self.steps.collect(logs, speaks=self.is_world_process_zero())
         super().log(with_split_names(logs), start_time)
 
     def log_final(self, metrics: dict[str, float]) -> None:
@@ -393,8 +422,10 @@ class AnyformerTrainer(Trainer):
             with self.staging.stage(folder, name) as staged:
                 super()._save_checkpoint(model, trial)
                 self.position.save(staged, self.accelerator)
-                if self.average is not None and self.args.should_save:
-                    self.average.save(staged)
+                if self.args.should_save:
+                    self.steps.save(staged)
+                    if self.average is not None:
+                        self.average.save(staged)
                 self.accelerator.wait_for_everyone()
                 self.staging.commit(staged, self.state, keep=self.args.save_total_limit)
             self.accelerator.wait_for_everyone()

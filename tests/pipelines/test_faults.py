@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -13,6 +14,7 @@ from anyformer.pipelines.storage.cache import cached_folder
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK, FolderInUse, folder_lock
 from anyformer.pipelines.training import run as run_module
+from anyformer.pipelines.training import stop_signal
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch, logged_losses
 from safetensors.torch import load_file
@@ -195,6 +197,75 @@ def test_sigterm_while_the_corpus_is_tokenised_leaves_no_cache_folder(short_reci
     assert command("train", short_recipe) == 128 + signal.SIGTERM
     assert not hidden_files(tmp_path) and not (tmp_path / "run").exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def signals_in(callback: str, step: int, times: list[float], command, *arguments) -> int:
+    """Run the command; this process sends itself SIGTERM at the given seconds after a callback of that step begins.
+
+    Returns the exit code. The callback goes on when all have been sent.
+    """
+    from anyformer.pipelines.training.progress import ProgressLine
+
+    real = getattr(ProgressLine, callback)
+
+    def signalled(self, args, state, control, **kwargs):
+        if state.global_step == step and times:
+            begun = time.monotonic()
+            while times:
+                time.sleep(max(0.0, begun + times.pop(0) - time.monotonic()))
+                os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, args, state, control, **kwargs)
+
+    setattr(ProgressLine, callback, signalled)
+    return command(*arguments)
+
+
+def test_sigterm_during_an_evaluation_ends_at_its_step_with_a_checkpoint_also_after_the_last(
+    short_recipe, command, tmp_path
+):
+    whole = (command, "train", short_recipe, "evaluation.every_steps=2", f"training.output_dir={tmp_path / 'whole'}")
+    assert whole[0](*whole[1:]) == 0
+    broken = ("train", short_recipe, "evaluation.every_steps=2", "training.save_steps=3")
+    for step, words in ((2, "stopped by signal 15 after step 2; saved "), (4, "checkpoint-4 is complete")):
+        process = Process(signals_in, "on_prediction_step", step, [0], command, *broken, output=tmp_path / "log.txt")
+        assert process.wait() == 143, process.text()
+        assert words in process.text() and list_checkpoints(tmp_path / "run")[0].name == f"checkpoint-{step}"
+        assert not hidden_files(tmp_path / "run")
+    assert command(*broken) == 0
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    assert logged_losses(tmp_path / "run") == logged_losses(tmp_path / "whole")
+    validations = [json.loads((tmp_path / name / "run.json").read_text())["validations"] for name in ("run", "whole")]
+    assert validations[0] == validations[1] and len(validations[0]) == 2
+
+
+def test_two_signals_within_a_moment_are_one_and_a_later_one_ends_the_run_at_once(
+    short_recipe, command, tmp_path, monkeypatch
+):
+    """As under SLURM, which signals every process of a job, launchers included."""
+
+    def run(*times: float) -> Process:
+        return Process(
+            signals_in, "on_step_end", 1, [*times], command, "train", short_recipe, output=tmp_path / "log.txt"
+        )
+
+    process = run(0, 0.01, 0.02)
+    assert process.wait() == 143 and "stopped by signal 15 after step 1; saved " in process.text()
+    monkeypatch.setattr(stop_signal, "ECHO_SECONDS", 0.2)
+    shutil.rmtree(tmp_path / "run")
+    process = run(0, 0.3)
+    assert process.wait() == 143 and "stopped by signal 15 before the first checkpoint" in process.text()
+    assert not list_checkpoints(tmp_path / "run") and not hidden_files(tmp_path / "run")
+
+
+def test_the_echo_of_a_signal_does_not_disturb_the_cleaning_up(monkeypatch):
+    stop = stop_signal.StopAtOnce(active=True)
+    monkeypatch.setattr(stop_signal, "_heard", {})
+    with pytest.raises(stop_signal.Stopped), stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)  # the handler ends it
+    os.kill(os.getpid(), signal.SIGTERM)
+    stop.close()
+    assert stop.received == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 # --------------------------------------------------------------------------------------------- damaged files

@@ -1,0 +1,208 @@
+"""`training.auto_batch`: the most rows at a time that fit on a device, at the recipe's global batch.
+
+Rows per device times accumulation stays what the recipe says, so the number found is a divisor of that product. On an
+accelerator it is found with real steps, forward, backward and optimizer, which leave no trace: the run is that of a
+recipe with the number written into it. On a CPU nothing says "full" before the system kills, so the plan's estimate is
+taken. The number is kept with the run, which goes on with it.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from accelerate.utils.memory import clear_device_cache
+
+from ..accounting.devices import Devices
+from ..errors import UserError
+from ..recipes.schema import Recipe
+from ..storage.checkpoints import RUN_FILE, list_checkpoints
+from .engines import asked_engine
+from .out_of_memory import WHOLE, is_out_of_memory, this_device, ways_out
+from .plan import step_memory
+from .run_folder import read_identity
+
+SHARE_OF_HOST = 0.8  # of a machine's memory; the rest is for the process itself, the data and the system
+TRIED_STEPS = 2  # from the second one on the optimizer has its states
+
+
+def product_of(section) -> int:
+    """Rows per device of an optimizer step."""
+    return section.per_device_train_batch_size * section.gradient_accumulation_steps
+
+
+def with_rows(recipe: Recipe, rows: int) -> Recipe:
+    """The recipe with so many rows at a time, and as many of them accumulated as keep its global batch."""
+    training = replace(
+        recipe.training,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=product_of(recipe.training) // rows,
+    )
+    found = replace(recipe, training=training)
+    found.trust_remote_code = recipe.trust_remote_code
+    return found
+
+
+def check_auto_batch(recipe: Recipe) -> None:
+    """Raise UserError under engines that share states: what fits there depends on all processes at once."""
+    engine = asked_engine(recipe.training)
+    if engine not in WHOLE:
+        raise UserError(
+            f"training.auto_batch=true tries steps in each process alone, but {engine} shares a step among all; set it "
+            f"to false, and per_device_train_batch_size as anyformer plan says"
+        )
+
+
+def found_before(recipe: Recipe) -> dict | None:
+    """What the run in output_dir has found, by its newest checkpoint or, where it is finished, its run.json."""
+    folder = Path(recipe.training.output_dir)
+    for file in [*(checkpoint / RUN_FILE for checkpoint in list_checkpoints(folder)), folder / "run.json"]:
+        stored = read_identity(file)
+        if stored is None or (file.name == "run.json" and stored.get("status") != "finished"):
+            continue
+        found = stored.get("auto_batch")
+        if found is None:
+            return None
+        return found if found["rows"] * found["accumulated"] == product_of(recipe.training) else None
+    return None
+
+
+def find_batch(recipe: Recipe, data, model, arguments, build_trainer: Callable, agree: Callable) -> dict:
+    """What fits: {"rows", "accumulated", "how"}.
+
+    model: to be trained; it is left as it is. build_trainer: recipe -> a trainer of it, in whose place another will
+    train. agree: the fewest rows of those that all processes have found. Raises UserError where not one row fits.
+    """
+    devices, product = this_device(), product_of(recipe.training)
+    sizes = [number for number in range(1, product + 1) if product % number == 0]
+    if not says_when_full(arguments.device):
+        rows, how = estimated(recipe, data.objective, model, devices, sizes)
+    else:
+        rows, how = tried(recipe, data, model, sizes, build_trainer)
+    rows = agree(rows)
+    if rows == 0:
+        ways = ways_out(with_rows(recipe, 1), False, devices, None)
+        raise UserError(
+            f"training.auto_batch=true: not even one row at a time fits ({devices.memory / 1e9:.1f} GB on "
+            f"{devices.name}); set {', or '.join(ways[:2])}"
+        )
+    return {"rows": rows, "accumulated": product // rows, "how": how}
+
+
+def says_when_full(device: torch.device) -> bool:
+    """Whether memory that does not suffice is an error there; on a CPU the system may kill the process instead."""
+    return device.type != "cpu"
+
+
+def estimated(recipe: Recipe, objective, model, devices: Devices, sizes: list[int]) -> tuple[int, str]:
+    """(the largest of some sizes that the plan says fits into the host's memory, or 0; how that was found)."""
+    if recipe.training.lora is not None or not model.config.model_type.startswith("anyformer_"):
+        raise UserError(
+            "training.auto_batch=true on a CPU is the plan's estimate, which counts whole models of ours alone; set it "
+            "to false, or use an accelerator"
+        )
+    processes = max(1, local_processes())
+    memory = step_memory(recipe, objective, model, devices, [])
+    room = int(devices.memory * SHARE_OF_HOST / processes)
+    left = room - memory.states("none", processes).total
+    most = memory.largest_rows(left, recipe.training.gradient_checkpointing)
+    return max([size for size in sizes if size <= most], default=0), (
+        f"by anyformer plan: {room / 1e9:.1f} GB, {SHARE_OF_HOST:.0%} of the memory "
+        f"{'of this machine' if processes == 1 else 'for each process'}"
+    )
+
+
+def local_processes() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def tried(recipe: Recipe, data, model, sizes: list[int], build_trainer: Callable) -> tuple[int, str]:
+    """(the largest of some sizes with which real steps fit, or 0; how that was found)."""
+    found: dict[int, bool] = {}
+    with TemporaryDirectory(prefix="anyformer-auto-batch-") as folder, untouched(model):
+        trial = with_rows(recipe, 1)
+        trial.training.output_dir, trial.training.report_to = folder, "none"
+        trainer = build_trainer(trial)
+        if recipe.training.gradient_checkpointing:
+            # transformers < 5.23 has the second name alone
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable()
+        rows = longest_rows(trainer, data)
+        rows_that_fit = largest(sizes, lambda size: found.setdefault(size, fits(trainer, rows, size)))
+    words = ", ".join(f"{size} {'fit' if fit else 'did not'}" for size, fit in sorted(found.items()))
+    return rows_that_fit, f"by {TRIED_STEPS} steps each: {words}"
+
+
+def largest(sizes: list[int], fits: Callable[[int], bool]) -> int:
+    """The largest of ascending sizes that fits, by bisection; 0: none. What is larger than one that does not fit, does
+    not fit either."""
+    low, high = -1, len(sizes)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(sizes[middle]) else (low, middle)
+    return sizes[low] if low >= 0 else 0
+
+
+def longest_rows(trainer, data) -> list[dict]:
+    """Rows to try with, the longest first: a batch of a run may hold the longest ones."""
+    rows = data.rows["train"]
+    if rows.is_stream:
+        return [next(iter(copy.deepcopy(rows)))]  # a copy: the run begins at the stream's beginning
+    many, lengths = min(len(rows), product_of(trainer.args)), rows.row_lengths
+    order = range(many) if lengths is None else (-torch.as_tensor(lengths)).argsort(stable=True)[:many].tolist()
+    return [trainer.train_dataset[number] for number in order]
+
+
+def fits(trainer, rows: list[dict], size: int) -> bool:
+    """Whether steps of so many rows at a time fit on the device. Gradients and optimizer states are freed again."""
+    batch = trainer.data_collator([rows[number % len(rows)] for number in range(size)])
+    try:
+        take_steps(trainer, batch)
+        return True
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        trainer.optimizer = None
+        trainer.model.zero_grad(set_to_none=True)
+        clear_device_cache(garbage_collection=True)
+
+
+def take_steps(trainer, batch: dict) -> None:
+    """Train on a batch, on this process alone, with what the run will hold beside it."""
+    parameters = sum(p.numel() * p.element_size() for p in trainer.model.parameters() if p.requires_grad)
+    beside = (trainer.average is not None) + (trainer.args.world_size > 1)  # the average; DDP's buckets
+    ballast = torch.empty(parameters * beside, dtype=torch.uint8, device=trainer.args.device)
+    optimizer = trainer.create_optimizer()
+    for _ in range(TRIED_STEPS):
+        with trainer.accelerator.autocast():
+            trainer.training_step(trainer.model, dict(batch), torch.ones((), device=trainer.args.device))
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        optimizer.step()
+        trainer.model.zero_grad(set_to_none=True)
+    if trainer.args.device.type == "cuda":
+        torch.cuda.synchronize()
+    del ballast
+
+
+@contextmanager
+def untouched(model) -> Iterator[None]:
+    """The model has its weights and buffers, and its config's cache setting, again after the block.
+
+    Random numbers need no care: a Trainer sets the seed when it is made, and that of the run is made afterwards.
+    """
+    saved = {name: x.detach().to("cpu", copy=True) for name, x in model.state_dict().items()}
+    use_cache = getattr(model.config, "use_cache", None)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, x in model.state_dict().items():
+                x.copy_(saved[name])
+        model.config.use_cache = use_cache
+        clear_device_cache(garbage_collection=True)

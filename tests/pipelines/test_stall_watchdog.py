@@ -1,0 +1,114 @@
+"""A run without progress ends by itself, says where it stands, and can go on; slow work is no stall."""
+
+import signal
+
+import pytest
+from anyformer.pipelines.storage.checkpoints import STAGING, list_checkpoints
+from anyformer.pipelines.training.stall_watchdog import EXIT_STALLED, SLOWEST_DISK, StallWatchdog
+from anyformer.pipelines.training.trainer import AnyformerTrainer
+from processes import Process, free_port, logged_losses
+from transformers import TrainerState
+
+LIMIT = 0.05  # minutes
+
+
+def hangs_in_micro_batch(number: int, rank: int, command, *arguments) -> int:
+    """Run the command; the process of this rank waits forever when that micro-batch begins."""
+    import os
+
+    from test_distributed import forget_the_parents_state
+
+    forget_the_parents_state()
+    step, begun = AnyformerTrainer.training_step, [0]
+
+    def waits_forever():
+        signal.pause()
+
+    def training_step(self, *args, **kwargs):
+        begun[0] += 1
+        if begun[0] == number and os.environ.get("RANK", "0") == str(rank):
+            waits_forever()
+        return step(self, *args, **kwargs)
+
+    AnyformerTrainer.training_step = training_step
+    return command(*arguments)
+
+
+def test_a_stalled_run_ends_with_its_stacks_and_the_same_command_goes_on(tiny_recipe, command, tmp_path):
+    path = tiny_recipe(training={"max_steps": 4, "save_steps": 2})
+    limit = f"training.stall_minutes={LIMIT}"
+    process = Process(hangs_in_micro_batch, 4, 0, command, "train", path, limit, output=tmp_path / "log.txt")
+    assert process.wait() == EXIT_STALLED, process.text()
+    (stacks,) = (tmp_path / "run").glob("stall-*")
+    assert stacks.name == "stall-rank0.txt" and "in waits_forever" in stacks.read_text()
+    line = process.text().strip().splitlines()[-1]
+    assert line.startswith("anyformer: no progress for 0.05 minutes (training.stall_minutes) since ")
+    assert line.endswith("checkpoint-2 is complete, and the same command goes on from it")
+    assert command("train", path) == 0 and len(logged_losses(tmp_path / "run")) == 4
+
+
+@pytest.mark.slow
+def test_all_processes_end_where_one_stalls(tiny_recipe, command, tmp_path):
+    path, port = tiny_recipe(training={"max_steps": 4, "save_steps": 2}), free_port()
+    ranks = [
+        Process(
+            *(hangs_in_micro_batch, 4, 1, command, "train", path, f"training.stall_minutes={LIMIT}"),
+            output=tmp_path / f"{rank}.txt",
+            env={"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait() for rank in ranks] == [EXIT_STALLED] * 2, [rank.text() for rank in ranks]
+    waits = [(tmp_path / "run" / f"stall-rank{rank}.txt").read_text() for rank in range(2)]
+    assert "in waits_forever" not in waits[0] and "in waits_forever" in waits[1]
+    assert list_checkpoints(tmp_path / "run")[0].name == "checkpoint-2"
+
+
+@pytest.fixture
+def watchdog(tmp_path):
+    return StallWatchdog(tmp_path, minutes=1)
+
+
+def silence(watchdog, start: float, seconds: float) -> bool:
+    """Whether the watchdog sees a stall while it looks at its interval for so long."""
+    times = [start + watchdog.interval * i for i in range(int(seconds / watchdog.interval) + 1)]
+    return any([watchdog.is_stalled(now) for now in times])
+
+
+def test_each_sign_of_life_begins_the_wait_anew(watchdog):
+    """Steps, micro-batches, batches of an evaluation: each may take nearly as long as the limit."""
+    state = TrainerState(global_step=3)
+    for number, sign in enumerate(("on_step_end", "on_substep_end", "on_prediction_step", "on_evaluate", "on_save")):
+        getattr(watchdog, sign)(None, state, None)
+        assert not silence(watchdog, 1000 * number, 55)
+    assert silence(watchdog, 9000, 65)
+
+
+def test_a_checkpoint_that_grows_is_progress_and_has_time_for_its_checksums(watchdog, tmp_path):
+    staged = tmp_path / STAGING / "checkpoint-4"
+    staged.mkdir(parents=True)
+    for number in range(1, 4):
+        (staged / f"{number}.bin").write_bytes(b"x")
+        assert not silence(watchdog, 1000 * number, 55)
+    with (staged / "large.bin").open("wb") as file:
+        file.truncate(int(30 * SLOWEST_DISK))
+    assert not silence(watchdog, 9000, 85) and silence(watchdog, 9100, 95)
+
+
+def test_a_process_that_was_stopped_has_not_stalled(watchdog):
+    watchdog.is_stalled(0.0)
+    assert not watchdog.is_stalled(100_000.0) and not watchdog.is_stalled(100_001.0)
+
+
+def test_nothing_is_watched_before_and_after_training_or_where_it_is_switched_off(tmp_path):
+    off = StallWatchdog(tmp_path, None)
+    off.on_train_begin(None, TrainerState(), None)
+    assert off._thread is None
+    on = StallWatchdog(tmp_path, 1)
+    assert on._thread is None
+    on.on_train_begin(None, TrainerState(), None)
+    thread = on._thread
+    assert thread.is_alive()
+    on.close()
+    assert not thread.is_alive() and on._thread is None
