@@ -63,6 +63,10 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         return _fail(_os_error_sentence(error), EXIT_USER_ERROR, debug)
     except Exception as error:
+        from ..training.launch import LOST_ANOTHER, lost_another
+
+        if lost_another(error):
+            return _fail(LOST_ANOTHER, EXIT_BUG, debug)
         what = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"unexpected {what[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
 

@@ -231,6 +231,9 @@ class TrainingSection:
     save_steps: int = doc("steps between two checkpoints", 500, at_least=1)
     save_total_limit: int = doc("complete checkpoints to keep, at least 2", 2, at_least=2)
     audit_samples: bool = doc("write the rows and documents of each step into the folder samples of output_dir", False)
+    async_save: bool = doc(
+        "write checkpoints beside the training, from copies in the host's memory, which has to hold them", False
+    )
     report_to: str | list[str] = doc("none, or any of wandb, trackio, tensorboard", "none")
     resume: bool = doc("go on from the newest complete checkpoint of this same run in output_dir", True)
     extra: dict[str, Any] = doc("every other key of the section: fields of TrainingArguments", {})

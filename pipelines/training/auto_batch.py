@@ -1,12 +1,13 @@
 """`training.auto_batch`: the most rows at a time that fit on a device, at the recipe's global batch.
 
-Rows per device times accumulation stays what the recipe says, so the number found is a divisor of that product. On an
+The rows of an optimizer step stay what the recipe says, so the number found divides what of them a device has. On an
 accelerator it is found with real steps, forward, backward and optimizer, which leave no trace: the run is that of a
 recipe with the number written into it. On a CPU nothing says "full" before the system kills, so the plan's estimate is
 taken. The number is kept with the run, which goes on with it.
 """
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from ..errors import UserError
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import RUN_FILE, list_checkpoints
 from .engines import asked_engine
+from .global_batch import rows_per_step
+from .more_steps import section_of
 from .out_of_memory import WHOLE, is_out_of_memory, this_device, ways_out
 from .plan import step_memory
 from .run_folder import read_identity
@@ -30,18 +33,11 @@ SHARE_OF_HOST = 0.8  # of a machine's memory; the rest is for the process itself
 TRIED_STEPS = 2  # from the second one on the optimizer has its states
 
 
-def product_of(section) -> int:
-    """Rows per device of an optimizer step."""
-    return section.per_device_train_batch_size * section.gradient_accumulation_steps
-
-
 def with_rows(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with so many rows at a time, and as many of them accumulated as keep its global batch."""
-    training = replace(
-        recipe.training,
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=product_of(recipe.training) // rows,
-    )
+    section = recipe.training
+    times = 1 if section.global_batch_size is not None else rows_per_step(section, 1) // rows
+    training = replace(section, per_device_train_batch_size=rows, gradient_accumulation_steps=times)
     found = replace(recipe, training=training)
     found.trust_remote_code = recipe.trust_remote_code
     return found
@@ -64,21 +60,21 @@ def found_before(recipe: Recipe) -> dict | None:
         stored = read_identity(file)
         if stored is None or (file.name == "run.json" and stored.get("status") != "finished"):
             continue
-        found = stored.get("auto_batch")
-        if found is None:
-            return None
-        return found if found["rows"] * found["accumulated"] == product_of(recipe.training) else None
+        same = rows_per_step(section_of(stored["recipe"]), 1) == rows_per_step(recipe.training, 1)
+        return stored.get("auto_batch") if same else None
     return None
 
 
 def find_batch(recipe: Recipe, data, model, arguments, build_trainer: Callable, agree: Callable) -> dict:
     """What fits: {"rows", "accumulated", "how"}.
 
-    model: to be trained; it is left as it is. build_trainer: recipe -> a trainer of it, in whose place another will
-    train. agree: the fewest rows of those that all processes have found. Raises UserError where not one row fits.
+    model: to be trained; it is left as it is. arguments: of the run. build_trainer: recipe -> a trainer of it, in whose
+    place another will train. agree: the fewest rows of those that all processes have found. Raises UserError where not
+    one row fits.
     """
-    devices, product = this_device(), product_of(recipe.training)
-    sizes = [number for number in range(1, product + 1) if product % number == 0]
+    devices, each = this_device(), arguments.train_batch_size * arguments.gradient_accumulation_steps
+    words = each if recipe.training.global_batch_size is not None else rows_per_step(recipe.training, 1)
+    sizes = [number for number in range(1, each + 1) if math.gcd(each, words) % number == 0]
     if not says_when_full(arguments.device):
         rows, how = estimated(recipe, data.objective, model, devices, sizes)
     else:
@@ -90,7 +86,7 @@ def find_batch(recipe: Recipe, data, model, arguments, build_trainer: Callable, 
             f"training.auto_batch=true: not even one row at a time fits ({devices.memory / 1e9:.1f} GB on "
             f"{devices.name}); set {', or '.join(ways[:2])}"
         )
-    return {"rows": rows, "accumulated": product // rows, "how": how}
+    return {"rows": rows, "accumulated": each // rows, "how": how}
 
 
 def says_when_full(device: torch.device) -> bool:
@@ -125,13 +121,13 @@ def tried(recipe: Recipe, data, model, sizes: list[int], build_trainer: Callable
     found: dict[int, bool] = {}
     with TemporaryDirectory(prefix="anyformer-auto-batch-") as folder, untouched(model):
         trial = with_rows(recipe, 1)
-        trial.training.output_dir, trial.training.report_to = folder, "none"
+        trial.training.output_dir, trial.training.report_to, trial.training.audit_samples = folder, "none", False
         trainer = build_trainer(trial)
         if recipe.training.gradient_checkpointing:
             # transformers < 5.23 has the second name alone
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable()
-        rows = longest_rows(trainer, data)
+        rows = longest_rows(trainer, data, sizes[-1])
         rows_that_fit = largest(sizes, lambda size: found.setdefault(size, fits(trainer, rows, size)))
     words = ", ".join(f"{size} {'fit' if fit else 'did not'}" for size, fit in sorted(found.items()))
     return rows_that_fit, f"by {TRIED_STEPS} steps each: {words}"
@@ -147,12 +143,12 @@ def largest(sizes: list[int], fits: Callable[[int], bool]) -> int:
     return sizes[low] if low >= 0 else 0
 
 
-def longest_rows(trainer, data) -> list[dict]:
-    """Rows to try with, the longest first: a batch of a run may hold the longest ones."""
+def longest_rows(trainer, data, most: int) -> list[dict]:
+    """At most so many rows to try with, the longest first: a batch of a run may hold the longest ones."""
     rows = data.rows["train"]
     if rows.is_stream:
         return [next(iter(copy.deepcopy(rows)))]  # a copy: the run begins at the stream's beginning
-    many, lengths = min(len(rows), product_of(trainer.args)), rows.row_lengths
+    many, lengths = min(len(rows), most), rows.row_lengths
     order = range(many) if lengths is None else (-torch.as_tensor(lengths)).argsort(stable=True)[:many].tolist()
     return [trainer.train_dataset[number] for number in order]
 

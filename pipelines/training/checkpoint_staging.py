@@ -37,33 +37,44 @@ class CheckpointStaging:
         """
         self.folder = run_folder / STAGING
         try:
-            yield self.folder / name
-        except Exception as error:
-            full = is_disk_full(error, run_folder)  # asked before the deletion makes room
-            if self.writes:
-                shutil.rmtree(self.folder, ignore_errors=True)
-            if full:
-                raise UserError(disk_full_sentence(run_folder, run_folder / name)) from error
-            raise
+            with self.cleaned_up(run_folder / name):
+                yield self.folder / name
         finally:
             self.folder = None
 
-    def commit(self, staged: Path, state: TrainerState, keep: int | None) -> None:
-        """Make a complete staged checkpoint visible; delete all but the newest `keep` and the best.
+    @contextmanager
+    def cleaned_up(self, final: Path) -> Iterator[None]:
+        """Where the block fails, what is staged of the checkpoint `final` is deleted; raises UserError as `stage`."""
+        run_folder = final.parent
+        try:
+            yield
+        except Exception as error:
+            full = is_disk_full(error, run_folder)  # asked before the deletion makes room
+            if self.writes:
+                shutil.rmtree(run_folder / STAGING, ignore_errors=True)
+            if full:
+                raise UserError(disk_full_sentence(run_folder, final)) from error
+            raise
 
-        state: Trainer's, in which a best checkpoint that has just been staged gets its final path.
-        """
+    def settle(self, staged: Path, state: TrainerState) -> None:
+        """Write what only the training knows: the run's identity, and in Trainer's state the final path of a best
+        checkpoint that has just been staged."""
         if not self.writes:
             return
-        run_folder = staged.parents[1]
-        final = run_folder / staged.name
+        final = staged.parents[1] / staged.name
         if state.best_model_checkpoint == str(staged):
             state.best_model_checkpoint = str(final)
             state.save_to_json(str(staged / TRAINER_STATE_NAME))
         write_atomically(staged / RUN_FILE, self.run_identity)
+
+    def commit(self, staged: Path, keep: int | None, best_step: int | None) -> None:
+        """Make a complete staged checkpoint visible; delete all but the newest `keep` and that of the best step."""
+        if not self.writes:
+            return
+        run_folder = staged.parents[1]
         remove_supplied_code(staged)
-        commit(staged, final)
-        prune(run_folder, keep=keep, best=find_checkpoint(run_folder, state.best_global_step))
+        commit(staged, run_folder / staged.name)
+        prune(run_folder, keep=keep, best=find_checkpoint(run_folder, best_step))
         shutil.rmtree(staged.parent, ignore_errors=True)
 
 

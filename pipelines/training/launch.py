@@ -36,6 +36,9 @@ GRACE_SECONDS = 10  # for the ranks beside one that failed, which may wait for i
 POLL_SECONDS = 0.05
 STOP_SECONDS = 60  # from the end of the first rank after a signal to that of the last
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# What gloo, NCCL and sockets say of a process that has ended.
+GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Broken pipe")
+LOST_ANOTHER = "another process of this run has ended, and none can go on without it; that one says why"
 OTHER_ACCELERATORS = ("/dev/kfd", "/dev/dri", "/dev/accel*", "/dev/davinci*", "/dev/hl*", "/dev/neuron*")
 
 
@@ -155,6 +158,12 @@ def tell_launcher(sentence: str) -> bool:
     }
     Path(file).write_text(json.dumps(told), encoding="utf-8")
     return OURS in os.environ
+
+
+def lost_another(error: BaseException) -> bool:
+    """Whether a rank's error only says that another rank is gone, which has a reason of its own to tell."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return several and isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in GONE)
 
 
 def supervise(command: Sequence[str], environment: dict[str, str], count: int) -> int:

@@ -14,6 +14,7 @@ from ..recipes.schema import Recipe
 from ..words import counted
 from .arguments import device_type
 from .engines import asked_engine
+from .global_batch import rows_per_step
 from .plan import StepMemory, built_without_weights, planned_config, step_memory
 
 # Beside what accelerate knows: other wordings of CUDA, of C++, and of a worker that cannot be started.
@@ -111,8 +112,10 @@ def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None) -> l
     if memory is not None:
         planned = memory.largest_rows(devices.memory - memory.states("none", 1).total, training.gradient_checkpointing)
         most = planned if 0 < planned < rows else most
-    fewer = max(number for number in range(1, most + 1) if rows * times % number == 0)
+    fewer = max(number for number in range(1, most + 1) if rows_per_step(training, 1) % number == 0)
     instead = "training.auto_batch=false and " if training.auto_batch else ""
+    if training.global_batch_size is not None:  # the accumulation follows
+        return [f"{instead}training.per_device_train_batch_size={fewer} instead of {rows} (the same global batch)"]
     return [
         f"{instead}training.per_device_train_batch_size={fewer} with training.gradient_accumulation_steps="
         f"{rows * times // fewer} instead of {rows} with {times} (the same global batch)"

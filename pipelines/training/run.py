@@ -31,6 +31,7 @@ from ..storage.checkpoints import STAGING, list_checkpoints
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
 from .arguments import rows_of, total_steps, training_arguments
+from .async_save import check_async_save
 from .auto_batch import check_auto_batch, find_batch, found_before, with_rows
 from .checkpoint_staging import disk_full_sentence
 from .deepspeed_engine import gather_experts_whole, start_deepspeed, whole_weights
@@ -43,6 +44,7 @@ from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
 from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
+from .plain_data import forged_files_named
 from .run_folder import RunFolder
 from .step_guard import StepGuard, check_step_guard
 from .stop_signal import StopAtOnce
@@ -66,6 +68,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
     check_one_device(arguments.n_gpu)
     check_step_guard(recipe.training)
+    check_async_save(recipe.training)
     found = None
     if recipe.training.auto_batch:
         check_auto_batch(recipe)
@@ -267,6 +270,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         steps=StepGuard(section),
         router_warning=section.router_warning,
         stall_minutes=section.stall_minutes,
+        async_save=section.async_save,
+        trusts_checkpoints=recipe.trust_remote_code,
     )
 
 
@@ -299,7 +304,8 @@ def run(
 ) -> int:
     """Train, evaluate, save and report."""
     started = time.time()
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    with forged_files_named(checkpoint, trainer.is_deepspeed_enabled):
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     stopped = trainer.stop_signal.agree(trainer.args)
     if stopped is not None:
         step = trainer.state.global_step

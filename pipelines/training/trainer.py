@@ -4,16 +4,18 @@ Differences from Trainer: checkpoints are complete or invisible; NaN stops the r
 per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
 checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
 own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
-5.23: _get_train_sampler, _get_num_items_in_batch, _get_grad_norm, _run_epoch, _determine_best_metric, _load_best_model,
-_get_output_dir, _load_rng_state, _save_checkpoint, _push_from_checkpoint, _save and _issue_warnings_after_load in
-trainer.py).
+5.23: _get_train_sampler, _get_num_items_in_batch, _get_grad_norm, _prepare_for_training, _run_epoch,
+_determine_best_metric, _load_best_model, _get_output_dir, _load_rng_state, _save_checkpoint,
+_save_optimizer_and_scheduler, _push_from_checkpoint, _save and _issue_warnings_after_load in trainer.py).
 """
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
@@ -23,6 +25,7 @@ from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..publishing.model_card import write_model_card
 from ..storage.checkpoints import list_checkpoints
 from .arguments import refusals
+from .async_save import CheckpointWrites, on_host, twin_of
 from .audit import SampleAudit
 from .best_checkpoint import locate_best
 from .checkpoint_average import average_weights
@@ -39,6 +42,7 @@ from .loss_parts import LossParts
 from .model_loss import ModelLoss
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
 from .part_losses import PartLosses, parts_of_rows
+from .plain_data import plain_data_alone
 from .progress import MetricsFile, ProgressLine, with_split_names
 from .router_statistics import RouterStatistics
 from .set_epoch import SetEpochCallback
@@ -74,7 +78,9 @@ class AnyformerTrainer(Trainer):
         audits_samples: whether the rows of each step are written down (audit.py).
         steps: what is done about steps with bad losses or gradients (step_guard.py); None: a NaN loss stops the run.
         stall_minutes: without progress until the process ends itself (stall_watchdog.py); None: it does not.
+        async_save: whether checkpoints are written beside the training (async_save.py).
         router_warning: a layer's experts are reported when less than this share of them is at work; None: they are not.
+        trusts_checkpoints: whether DeepSpeed may read whatever a checkpoint holds (plain_data.py).
         **kwargs: as for transformers' Trainer.
     """
 
@@ -99,9 +105,11 @@ class AnyformerTrainer(Trainer):
         steps: StepGuard | None = None,
         router_warning: float | None = None,
         stall_minutes: float | None = None,
+        async_save: bool = False,
+        trusts_checkpoints: bool = False,
         **kwargs,
     ):
-        self.shares = shares
+        self.shares, self.trusts_checkpoints = shares, trusts_checkpoints
         self.pass_metrics, self.own_loss, self.engine = pass_metrics, own_loss, engine
         self.logits_of, self.labels_per_item = logits_of, labels_per_item
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
@@ -124,6 +132,7 @@ class AnyformerTrainer(Trainer):
         folder = self.args.output_dir
         self.guard, self.steps = LossGuard(folder), steps or StepGuard()
         self.throughput = ThroughputLog(self.args)
+        self.writes = CheckpointWrites(beside=async_save)
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal = StopSignal(self.accelerator)
         self.progress = ProgressLine()
@@ -205,6 +214,7 @@ class AnyformerTrainer(Trainer):
             self.average.begin(resume_from_checkpoint or None)
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
+            self.writes.wait()
             wants_best = self.args.metric_for_best_model is not None and self.has_ended
             if wants_best and locate_best(self.state, self.args.output_dir):
                 self._load_best_model()
@@ -212,6 +222,9 @@ class AnyformerTrainer(Trainer):
                 self.average.settle(self.model)
                 self.average = None  # what is measured from here on is the average itself
             return result
+        except Exception:
+            self.writes.finish()
+            raise
         finally:
             self.watchdog.close()
             self.progress.close()
@@ -226,6 +239,13 @@ class AnyformerTrainer(Trainer):
     def has_ended(self) -> bool:
         """Whether no step is left to make."""
         return self.stopped_early or self.state.global_step >= self.state.max_steps
+
+    def _prepare_for_training(self, *args, **kwargs):
+        with self._plain_data():
+            return super()._prepare_for_training(*args, **kwargs)
+
+    def _plain_data(self):
+        return plain_data_alone(self.is_deepspeed_enabled and not self.trusts_checkpoints)
 
     def _run_epoch(self, *args, resume_from_checkpoint=None, **kwargs):
         """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
@@ -388,7 +408,8 @@ class AnyformerTrainer(Trainer):
     # ---- checkpoints
 
     def _load_best_model(self):
-        super()._load_best_model()
+        with self._plain_data():
+            super()._load_best_model()
         if self.average is not None:
             self.average.load(self.state.best_model_checkpoint)
 
@@ -416,6 +437,7 @@ class AnyformerTrainer(Trainer):
     def _save_checkpoint(self, model, trial):
         folder, name = Path(super()._get_output_dir(trial)), f"checkpoint-{self.state.global_step}"
         with self.throughput.paused():
+            self.writes.wait()
             self.guard.check()
             self.guard.check_weights(self.model, self.state.global_step)
             self._push_later = False
@@ -425,18 +447,32 @@ class AnyformerTrainer(Trainer):
                 if self.args.should_save:
                     self.steps.save(staged)
                     if self.average is not None:
-                        self.average.save(staged)
+                        self.writes.add(self.average.writer(staged, on_host if self.writes.beside else None))
                 self.accelerator.wait_for_everyone()
-                self.staging.commit(staged, self.state, keep=self.args.save_total_limit)
+                self.staging.settle(staged, self.state)
+                commit = partial(self.staging.commit, staged, self.args.save_total_limit, self.state.best_global_step)
+                self.writes.publish(commit, self.staging.cleaned_up(folder / name))
             self.accelerator.wait_for_everyone()
             if self._push_later:
+                self.writes.wait()
                 super()._push_from_checkpoint(str(folder / name))
+
+    def _save_optimizer_and_scheduler(self, output_dir):
+        if not self.writes.beside or not self.args.should_save:
+            return super()._save_optimizer_and_scheduler(output_dir)
+        states = on_host(self.optimizer.state_dict())
+        self.writes.add(partial(torch.save, states, Path(output_dir) / OPTIMIZER_NAME))
+        torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _push_from_checkpoint(self, checkpoint_folder):
         # The upload runs in the background, so it must read the final folder, not the staged one.
         self._push_later = True
 
     def _save(self, output_dir=None, state_dict=None):
+        if self.writes.beside and self.staging.folder is not None and not is_adapted(self.model):
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            self.writes.add(partial(twin_of(self)._save, output_dir, state_dict or on_host(self.model.state_dict())))
+            return
         # Trainer switches the cache off in the live config; a saved model must generate with it again.
         config, training = self.model.config, self.model.config.use_cache
         config.use_cache = self._use_cache

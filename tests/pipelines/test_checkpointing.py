@@ -1,10 +1,12 @@
 """A checkpoint is complete or invisible, and damage is found."""
 
+import ast
 import json
 import os
 from types import SimpleNamespace
 
 import pytest
+import torch
 from anyformer.pipelines.storage.atomic import make_sibling_folder, replaced_file, write_atomically
 from anyformer.pipelines.storage.checkpoints import (
     STAGING,
@@ -146,3 +148,69 @@ def test_a_folder_to_be_renamed_has_the_permissions_of_any_new_folder(tmp_path):
     (tmp_path / "plain").mkdir()
     made = make_sibling_folder(tmp_path / "model")
     assert made.parent == tmp_path and made.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+# --------------------------------------------------------------------------------------------------- pickles
+
+
+PICKLES = ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")  # libraries
+
+
+class Payload:
+    """What a pickle can do when it is read: here, make a folder."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def read_with_pickle(tree: ast.AST) -> list[str]:
+    """Calls and imports of a module that could run what a file says."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+            found += [
+                name for name in names if name in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
+            ]
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        name = f"{getattr(node.func.value, 'id', '')}.{node.func.attr}"
+        given = {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
+        if name == "torch.load" and given.get("weights_only") is not True:
+            found.append(name)
+        if given.get("allow_pickle") or node.func.attr == "read_pickle":
+            found.append(name)
+    return found
+
+
+def test_nothing_of_ours_reads_pickles(repo_root):
+    files = [
+        file for room in ("pipelines", "modeling", "anyformer", "scripts") for file in (repo_root / room).rglob("*.py")
+    ]
+    found = {file.name: read_with_pickle(ast.parse(file.read_text(encoding="utf-8"))) for file in files}
+    assert len(files) > 150 and {name: what for name, what in found.items() if what} == {}
+    assert read_with_pickle(ast.parse("import pickle\ntorch.load(f)\nnp.load(f, allow_pickle=True)")) == [
+        *("pickle", "torch.load", "np.load")
+    ]
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
+def test_a_forged_checkpoint_runs_nothing(name, tiny_recipe, command, tmp_path, capsys):
+    """Its manifest is in order, as whoever forges it would see to."""
+    constant = {"lr_scheduler_type": "constant", "warmup_steps": 1}  # the run may take more steps
+    path = tiny_recipe(training={"max_steps": 2, "save_steps": 2} | constant)
+    assert command("train", path) == 0
+    capsys.readouterr()
+    checkpoint, marker = list_checkpoints(tmp_path / "run")[0], tmp_path / "was-here"
+    torch.save({"state": Payload(marker)}, checkpoint / name)
+    staged = tmp_path / "staged"
+    checkpoint.rename(staged)
+    commit(staged, checkpoint)
+    code = command("train", path, "training.max_steps=4")
+    error = capsys.readouterr().err
+    assert not marker.exists(), error
+    if name != "training_args.bin":  # which nobody reads
+        assert code == 2 and f"{name} holds more than tensors and plain data" in error and "\n" not in error.strip()

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
+from anyformer.pipelines.storage.checkpoints import commit
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from anyformer.pipelines.training.arguments import resolve_bf16, training_arguments
 from anyformer.pipelines.training.deepspeed_engine import say_that_it_compiles
@@ -257,15 +259,28 @@ def rank_of_another_user(*arguments):
     rank_main(*arguments)
 
 
+class Payload:
+    """What a pickle can do when it is read: here, make a folder."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
 @needs_deepspeed
 @pytest.mark.slow
-def test_a_zero_run_goes_on_from_its_own_checkpoint_and_not_from_another_user_s(without_dropout, command, tmp_path):
+@pytest.mark.parametrize("engine", ["zero2", "zero3"])
+def test_a_zero_run_goes_on_from_its_own_checkpoint_and_not_from_another_user_s_or_a_forged_one(
+    without_dropout, command, engine, tmp_path
+):
     run, environment = tmp_path / "run", {"DS_ACCELERATOR": "cpu"}
 
     def ranks(name, main, *options):
         folder = tmp_path / name
         folder.mkdir()
-        arguments = (without_dropout, f"training.output_dir={run}", "training.deepspeed=zero2", *options)
+        arguments = (without_dropout, f"training.output_dir={run}", f"training.deepspeed={engine}", *options)
         run_ranks(2, main, command, *arguments, folder=folder, env=environment)
         return (run / "model.safetensors").read_bytes(), logged_losses(run)
 
@@ -282,6 +297,15 @@ def test_a_zero_run_goes_on_from_its_own_checkpoint_and_not_from_another_user_s(
     assert ranks("again", rank_main) == finished
     as_stopped_before_the_end()
     assert ranks("trusted", rank_of_another_user, "--trust-remote-code") == finished
+    as_stopped_before_the_end()
+    checkpoint, marker = run / "checkpoint-15", tmp_path / "was-here"
+    forged = sorted(checkpoint.rglob("*optim_states.pt"))[0]
+    torch.save({"optimizer_state_dict": Payload(marker)}, forged)
+    checkpoint.rename(tmp_path / "staged")
+    commit(tmp_path / "staged", checkpoint)  # a manifest that is in order
+    with pytest.raises(RuntimeError, match=rf"{forged.name} holds more than tensors and plain data"):
+        ranks("forged", rank_main)
+    assert not marker.exists()
 
 
 def test_what_deepspeed_cannot_run_is_one_sentence_with_the_way_out(tmp_path, monkeypatch):

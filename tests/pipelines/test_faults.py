@@ -249,7 +249,7 @@ def test_two_signals_within_a_moment_are_one_and_a_later_one_ends_the_run_at_onc
         )
 
     process = run(0, 0.01, 0.02)
-    assert process.wait() == 143 and "stopped by signal 15 after step 1; saved " in process.text()
+    assert process.wait() == 143 and "stopped by signal 15 after step 2; saved " in process.text()
     monkeypatch.setattr(stop_signal, "ECHO_SECONDS", 0.2)
     shutil.rmtree(tmp_path / "run")
     process = run(0, 0.3)

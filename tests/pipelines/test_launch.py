@@ -15,8 +15,9 @@ from anyformer.pipelines.recipes.files import shipped
 from anyformer.pipelines.training import launch
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.engines import check_engine, check_launcher, check_world_size
-from processes import Process, logged_losses
-from test_distributed import assert_close, needs_deepspeed
+from anyformer.pipelines.training.trainer import AnyformerTrainer
+from processes import Process, free_port, logged_losses
+from test_distributed import assert_close, forget_the_parents_state, needs_deepspeed
 from transformers import TrainingArguments
 
 ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
@@ -247,6 +248,41 @@ def start(recipe, *words) -> subprocess.Popen:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")} | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "anyformer_main", "train", str(recipe), *map(str, words), "--nproc", "2"]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def fails_in_a_step(rank: int, command, *arguments) -> int:
+    """Run the command; the process of this rank cannot make its third step."""
+    forget_the_parents_state()
+    step = AnyformerTrainer.training_step
+
+    def training_step(self, *args, **kwargs):
+        if self.state.global_step == 2 and os.environ["RANK"] == str(rank):
+            raise UserError("data.files: row 7 cannot be read")
+        return step(self, *args, **kwargs)
+
+    AnyformerTrainer.training_step = training_step
+    return command(*arguments)
+
+
+@pytest.mark.slow
+def test_the_process_that_fails_says_why_and_the_others_that_it_is_gone(tiny_recipe, command, tmp_path):
+    """Under any launcher; ours prints the first sentence alone."""
+    path, port = tiny_recipe(training={"max_steps": 4}), free_port()
+    shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        Process(
+            *(fails_in_a_step, 1, command, "train", path),
+            output=tmp_path / f"{rank}.txt",
+            env=shared | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in (0, 1)
+    ]
+    assert [rank.wait(60) for rank in ranks] == [1, 2]
+    last = [rank.text().strip().splitlines()[-1] for rank in ranks]
+    assert last == [
+        f"anyformer (rank 0): {launch.LOST_ANOTHER}",
+        "anyformer (rank 1): data.files: row 7 cannot be read",
+    ]
 
 
 @pytest.mark.slow
