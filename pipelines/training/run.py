@@ -46,9 +46,10 @@ from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .plain_data import forged_files_named
 from .run_folder import RunFolder
-from .step_guard import StepGuard, check_step_guard
+from .step_guard import check_step_guard
 from .stop_signal import StopAtOnce
 from .summary import print_dry_run, print_result, print_start
+from .watch import watch_of
 
 
 def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_aside: bool = False) -> int:
@@ -159,18 +160,19 @@ def with_found_batch(recipe: Recipe, data: PreparedData, model, arguments) -> tu
     """The recipe, and its arguments, with the most rows at a time that fit; and what run.json says of them."""
     from accelerate.utils import gather_object
 
-    rows = data.rows["train"]
+    rows, per_step = data.rows["train"], rows_of(arguments)
     length = None if rows.is_stream else len(rows)
 
     def trial_trainer(trial: Recipe):
-        return build_trainer(trial, RunFolder(trial, data.facts), training_arguments(trial, rows=length), data, model)
+        trial_arguments = training_arguments(trial, length, per_step)
+        return build_trainer(trial, RunFolder(trial, data.facts), trial_arguments, data, model)
 
     def agree(fit: int) -> int:
         return min(gather_object([fit]))
 
     found = find_batch(recipe, data, model, arguments, trial_trainer, agree)
     recipe = with_rows(recipe, found["rows"])
-    return recipe, training_arguments(recipe, rows=length), found
+    return recipe, training_arguments(recipe, length, per_step), found
 
 
 def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
@@ -267,11 +269,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
         engine=asked_engine(section),
         audits_samples=section.audit_samples,
-        steps=StepGuard(section),
-        router_warning=section.router_warning,
-        stall_minutes=section.stall_minutes,
-        async_save=section.async_save,
-        trusts_checkpoints=recipe.trust_remote_code,
+        watch=watch_of(section, recipe.trust_remote_code),
     )
 
 

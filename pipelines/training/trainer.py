@@ -47,11 +47,11 @@ from .progress import MetricsFile, ProgressLine, with_split_names
 from .router_statistics import RouterStatistics
 from .set_epoch import SetEpochCallback
 from .stall_watchdog import StallWatchdog
-from .step_guard import StepGuard
 from .stop_signal import StopSignal
 from .stream_position import StreamPosition
 from .throughput_log import ThroughputLog
 from .trackers import replace_trackers
+from .watch import Watch
 from .weight_average import WeightAverage
 
 
@@ -76,11 +76,7 @@ class AnyformerTrainer(Trainer):
         pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
         engine: DDP, DeepSpeed or FSDP: training begins under it or not at all (engines.py); None: under any.
         audits_samples: whether the rows of each step are written down (audit.py).
-        steps: what is done about steps with bad losses or gradients (step_guard.py); None: a NaN loss stops the run.
-        stall_minutes: without progress until the process ends itself (stall_watchdog.py); None: it does not.
-        async_save: whether checkpoints are written beside the training (async_save.py).
-        router_warning: a layer's experts are reported when less than this share of them is at work; None: they are not.
-        trusts_checkpoints: whether DeepSpeed may read whatever a checkpoint holds (plain_data.py).
+        watch: how the training looks after itself (watch.py).
         **kwargs: as for transformers' Trainer.
     """
 
@@ -102,14 +98,10 @@ class AnyformerTrainer(Trainer):
         shares=None,
         engine: str | None = None,
         audits_samples: bool = False,
-        steps: StepGuard | None = None,
-        router_warning: float | None = None,
-        stall_minutes: float | None = None,
-        async_save: bool = False,
-        trusts_checkpoints: bool = False,
+        watch: Watch | None = None,
         **kwargs,
     ):
-        self.shares, self.trusts_checkpoints = shares, trusts_checkpoints
+        self.shares, watch = shares, watch or Watch()
         self.pass_metrics, self.own_loss, self.engine = pass_metrics, own_loss, engine
         self.logits_of, self.labels_per_item = logits_of, labels_per_item
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
@@ -130,16 +122,16 @@ class AnyformerTrainer(Trainer):
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         folder = self.args.output_dir
-        self.guard, self.steps = LossGuard(folder), steps or StepGuard()
+        self.guard, self.steps, self.trusts_checkpoints = LossGuard(folder), watch.steps, watch.trusts_checkpoints
         self.throughput = ThroughputLog(self.args)
-        self.writes = CheckpointWrites(beside=async_save)
+        self.writes = CheckpointWrites(beside=watch.async_save)
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal = StopSignal(self.accelerator)
         self.progress = ProgressLine()
         self.epochs = SetEpochCallback(self.train_dataset)
-        self.routers = RouterStatistics(folder, router_warning)
+        self.routers = RouterStatistics(folder, watch.router_warning)
         self.parts = LossParts(loss_parts)
-        self.watchdog = StallWatchdog(folder, stall_minutes, self.args.process_index)
+        self.watchdog = StallWatchdog(folder, watch.stall_minutes, self.args.process_index)
         own = (
             self.watchdog,
             self.stop_signal,

@@ -14,6 +14,7 @@ from anyformer.pipelines.training.progress import read_metrics
 from anyformer.pipelines.training.router_statistics import RouterStatistics, at_work
 from anyformer.pipelines.training.step_guard import ENOUGH, StepGuard, check_step_guard
 from anyformer.pipelines.training.trainer import AnyformerTrainer
+from anyformer.pipelines.training.watch import Watch
 from processes import run_ranks
 from test_distributed import forget_the_parents_state
 from torch.utils.data import TensorDataset
@@ -44,7 +45,7 @@ def trainer_of(config, folder, factors: dict[int, float], section=None, **argume
         args=TrainingArguments(output_dir=str(folder), logging_nan_inf_filter=False, **(defaults | arguments)),
         train_dataset=Rows(),
         data_collator=CausalCollator(False),
-        steps=StepGuard(TrainingSection(**(section or {}))),
+        watch=Watch(StepGuard(TrainingSection(**(section or {})))),
     )
     compute = trainer.compute_loss
 
