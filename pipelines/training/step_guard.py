@@ -85,6 +85,8 @@ class StepGuard:
         Raises:
             UserError: the step is bad, and training.bad_step is stop, or so many were in a row.
         """
+        if norm is None:  # DeepSpeed knows none before its first step
+            return False
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if not self.decides:
             self._waiting.append((step, norm))
@@ -101,7 +103,7 @@ class StepGuard:
         self.in_a_row += 1
         self._made, self._left_out = self._made - 1, self._left_out + 1
         if not self.skips or self.in_a_row > self.section.max_bad_steps:
-            number = f", the {self.in_a_row}th bad step in a row" if self.skips else ""
+            number = f", bad step number {self.in_a_row} in a row" if self.skips else ""
             raise UserError(f"{why} at step {step} ({words_of_rows(rows)}){number}; {guard.advice(skips=self.skips)}")
         self.skipped += 1
         self.reports = [*self.reports, {"step": step, "why": why, "rows": rows[:16]}][:REPORTED]

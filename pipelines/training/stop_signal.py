@@ -51,14 +51,15 @@ class StopSignal(TrainerCallback):
             self._came, self.received = True, number
             return
         previous = self._previous.get(number)
-        self._restore()
+        self.close()
         _heard.pop(number, None)  # no echo for whoever handles it now
         if callable(previous):
             previous(number, frame)
         else:
             os.kill(os.getpid(), number)
 
-    def _restore(self):
+    def close(self) -> None:
+        """Handle signals no more: training has ended, in whatever way."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
@@ -91,7 +92,7 @@ class StopSignal(TrainerCallback):
         return self.received
 
     def on_train_end(self, args, state, control, **kwargs):
-        self._restore()
+        self.close()
         if self.received is not None and signal.getsignal(self.received) == signal.SIG_DFL:
             # In processes without StopAtOnce: the echo must not kill what has stopped in order.
             signal.signal(self.received, _end_unless_echo)

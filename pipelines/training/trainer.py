@@ -218,6 +218,7 @@ class AnyformerTrainer(Trainer):
             self.writes.finish()
             raise
         finally:
+            self.stop_signal.close()
             self.watchdog.close()
             self.progress.close()
             self.model.config.use_cache = self._use_cache

@@ -11,6 +11,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
 from anyformer.pipelines.training.async_save import CheckpointWrites, check_async_save, on_host
+from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import end_in_micro_batch, logged_losses
 from safetensors.torch import load_file
 from torch.utils._pytree import tree_flatten
@@ -47,17 +48,25 @@ def test_what_is_written_beside_the_training_is_what_is_written_at_once(tied, ti
 
 
 def never_ends_for(name: str):
-    """In this (forked) process: the optimizer's file of a checkpoint gets half of itself, then nothing more."""
-    save = torch.save
+    """In this (forked) process: the optimizer's file of a checkpoint gets half of itself, then nothing more.
+
+    The sixth step begins after that.
+    """
+    save, step, begun = torch.save, AnyformerTrainer.training_step, threading.Event()
 
     def half(obj, path, *args, **kwargs):
         if name in str(path) and "optimizer" in str(path):
             assert threading.current_thread().name == "checkpoint"
             path.write_bytes(b"half")
+            begun.set()
             threading.Event().wait()
         return save(obj, path, *args, **kwargs)
 
-    torch.save = half
+    def training_step(self, *args, **kwargs):
+        assert self.state.global_step < 5 or begun.wait(60)
+        return step(self, *args, **kwargs)
+
+    torch.save, AnyformerTrainer.training_step = half, training_step
 
 
 def train_with_a_slow_disk(name: str, command, *arguments) -> int:

@@ -4,7 +4,9 @@ import errno
 import json
 import resource
 import signal
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from anyformer.pipelines.accounting.host_memory import _limits_of_groups, memory
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training import auto_batch
+from anyformer.pipelines.training.global_batch import micro_batches
 from anyformer.pipelines.training.out_of_memory import is_out_of_memory, memory_of_recipe, ways_out
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch
@@ -197,3 +200,22 @@ def test_auto_batch_is_refused_where_a_step_is_shared_or_its_rows_are_told_apart
         auto_batch.check_auto_batch(recipe)
     with pytest.raises(UserError, match=r"in_batch_negatives; set training\.per_device_train_batch_size"):
         load_recipe("stsb_bi_encoder", ["training.auto_batch=true", "task.loss=in_batch_negatives"])
+
+
+def fitting(most: int, recipe, objective, model, devices, sizes) -> tuple[int, str]:
+    return max(size for size in sizes if size <= most), ""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_step_keeps_its_rows_whatever_fits_and_however_many_processes_share_them(named, tiny_recipe, monkeypatch):
+    step = ["training.global_batch_size=24"] if named else ["training.gradient_accumulation_steps=6"]
+    recipe = load_recipe(str(tiny_recipe()), ["training.per_device_train_batch_size=4", *step])
+    for processes, most, expected in ((1, 9, (8, 3)), (2, 9, (6, 2)), (3, 1, (1, 8)), (4, 24, (6, 1))):
+        rows = micro_batches(recipe.training, processes, 24)
+        arguments = SimpleNamespace(
+            train_batch_size=rows[0], gradient_accumulation_steps=rows[1], device=torch.device("cpu")
+        )
+        monkeypatch.setattr(auto_batch, "estimated", partial(fitting, most))
+        found = auto_batch.find_batch(recipe, SimpleNamespace(objective=None), None, arguments, None, int)
+        chosen = auto_batch.with_rows(recipe, found["rows"]).training
+        assert (found["rows"], found["accumulated"]) == micro_batches(chosen, processes, 24) == expected
