@@ -188,7 +188,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "signatures": run.get("signatures") or {},
         "samples": facts.samples,
         "picture": picture if picture and (model.path / picture).is_file() else None,
-        "environment": (run.get("versions") or {}) | ({"seed": run["seed"]} if "seed" in run else {}),
+        "environment": (run.get("versions") or {}) | ({"seed": run["seed"]} if "seed" in run else {}) | _backends(run),
     }
 
 
@@ -281,6 +281,13 @@ def _architecture(config: dict[str, Any], parameters: int) -> dict[str, Any]:
         "classes": ", ".join((get("id2label") or {}).values()) if is_classifier else None,
         "stored as": get("dtype"),
     }
+
+
+def _backends(run: dict[str, Any]) -> dict[str, str]:
+    """{what the training computed: by which backend}, and the engine where there was one."""
+    found = {f"{what} by": name for what, name in (run.get("backends") or {}).items()}
+    engine = run.get("engine") if (run.get("world_size") or 1) > 1 else None
+    return found | ({"engine": engine} if engine else {})
 
 
 def _engines(model: ModelFolder) -> dict[str, str]:

@@ -33,6 +33,7 @@ def trained(family: str, folder, **backend) -> tuple[list[float], dict]:
 def test_twenty_steps_are_the_same_on_every_backend_of_attention(family, tmp_path, capsys):
     losses, run = trained(family, tmp_path / "auto")
     assert len(losses) == 20 and run["backends"]["attention"] == "sdpa"
+    assert "| attention by | sdpa |" in (tmp_path / "auto" / "run" / "README.md").read_text()
     found, run = trained(family, tmp_path / "eager", attn_implementation="eager")
     assert run["backends"]["attention"] == "eager" and "attention by eager" in capsys.readouterr().out
     assert found == pytest.approx(losses, abs=TOLERANCE)
