@@ -50,6 +50,7 @@ _EXPORTS = {
     "prepare_data": "anyformer.pipelines.api",
     "train": "anyformer.pipelines.api",
     "evaluate": "anyformer.pipelines.api",
+    "attention_maps": "anyformer.pipelines.inspection.attention_maps",
     "EvaluationSuite": "anyformer.pipelines.evaluation.suite",
     "register_objective": "anyformer.pipelines.plugins",
     "register_metric": "anyformer.pipelines.metrics",

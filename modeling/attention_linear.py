@@ -47,6 +47,7 @@ class LinearAttention(Attention):
     """
 
     token_positions = staticmethod(token_positions)
+    instead_of_weights = "linear attention has no weights of single tokens: all before one are a sum of a fixed size"
 
     def forward(
         self, hidden_states, attention_mask=None, position_embeddings=None, past_key_values=None, **kwargs

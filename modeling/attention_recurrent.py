@@ -27,6 +27,7 @@ class RecurrentAttention(Attention):
 
     token_positions = staticmethod(token_positions)
     block_distances = staticmethod(block_distances)
+    keeps_row_weights = False  # whether forward returns weights of whole rows, which the eager backend then gives
 
     def __init__(self, config, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -47,7 +48,7 @@ class RecurrentAttention(Attention):
         segment_bias=None,
         **kwargs,
     ) -> tuple:
-        """As `Attention.forward`; weights are of segments, not of rows, and not returned.
+        """As `Attention.forward`; weights are of segments, and returned as those of rows only where they are kept.
 
         Args:
             attention_mask: None (one document from its start on), or the result of `token_positions`.
@@ -63,12 +64,12 @@ class RecurrentAttention(Attention):
             k_memory, v_memory = self.keys_and_values(hidden_states.detach())
             memory = self.rotated(k_memory, position_embeddings), v_memory
             memory = tuple(self.after(past.get(name), x, True) for name, x in zip(("keys", "values"), memory))
-        out_BTHK = self.attend_segments(q_rotated, own, memory, attention_mask, segment_bias, **kwargs)
+        out_BTHK, weights = self.attend_segments(q_rotated, own, memory, attention_mask, segment_bias, **kwargs)
         out_BTHK, states = self.with_memory(out_BTHK, q_BHTK, k_BGTK, v_BGTK, attention_mask, past)
         if cached is not None:
             kept = {name: x[:, :, -self.window :] for name, x in zip(("keys", "values"), own)}
             cached.write(hidden_states.shape[1], **kept, **states)
-        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), None
+        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
 
     def rotated(self, x, position_embeddings):
         return x if position_embeddings is None else rotate(x, *position_embeddings)
@@ -84,7 +85,9 @@ class RecurrentAttention(Attention):
         return out_BTHK, {}
 
     def attend_segments(self, q_BHTK, own, memory, positions, bias, **kwargs):
-        """Every query over its segment's keys and values `own` and over those of `memory`. Returns (B, T, H, K).
+        """Every query over its segment's keys and values `own` and over those of `memory`.
+
+        Returns (B, T, H, K), and the weights (B, H, T, T) of the row's own tokens where they are kept, else None.
 
         own, memory: keys and values, each (B, G, W + T, K), of equal numbers; memory None: no gradient is wanted.
         """
@@ -102,12 +105,13 @@ class RecurrentAttention(Attention):
             parts = [(own, window, True, "both")]
         else:
             parts = [(memory, window, True, "memory"), (own, segment, True, "own")]
-        keys, values, seen, biases = [], [], [], []
+        keys, values, seen, biases, columns = [], [], [], [], []
         for states, before, with_block, part in parts:
             end = None if with_block else before
             k, v = (in_blocks(x[:, :, window - before :], size, before)[..., :end, :] for x in states)
             keys.append(k)
             values.append(v)
+            columns.append(torch.arange(k.shape[-2], device=k.device) - before)
             near = positions[..., window - before :]
             seen.append(seen_in_blocks(near, size, before, segment, self.memory_length, part)[..., :end])
             if bias is not None:
@@ -120,12 +124,29 @@ class RecurrentAttention(Attention):
         else:
             mask = seen
         k, v = (torch.cat(x, dim=-2).flatten(0, 1) for x in (keys, values))
-        out, _ = self.attend(in_blocks(q_BHTK, size).flatten(0, 1), k, v, mask, **kwargs)
-        return out.unflatten(0, (batch, -1)).flatten(1, 2)[:, :length]
+        out, weights = self.attend(in_blocks(q_BHTK, size).flatten(0, 1), k, v, mask, **kwargs)
+        out_BTHK = out.unflatten(0, (batch, -1)).flatten(1, 2)[:, :length]
+        if not self.keeps_row_weights or weights is None:
+            return out_BTHK, None
+        return out_BTHK, rows_of_blocks(weights.unflatten(0, (batch, -1)), torch.cat(columns), length)
 
     @staticmethod
     def one_document(x_BHTK):
         return torch.zeros(1, x_BHTK.shape[2], dtype=torch.long, device=x_BHTK.device)
+
+
+def rows_of_blocks(weights, columns, length: int):
+    """Weights of blocks of queries (B, n, H, C, J) as those of rows, (B, H, T, T).
+
+    columns: (J,), the keys' places relative to their block's first token; a key may stand there twice, once unseen.
+    Keys before the row, which a cache holds, are left out.
+    """
+    batch, blocks, heads, size, _ = weights.shape
+    before = max(0, -int(columns.min()))
+    index = columns + before + size * torch.arange(blocks, device=columns.device)[:, None]
+    rows = weights.new_zeros(batch, blocks, heads, size, before + blocks * size)
+    rows.scatter_add_(-1, index[None, :, None, None].expand_as(weights), weights)
+    return rows.transpose(1, 2).flatten(2, 3)[:, :, :length, before : before + length]
 
 
 @implements("attention", "compressive_attention")
@@ -136,6 +157,8 @@ class CompressiveAttention(RecurrentAttention):
     difference to the keys' old values (`memory_update="delta"`, eq. 5) or plainly ("linear", eq. 4). A learned gate for
     each head mixes its output with the attention to the segment (eq. 6). Gradients flow through it.
     """
+
+    instead_of_weights = "shares within the segment; what came before is one matrix, which a gate of each head mixes in"
 
     def __init__(self, config, layer_idx: int):
         super().__init__(config, layer_idx)

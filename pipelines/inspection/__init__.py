@@ -1,0 +1,1 @@
+"""Looking inside a model: what its layers attend to."""

@@ -1,0 +1,138 @@
+"""Attention maps of any model, whatever backend it runs on: the weights of each layer, computed by the eager backend.
+
+Backends that are fast keep no weights. Here a model runs once more with transformers' eager backend, from which its
+layers hand over their weights one by one; those of a layer are gone before the next one makes its own, unless they are
+kept. Which modules hand them over, each model says itself (`_can_record_outputs`), ours as transformers' own.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils.output_capturing import OutputRecorder
+
+from ..errors import UserError
+
+RECORDED = ("attentions", "cross_attentions", "encoder_attentions", "decoder_attentions")
+
+
+@dataclass
+class AttentionMap:
+    """The attention of one layer.
+
+    stack: encoder, decoder, or empty where a model has one. layer: its number in the stack, from 0. kind: self or
+    cross. weights: (B, H, T, S), each query's shares of the keys; None where the layer has none. note: what it has
+    instead or beside them, in words.
+    """
+
+    stack: str
+    layer: int
+    kind: str
+    weights: torch.Tensor | None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """Such as `decoder layer 3, cross`."""
+        where = f"{self.stack} layer {self.layer}" if self.stack else f"layer {self.layer}"
+        return where if self.kind == "self" else f"{where}, {self.kind}"
+
+
+@torch.no_grad()
+def attention_maps(
+    model: torch.nn.Module, each: Callable[[AttentionMap], Any] | None = None, **inputs
+) -> list[AttentionMap]:
+    """The attention of every layer of a model on some inputs, in the order in which they run.
+
+    Args:
+        model: ours, or any of transformers whose modules hand over their weights; adapted or compiled, too. It is left
+            as it was.
+        each: called on each layer's map while the model runs, and its results are returned in place of the maps: what
+            it does not keep is freed. None: the maps, on the CPU.
+        inputs: of the model's forward, such as a tokenizer returns.
+
+    Raises:
+        UserError: the model has no layer that hands over weights.
+    """
+    top = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    recorded = {} if top is None else recorded_modules(top)
+    if not recorded:
+        raise UserError(f"{type(model).__name__} has no attention layers that hand over their weights")
+    counts, found = Counter(), []
+
+    def hook(module, args, output):
+        stack, kind, index = recorded[module]
+        weights = output[index] if isinstance(output, tuple) else None
+        is_matrix = torch.is_tensor(weights) and weights.dim() == 4
+        note = getattr(module, "instead_of_weights", "") or ("" if is_matrix else "this layer hands over no weights")
+        counts[stack, kind] += 1
+        layer = AttentionMap(stack, counts[stack, kind] - 1, kind, weights if is_matrix else None, note)
+        if each is None and is_matrix:
+            layer.weights = weights.cpu()
+        found.append(layer if each is None else each(layer))
+        if is_matrix:
+            place = index % len(output)
+            return (*output[:place], None, *output[place + 1 :])
+
+    with eager(top):
+        handles = [module.register_forward_hook(hook) for module in recorded]
+        try:
+            getattr(model, "_orig_mod", model)(**inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+    return found
+
+
+def recorded_modules(model: PreTrainedModel) -> dict[torch.nn.Module, tuple[str, str, int]]:
+    """{module: (its stack, self or cross, place of the weights in what it returns)}, as the model's parts say."""
+    found, names = {}, {module: name for name, module in model.named_modules()}
+    parts = [module for module in names if isinstance(module, PreTrainedModel)]
+    for part in reversed(parts):  # the innermost says it best
+        for key in RECORDED:
+            specs = (getattr(part, "_can_record_outputs", None) or {}).get(key, [])
+            for spec in specs if isinstance(specs, list) else [specs]:
+                spec = spec if isinstance(spec, OutputRecorder) else OutputRecorder(spec, index=1)
+                for module in part.modules():
+                    name = names[module]
+                    if module in found or not isinstance(module, spec.target_class):
+                        continue
+                    if spec.layer_name is not None and f".{spec.layer_name.strip('.')}." not in f".{name}.":
+                        continue
+                    is_cross = key == "cross_attentions" or getattr(module, "cross_attention", False) is True
+                    found[module] = stack_of(name, model.config), "cross" if is_cross else "self", spec.index
+    return found
+
+
+def stack_of(name: str, config) -> str:
+    """Encoder or decoder, of a model that has both; a module's name says which."""
+    if not getattr(config, "is_encoder_decoder", False):
+        return ""
+    parts = name.split(".")
+    return next((part for part in parts if part in ("encoder", "decoder")), "")
+
+
+@contextmanager
+def eager(model: PreTrainedModel) -> Iterator[None]:
+    """In the block the model evaluates on the eager backend, and layers whose weights are made on demand make them."""
+    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    keeping = [module for module in model.modules() if hasattr(module, "keeps_row_weights")]
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.set_attn_implementation("eager")
+        model.eval()
+        for module in keeping:
+            module.keeps_row_weights = True
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
+        for module in keeping:
+            module.keeps_row_weights = False
+        for module in training:
+            module.training = True

@@ -1,0 +1,124 @@
+"""Attention maps: under any backend those that the eager backend keeps, of every scheme, kind and family, and of native
+models."""
+
+import pytest
+import torch
+from anyformer.modeling.traits import ATTENTION_KINDS
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.inspection.attention_maps import AttentionMap, attention_maps
+from family_variants import ZOO
+from native_models import native_model
+from transformers import BartConfig, BartModel, T5Config, T5Model
+
+import anyformer
+
+EXACT = 1e-9
+
+
+def kept_by_eager(model, inputs) -> list[torch.Tensor]:
+    """What transformers' own outputs hold where the model runs on the eager backend."""
+    model.set_attn_implementation("eager")
+    out = model(**inputs, output_attentions=True)
+    if "encoder_attentions" not in out:
+        return [weights for weights in out.attentions]
+    own, cross = out.decoder_attentions, out.cross_attentions
+    return [*out.encoder_attentions, *(weights for both in zip(own, cross) for weights in both)]
+
+
+@pytest.mark.parametrize("variant", ZOO, ids=str)
+def test_maps_are_those_of_eager_whatever_the_backend(variant):
+    model = variant.model()  # on sdpa, where it can
+    inputs = variant.inputs(model)
+    before, logits = model.config._attn_implementation, model(**inputs)[0]
+    maps = attention_maps(model, **inputs)
+    assert model.config._attn_implementation == before and torch.equal(model(**inputs)[0], logits)
+    for layer in maps:
+        if layer.weights is None:
+            assert "a sum of a fixed size" in layer.note
+        else:
+            sums = layer.weights.sum(-1)
+            assert (sums - 1).abs().max() < EXACT, layer.name
+    kinds = [ATTENTION_KINDS[kind] for kind in getattr(model.config, "attention_kinds", None) or ()]
+    with_states = (
+        [kind.keeps_states for kind in kinds] if any(kind.keeps_states for kind in kinds) else [False] * len(maps)
+    )
+    same = [layer for layer, states in zip(maps, with_states, strict=True) if not states]
+    for layer, weights in zip(same, kept_by_eager(model, inputs), strict=True):
+        assert (layer.weights - weights).abs().max() <= EXACT, layer.name
+
+
+@pytest.mark.parametrize("segment, memory", [(24, 1), (5, 7)])
+def test_maps_of_segments_are_those_of_rows(segment, memory):
+    """A recurrent layer's weights are those of full attention whose mask shows its segment and the tokens before it."""
+    fields = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 97}
+    recurrent = anyformer.AnyformerDecoderModel(
+        anyformer.AnyformerDecoderConfig(**fields, segment_length=segment, memory_length=memory)
+    ).double()
+    full = anyformer.AnyformerDecoderModel(anyformer.AnyformerDecoderConfig(**fields)).double()
+    full.load_state_dict(recurrent.state_dict())
+    ids = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
+    place = torch.arange(24)
+    seen = (place[None] <= place[:, None]) & (place[None] >= place[:, None] // segment * segment - memory)
+    mask = (
+        torch.zeros(24, 24).double().masked_fill(~seen, torch.finfo(torch.float64).min)[None, None].expand(2, 1, -1, -1)
+    )
+    (got,), (expected,) = (
+        attention_maps(recurrent, input_ids=ids),
+        attention_maps(full, input_ids=ids, attention_mask=mask),
+    )
+    assert (got.weights - expected.weights).abs().max() <= EXACT
+
+
+def test_native_models_are_mapped_by_what_they_say_of_themselves():
+    bart = BartModel(
+        BartConfig(
+            vocab_size=97,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            max_position_embeddings=64,
+        )
+    ).eval()
+    t5 = T5Model(T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)).eval()
+    inputs = {"input_ids": torch.arange(3, 12)[None], "decoder_input_ids": torch.arange(3, 9)[None]}
+    for model in (bart, t5):
+        maps = attention_maps(model, **inputs)
+        names = [layer.name for layer in maps]
+        assert names[:2] == ["encoder layer 0", "encoder layer 1"]
+        assert names[2:] == [f"decoder layer {n}{kind}" for n in range(2) for kind in ("", ", cross")]
+        for layer, weights in zip(maps, kept_by_eager(model, inputs), strict=True):
+            assert (layer.weights - weights).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "mistral"])
+def test_native_decoders_are_mapped(name):
+    model, inputs = native_model(name).float().eval(), {"input_ids": torch.arange(3, 20)[None]}
+    maps = attention_maps(model, **inputs)
+    for layer, weights in zip(maps, kept_by_eager(model, inputs), strict=True):
+        assert (layer.weights - weights).abs().max() < 1e-6
+
+
+def test_what_is_not_kept_is_freed_layer_by_layer():
+    import gc
+    import weakref
+
+    model = anyformer.AnyformerDecoderForCausalLM(
+        anyformer.AnyformerDecoderConfig(vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
+    )
+    alive, most = [], []
+
+    def each(layer: AttentionMap):
+        gc.collect()
+        most.append(sum(reference() is not None for reference in alive))
+        alive.append(weakref.ref(layer.weights))
+        return layer.weights.amax(-1).mean().item()
+
+    means = attention_maps(model.train(), each, input_ids=torch.arange(3, 20)[None])
+    assert len(means) == 3 and all(0 < mean <= 1 for mean in means)
+    assert max(most) <= 1 and model.training
+    with pytest.raises(UserError, match="Linear has no attention layers"):
+        attention_maps(torch.nn.Linear(2, 2))
