@@ -11,6 +11,7 @@ from ..errors import UserError, did_you_mean
 VERBS = (
     "list",
     "train",
+    "prepare",
     "preview",
     "plan",
     "scaling",
@@ -161,6 +162,7 @@ def build_parser() -> Parser:
     for add in (
         _add_list,
         _add_train,
+        _add_prepare,
         _add_preview,
         _add_plan,
         _add_scaling,
@@ -225,6 +227,12 @@ def _add_train(verbs) -> Parser:
     from .train_command import add_train  # here: as for evaluate
 
     return add_train(verbs)
+
+
+def _add_prepare(verbs) -> Parser:
+    from .prepare_command import add_prepare  # here: as for evaluate
+
+    return add_prepare(verbs)
 
 
 def _add_preview(verbs) -> Parser:

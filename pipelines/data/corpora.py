@@ -10,6 +10,7 @@ from .documents import Corpus, Document, Limits, SkipCounts, Source
 from .hub_datasets import HubSource
 from .mixture import MixtureCorpus
 from .patterns import real_paths
+from .remote_files import with_local_copies
 from .text_files import FileSource
 from .validation_split import (
     STREAM_WINDOW,
@@ -70,7 +71,7 @@ def _split_source(
         source: Source = SOURCES[section.source](limits, where)
     elif section.files:
         limits = replace(limits, encoding=section.encoding)
-        source = _files(section.files, section, limits, where, "files", without)
+        source = _files(section.files, section, limits, where, "files", data.cache_dir, without)
     else:
         source = _hub(section, limits, where, "split", data.streaming)
     if not splits:
@@ -90,7 +91,7 @@ def _own_source(data: DataSection, limits: Limits, split: str) -> Source | None:
     """The source of a split that has one of its own, or None."""
     files = getattr(data, f"{split}_files")
     if files:
-        return _files(files, data, limits, "data", f"{split}_files")
+        return _files(files, data, limits, "data", f"{split}_files", data.cache_dir)
     if getattr(data, f"{split}_split"):
         return _hub(data, limits, "data", f"{split}_split", data.streaming)
     return None
@@ -102,10 +103,11 @@ def _files(
     limits: Limits,
     where: str,
     key: str,
+    cache_dir: str | None,
     without: Collection[str] = (),
 ) -> FileSource:
     return FileSource(
-        patterns,
+        with_local_copies(patterns, f"{where}.{key}", cache_dir, without),
         limits,
         text_field=section.text_field,
         document=section.document,

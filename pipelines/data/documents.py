@@ -159,6 +159,10 @@ class Source(ABC):
         """
         return counted_from(place, self.items())
 
+    def parts(self, size: int) -> list["Source"]:
+        """Sources that make up this one, in order, each of about `size` bytes; itself where it cannot be divided."""
+        return [self]
+
     def size_hint(self) -> int | None:
         """Bytes of text, roughly, where that is known without reading it."""
         return None
@@ -187,9 +191,28 @@ class Corpus(ABC):
         """Content identity: equal for equal documents from the same specification, also in another process."""
         return sha(self.identity())
 
+    def tally(self) -> Any:
+        """What the latest pass has counted up to the latest document, as JSON: all that `skipped` and `notes` need."""
+        return asdict(self.skipped)
+
+    def together(self, first: Any, second: Any) -> Any:
+        """The tally of a pass of which these are the tallies of two parts, in order."""
+        return {reason: first[reason] + second[reason] for reason in first}
+
+    def restore(self, tally: Any) -> None:
+        """Make `skipped` and `notes` those of a pass that has counted this."""
+        self.skipped = SkipCounts(**tally)
+
     def size_hint(self) -> int | None:
         """Bytes of text, roughly, where that is known without reading it."""
         return None
+
+    def parts(self, size: int) -> list["Corpus"]:
+        """Corpora that make up this one, in order, each of about `size` bytes and read without the others' files.
+
+        One, itself, where that cannot be known without reading everything.
+        """
+        return [self]
 
     def skipped_by_name(self) -> list[str]:
         """Sentences that name skipped documents and the setting that reads them, once the documents were iterated."""

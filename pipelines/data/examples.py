@@ -17,6 +17,7 @@ from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of, name
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files, real_paths
+from .remote_files import with_local_copies
 from .validation_split import ValidationSplit
 
 # Examples held back by default, where so many are there; of MANY, 5 % are more.
@@ -206,7 +207,9 @@ def open_examples(
         files_field = "files" if split == "train" else f"{split}_files"
         split_field = "split" if split == "train" else f"{split}_split"
         if getattr(data, files_field):
-            return files(getattr(data, files_field), columns, limits, f"data.{files_field}", without)
+            field = f"data.{files_field}"
+            patterns = with_local_copies(getattr(data, files_field), field, data.cache_dir, without)
+            return files(patterns, columns, limits, field, without)
         if data.dataset and getattr(data, split_field):
             return hub(data, split_field, columns, limits)
         return None

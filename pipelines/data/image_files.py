@@ -15,6 +15,7 @@ from .examples import Example, ExampleFiles, Examples, ExampleSource, HubExample
 from .file_formats import FileFormat
 from .files import content_hash, readable
 from .patterns import find_files
+from .remote_files import is_copy
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -99,4 +100,6 @@ def image_files(
 ) -> ExampleSource:
     """Image files where the first file is one, else a table of them."""
     first = next(iter(find_files(field, patterns, without)))
+    if is_image_file(first) and is_copy(first):
+        raise UserError(f"{field}: {first.name} is an image behind a URL; copy its folder, whose name is the class")
     return (ImageFiles if is_image_file(first) else ImageTable)(patterns, columns, limits, field, without)

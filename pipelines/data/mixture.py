@@ -49,6 +49,19 @@ class MixtureCorpus(Corpus):
             else:
                 running.remove(behind)
 
+    def tally(self) -> Any:
+        parts = [corpus.tally() for corpus in self.corpora]
+        return {"parts": parts, "bytes": list(self.num_bytes), "ended_by": self.ended_by}
+
+    def together(self, first: Any, second: Any) -> Any:
+        parts = [corpus.together(*both) for corpus, *both in zip(self.corpora, first["parts"], second["parts"])]
+        return second | {"parts": parts}  # its bytes are those of the whole pass, which a place carries
+
+    def restore(self, tally: Any) -> None:
+        for corpus, part in zip(self.corpora, tally["parts"]):
+            corpus.restore(part)
+        self.num_bytes, self.ended_by = tally["bytes"], tally["ended_by"]
+
     @property
     def skipped(self) -> SkipCounts:
         counts = SkipCounts()

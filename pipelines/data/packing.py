@@ -6,8 +6,8 @@ next row repeats the last token before the cut, so that each token with a predec
 it exactly once. For all other objectives the slices follow each other without repetition.
 """
 
-from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -21,29 +21,64 @@ from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from .documents import Corpus
 from .encoding import Encoder
 from .rows import Rows
-from .token_store import TokenStore, framed, framing_tokens, tokenize_corpus
+from .token_store import TokenStore, framed, framing_tokens
+from .tokenization import tokenize_corpus
 
 __all__ = ["PackedDataset", "StreamingPackedDataset", "TokenStore", "packing_report", "tokenize_corpus"]
 
 Tail = Literal["drop", "pad"]
+_PIECE = 2**20  # rows, or documents, looked at at once: memory does not grow with the corpus
+
+
+class RowStarts:
+    """First token of each row, without an array of them all; `len` is their number. The last row may be short.
+
+    A row begins length - 1 tokens after the one before, or length tokens where that one ends with its document: so the
+    rows of which the latter is true say everything. offsets: (documents + 1,) as in TokenStore.
+    """
+
+    def __init__(self, offsets: np.ndarray, length: int, shifts_labels: bool = True):
+        check_length(length)
+        self.length, self.stride, self.total = length, length - shifts_labels, int(offsets[-1])
+        self._with_document = np.array(self._rows_that_end_with_documents(offsets) if shifts_labels else [], np.int64)
+        done = len(self._with_document)
+        row = int(self._with_document[-1]) + 1 if done else 0
+        beyond = self.total - (row * self.stride + done) - length  # tokens after this row
+        self._count = row + 1 + max(0, -(-beyond // self.stride)) if self.total else 0
+
+    def _rows_that_end_with_documents(self, offsets: np.ndarray) -> list[int]:
+        """Their numbers. Looks at each document once, not at each row."""
+        rows, start, row, place, piece = [], 0, 0, 0, max(2 * self.stride, 256)
+        while place < len(offsets):
+            ends = offsets[place : place + piece] - (start + self.length)
+            hits = np.flatnonzero((ends >= 0) & (ends % self.stride == 0))
+            if not len(hits):
+                place += piece
+                continue
+            place += int(hits[0])
+            if int(offsets[place]) >= self.total:
+                break
+            rows.append(row + int(ends[hits[0]]) // self.stride)
+            start, row = int(offsets[place]), rows[-1] + 1
+        return rows
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __call__(self, rows):
+        """First tokens of some rows: of a number, or an array of them."""
+        return rows * self.stride + np.searchsorted(self._with_document, rows)
+
+    def bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(first tokens, places behind the last ones) of some rows."""
+        starts = self(rows)
+        return starts, np.minimum(starts + self.length, self.total)
 
 
 def row_starts(offsets: np.ndarray, length: int, shifts_labels: bool = True) -> np.ndarray:
     """First token of each row, int64; the last row may be short. offsets: (documents + 1,) as in TokenStore."""
-    check_length(length)
-    if not shifts_labels:
-        return np.arange(0, int(offsets[-1]), length, dtype=np.int64)
-    borders = memoryview(np.ascontiguousarray(offsets))  # bisect on plain integers: a tenth of numpy's time per look-up
-    total, start, document = int(offsets[-1]), 0, 0
-    starts = []
-    while start < total:
-        starts.append(start)
-        end = start + length
-        if end >= total:
-            break
-        document = bisect_left(borders, end, document)
-        start = end if borders[document] == end else end - 1
-    return np.array(starts, dtype=np.int64)
+    starts = RowStarts(offsets, length, shifts_labels)
+    return starts(np.arange(len(starts)))
 
 
 def row(
@@ -115,17 +150,18 @@ class PackedDataset(Rows, Dataset):
         self.store, self.sequence_length, self.tail = store, sequence_length, tail
         self.shifts_labels = shifts_labels
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id  # with tail=drop no row needs it
-        self._starts = row_starts(store.offsets, sequence_length, shifts_labels)
-        if tail == "drop" and len(self._starts) and self._starts[-1] + sequence_length > store.num_tokens:
-            self._starts = self._starts[:-1]
-        if not len(self._starts):
+        self._starts = RowStarts(store.offsets, sequence_length, shifts_labels)
+        self._rows = len(self._starts)
+        if tail == "drop" and self._rows and self._starts(self._rows - 1) + sequence_length > store.num_tokens:
+            self._rows -= 1
+        if not self._rows:
             raise too_short(store.name, sequence_length, store.num_tokens)
         layout = [] if shifts_labels else ["slices"]
         self.fingerprint = sha([store.fingerprint, sequence_length, tail, *layout])
         self.name, self.notes = store.name, store.notes
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return self._rows
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         start, end = self._bounds(index)
@@ -169,43 +205,55 @@ class PackedDataset(Rows, Dataset):
     def _bounds(self, index: int) -> tuple[int, int]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        start = int(self._starts[index])
+        start = int(self._starts(index % len(self)))
         return start, min(start + self.sequence_length, self.store.num_tokens)
 
-    def _lengths(self) -> np.ndarray:
-        return np.minimum(self._starts + self.sequence_length, self.store.num_tokens) - self._starts
+    def _in_pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(first tokens, places behind the last ones) of all rows, a million rows at a time."""
+        for first in range(0, len(self), _PIECE):
+            yield self._starts.bounds(np.arange(first, min(first + _PIECE, len(self))))
 
-    def _borders(self) -> np.ndarray:
-        """Number of documents that begin in each row after its first token."""
-        begins = np.unique(self.store.offsets)  # documents without tokens begin nowhere
-        ends = self._starts + self._lengths()
-        return np.searchsorted(begins, ends) - np.searchsorted(begins, self._starts + 1)
+    def _borders(self) -> Iterator[np.ndarray]:
+        """Number of documents that begin in each row after its first token, a million rows at a time."""
+        offsets = self.store.offsets
+        for starts, ends in self._in_pieces():
+            first, last = np.searchsorted(offsets, (starts[0], ends[-1]))
+            begins = np.unique(offsets[first:last])  # documents without tokens begin nowhere
+            yield np.searchsorted(begins, ends) - np.searchsorted(begins, starts + 1)
 
     @property
     def num_predictions(self) -> int:
         """Labels over all rows: those the loss counts, or (without shifts_labels) those a collator chooses from."""
-        unpredicted = 1 + self._borders() if self.shifts_labels else 0
-        return int((self._lengths() - unpredicted).sum())
+        held = self._num_held()
+        return held - len(self) - sum(int(borders.sum()) for borders in self._borders()) if self.shifts_labels else held
+
+    def _num_held(self) -> int:
+        """Tokens over all rows."""
+        start, end = self._bounds(-1)
+        return (len(self) - 1) * self.sequence_length + end - start
 
     @property
     def fill_rate(self) -> float:
         """Share of the positions that hold a token of a document rather than padding."""
-        return float(self._lengths().sum()) / (len(self) * self.sequence_length)
+        return float(self._num_held()) / (len(self) * self.sequence_length)
 
     @property
     def padding_waste(self) -> float:
         """Share of the positions that would be padding if each document had rows of its own, cut where it is longer."""
-        lengths = np.diff(self.store.offsets)
-        lengths = lengths[lengths > 0]
         overlap = int(self.shifts_labels)  # each further row begins with the token before it
-        rows = np.maximum(1, -(-(lengths - overlap) // (self.sequence_length - overlap)))
-        held = lengths + overlap * (rows - 1)
-        return 1 - float(held.sum()) / float(rows.sum() * self.sequence_length)
+        all_held = all_rows = 0
+        for first in range(0, len(self.store.offsets) - 1, _PIECE):
+            lengths = np.diff(self.store.offsets[first : first + _PIECE + 1])
+            lengths = lengths[lengths > 0]
+            rows = np.maximum(1, -(-(lengths - overlap) // (self.sequence_length - overlap)))
+            all_held += int((lengths + overlap * (rows - 1)).sum())
+            all_rows += int(rows.sum())
+        return 1 - float(all_held) / float(all_rows * self.sequence_length)
 
     @property
     def is_packed(self) -> bool:
         """Whether some row holds more than one document."""
-        return bool((self._borders() > 0).any())
+        return any(bool((borders > 0).any()) for borders in self._borders())
 
 
 class StreamingPackedDataset(Rows, IterableDataset):

@@ -1,11 +1,12 @@
 """Local files as documents: plain text, and a column of any format with rows, also compressed with gzip."""
 
+import copy
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .documents import Document, Limits, Skipped, Source, cell, cell_names, text_document
+from .documents import Document, Limits, Skipped, Source, cell, cell_names, counted_from, text_document
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from .files import bounded_lines, file_identities, length_of, name_of_files, open_file, readable
 from .patterns import find_files
@@ -47,9 +48,31 @@ class FileSource(Source):
             self._try_opening(path)
 
     def items(self) -> Iterator[Document | Skipped]:
-        for path in self.paths:
+        return (item for item, _ in self.items_from())
+
+    def items_from(self, place: list | None = None) -> Iterator[tuple[Document | Skipped, list]]:
+        """place: [file, items of it]; the files before it are not read."""
+        file, done = place or (0, 0)
+        for number, path in enumerate(self.paths[file:], start=file):
             with readable(self.field, path):
-                yield from self._read(path)
+                for item, after in counted_from(done, self._read(path)):
+                    yield item, [number, after]
+            done = 0
+
+    def parts(self, size: int) -> list["FileSource"]:
+        """Groups of files that follow each other, none of them cut."""
+        groups, total = [[]], 0
+        for path in self.paths:
+            if total >= size:
+                groups, total = [*groups, []], 0
+            groups[-1].append(path)
+            total += path.stat().st_size
+        return [self._of(paths) for paths in groups]
+
+    def _of(self, paths: list[Path]) -> "FileSource":
+        part = copy.copy(self)
+        part.paths = paths
+        return part
 
     def identity(self) -> Any:
         return {

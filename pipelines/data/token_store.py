@@ -1,25 +1,22 @@
 """A corpus as token ids on disk: written once, memory-mapped ever after."""
 
 import json
-from array import array
-from dataclasses import asdict
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UserError
-from ..storage.cache import sha
-from .documents import Corpus, SkipCounts
-from .encoding import Encoder
+from .documents import SkipCounts
 from .mapped_store import META, MappedStore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_FORMAT = 1  # raise it when the files or the way to make them change
-_PIECE = 2**20  # offsets compared at once
+_PIECE = 2**20  # offsets, or bytes, that are read at once
 TOKENS, OFFSETS = "tokens.bin", "offsets.bin"
+SIZES = ("num_bytes", "num_characters", "num_words")
 
 
 class TokenStore(MappedStore):
@@ -50,37 +47,22 @@ class TokenStore(MappedStore):
     @classmethod
     def find_fault(cls, folder: Path) -> str | None:
         meta = json.loads((folder / META).read_text())
-        offsets = np.memmap(folder / OFFSETS, dtype=np.int64, mode="r")
-        ends = [0, meta["num_tokens"]]
-        if len(offsets) != meta["num_documents"] + 1 or [int(offsets[0]), int(offsets[-1])] != ends:
-            return f"{OFFSETS} does not go with {META}"
-        pieces = (offsets[start : start + _PIECE + 1] for start in range(0, len(offsets), _PIECE))
-        return f"{OFFSETS} goes backwards" if any((np.diff(piece) < 0).any() for piece in pieces) else None
+        last, wanted = -1, meta["num_documents"] + 1
+        with (folder / OFFSETS).open("rb") as file:  # not mapped: pages of a map that were read count as memory
+            first = np.fromfile(file, dtype=np.int64, count=1).tolist()
+            file.seek(max(0, file.seek(0, 2) - 8))
+            ends = [*first, *np.fromfile(file, dtype=np.int64).tolist()]
+            if file.tell() != 8 * wanted or ends != [0, meta["num_tokens"]]:
+                return f"{OFFSETS} does not go with {META}"
+            file.seek(0)
+            while len(piece := np.fromfile(file, dtype=np.int64, count=_PIECE)):
+                if piece[0] < last or (np.diff(piece) < 0).any():
+                    return f"{OFFSETS} goes backwards"
+                last = int(piece[-1])
+        return None
 
     def document(self, index: int) -> np.ndarray:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
-
-
-def tokenize_corpus(
-    corpus: Corpus,
-    tokenizer: "PreTrainedTokenizerFast",
-    cache_dir: Path,
-    *,
-    add_bos: bool,
-    add_eos: bool,
-    progress: bool,
-) -> TokenStore:
-    """The tokens of every document, framed as [beginning] tokens [end] where asked for.
-
-    Tokenised once per corpus, tokenizer and framing, under cache_dir/tokens. Raises UserError where the tokenizer has
-    no such framing token, a file of the corpus cannot be read, or the cache cannot be written.
-    """
-    bos, eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
-    encoder = Encoder(tokenizer)
-    key = sha([_FORMAT, corpus.fingerprint(), encoder.fingerprint, bos, eos])
-    return TokenStore.cached(
-        cache_dir, key, lambda work: _write(work, corpus, tokenizer, encoder, bos, eos, key, progress)
-    )
 
 
 def framing_tokens(
@@ -116,69 +98,58 @@ def count_words(text: str) -> int:
     return len(text.split()) + lines
 
 
-def _write(
-    folder: Path,
-    corpus: Corpus,
-    tokenizer: "PreTrainedTokenizerFast",
-    encoder: Encoder,
-    bos: int | None,
-    eos: int | None,
-    fingerprint: str,
-    progress: bool,
-) -> None:
-    # Ids may have gaps, as after added tokens: the greatest one counts, not their number.
-    dtype = token_dtype(max(tokenizer.get_vocab().values()) + 1)
-    offsets = array("q", [0])
-    num_bytes = num_characters = num_words = 0
-    with (folder / TOKENS).open("wb") as stream, _Progress(corpus, progress) as bar:
-        for document, ids in encoder.encode_documents(corpus.documents(), ahead=True):
-            tokens = framed(ids, bos, eos, dtype)
-            stream.write(tokens.data)
-            offsets.append(offsets[-1] + len(tokens))
-            size = len(document.text.encode())
-            num_bytes += size
-            num_characters += len(document.text)
-            num_words += count_words(document.text)
-            bar.advance(size)
-    (folder / OFFSETS).write_bytes(offsets.tobytes())
-    meta = {
-        "fingerprint": fingerprint,
-        "dtype": dtype,
-        "num_tokens": offsets[-1],
-        "num_documents": len(offsets) - 1,
-        "num_bytes": num_bytes,
-        "num_characters": num_characters,
-        "num_words": num_words,
-        "name": corpus.name,
-        "notes": corpus.notes(),
-        "skipped": asdict(corpus.skipped),
-    }
-    (folder / META).write_text(json.dumps(meta, indent=1))
+class TokenWriter:
+    """Writes the files of a store into a folder, a few documents at a time; `finish` makes it one.
 
+    num_bytes: of text, so far. Memory does not grow with what was written.
+    """
 
-class _Progress:
-    """A progress bar over bytes of text, or nothing."""
+    def __init__(self, folder: Path, dtype: str):
+        self.folder, self.dtype = folder, dtype
+        self.num_tokens = self.num_documents = 0
+        self._sizes = dict.fromkeys(SIZES, 0)
 
-    def __init__(self, corpus: Corpus, shown: bool):
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-
-        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-        self._progress = Progress(*columns, TimeRemainingColumn(), disable=not shown, transient=True)
-        self._task = self._progress.add_task(f"tokenising {corpus.split}", total=corpus.size_hint())
-
-    def __enter__(self) -> "_Progress":
-        self._progress.start()
+    def __enter__(self) -> "TokenWriter":
+        self._tokens = (self.folder / TOKENS).open("wb")
+        self._offsets = (self.folder / OFFSETS).open("wb")
+        self._offsets.write(np.zeros(1, dtype=np.int64).data)
         return self
 
     def __exit__(self, *error) -> None:
-        self._progress.stop()
+        self._tokens.close()
+        self._offsets.close()
 
-    def advance(self, size: int) -> None:
-        self._progress.advance(self._task, size)
+    def add(self, tokens: np.ndarray, lengths: list[int], **sizes: int) -> None:
+        """Documents one after the other: their tokens, the number of each one's, and SIZES of their text."""
+        self._tokens.write(tokens.astype(self.dtype, copy=False).data)
+        self._add_ends(np.cumsum(lengths, dtype=np.int64))
+        self._add_sizes(sizes)
+
+    def add_store(self, folder: Path) -> None:
+        """The documents of a store with the same dtype."""
+        meta = json.loads((folder / META).read_text())
+        with (folder / TOKENS).open("rb") as tokens:
+            shutil.copyfileobj(tokens, self._tokens, _PIECE)
+        with (folder / OFFSETS).open("rb") as offsets:
+            offsets.seek(8)  # of its first document
+            base = self.num_tokens
+            while len(ends := np.fromfile(offsets, dtype=np.int64, count=_PIECE)):
+                self._add_ends(ends + (base - self.num_tokens))
+        self._add_sizes({name: meta[name] for name in SIZES})
+
+    def _add_ends(self, ends: np.ndarray) -> None:
+        """Places behind documents, counted from the last one so far."""
+        if len(ends):
+            self._offsets.write((ends + self.num_tokens).data)
+            self.num_tokens += int(ends[-1])
+            self.num_documents += len(ends)
+
+    def _add_sizes(self, sizes: dict[str, int]) -> None:
+        for name in SIZES:
+            self._sizes[name] += sizes[name]
+
+    def finish(self, fingerprint: str, name: str, **more: Any) -> None:
+        """Write meta.json; more: what else it holds, such as `skipped` (by reason) and `notes` of a whole corpus."""
+        counts = {"dtype": self.dtype, "num_tokens": self.num_tokens, "num_documents": self.num_documents}
+        meta = {"fingerprint": fingerprint} | counts | self._sizes | {"name": name, "skipped": {}, "notes": []} | more
+        (self.folder / META).write_text(json.dumps(meta, indent=1))

@@ -100,6 +100,9 @@ class SourceCorpus(Corpus):
     def documents_from(self, place: list | None = None) -> Iterator[tuple[Document, list]]:
         """place: [items of the source, documents among them, the source's own place]."""
         self.skipped, self._skipped_names = SkipCounts(), {}
+        return self._documents_from(place)
+
+    def _documents_from(self, place: list | None) -> Iterator[tuple[Document, list]]:
         first, held, start = place or (0, 0, None)
         if held == self.max_documents:
             return
@@ -130,6 +133,23 @@ class SourceCorpus(Corpus):
         names = self._skipped_names.setdefault(item.reason, [])
         if len(names) < NAMED:
             names.append(item.source)
+
+    def parts(self, size: int) -> list[Corpus]:
+        if self.rule is not None or self.max_documents is not None:
+            return [self]  # these count documents from the first one
+        return [SourceCorpus(self.split, source) for source in self.source.parts(size)]
+
+    def tally(self) -> Any:
+        return {"skipped": super().tally(), "names": {name: list(own) for name, own in self._skipped_names.items()}}
+
+    def together(self, first: Any, second: Any) -> Any:
+        named = first["names"] | second["names"]
+        names = {reason: (first["names"].get(reason, []) + second["names"].get(reason, []))[:NAMED] for reason in named}
+        return {"skipped": super().together(first["skipped"], second["skipped"]), "names": names}
+
+    def restore(self, tally: Any) -> None:
+        super().restore(tally["skipped"])
+        self._skipped_names = tally["names"]
 
     def skipped_by_name(self) -> list[str]:
         ways = {"too_long": "data.max_document_bytes allows more", "gigantic_line": "data.max_line_bytes allows more"}

@@ -20,6 +20,7 @@ from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..words import counted
 
 if TYPE_CHECKING:
+    from ..data.tokenization import Share
     from .losses import OwnLoss
 
 SAMPLES = 3  # generated texts that are shown at the end
@@ -261,6 +262,14 @@ class Objective(ABC):
     def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> Rows:
         """The rows of one split; those of `train` are asked for first. Raises UserError."""
 
+    def prepare_share(self, source: Any, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
+        """Make one machine's share of what `rows` of this split reads; return how many shards that was.
+
+        `rows`, with the same cache, then finds the shares of all machines. Raises UserError where the rows have no
+        shards.
+        """
+        raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
+
     @abstractmethod
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         """What makes a batch of rows. packed: whether some row holds several documents."""
@@ -423,6 +432,10 @@ def check_examples(objective: Objective) -> None:
     for name, default in SOURCES_OF_TEXT:
         if getattr(data, name) != default:
             raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
+    if data.num_proc is not None:
+        raise UserError(
+            f"data.num_proc={data.num_proc} has no effect with {learner}: it is plain text that is tokenised so"
+        )
     for name, default in COLUMNS_OF_TEXT:
         if getattr(data, name) != default:
             raise UserError(

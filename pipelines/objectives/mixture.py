@@ -117,7 +117,7 @@ class Mixture(SeveralParts, TextObjective):
             evaluation.sample_prompts = []
         data = self.recipe.data
         if part.data is not None:
-            data = replace(part.data, cache_dir=data.cache_dir)
+            data = replace(part.data, cache_dir=data.cache_dir, num_proc=data.num_proc)
         recipe = replace(self.recipe, objective=settings, data=data, evaluation=evaluation)
         recipe.trust_remote_code = self.recipe.trust_remote_code
         return cls(recipe)

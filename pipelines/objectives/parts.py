@@ -19,6 +19,7 @@ from ..recipes.types import show
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus
+    from ..data.tokenization import Share
     from .base import Objective
 
 
@@ -95,9 +96,11 @@ class SeveralParts:
                 f"data.{changed[0]} has no effect with {self.setting}; each of {self.section}.parts has data"
             )
         for number, part in enumerate(self.settings.parts):
+            where = f"{self.section}.parts.{number}.data"
             if part.data is not None and part.data.cache_dir is not None:
-                where = f"{self.section}.parts.{number}.data.cache_dir"
-                raise UserError(f"{where} has no effect, all parts share one cache; set data.cache_dir")
+                raise UserError(f"{where}.cache_dir has no effect, all parts share one cache; set data.cache_dir")
+            if part.data is not None and part.data.num_proc is not None:
+                raise UserError(f"{where}.num_proc has no effect, parts are prepared in turn; set data.num_proc")
         self.of_each(lambda part: part.check_data())
 
     # ---- data
@@ -137,6 +140,13 @@ class SeveralParts:
                 found[label] = self.parts[label].rows(own, split, cache, progress)
         weights = {self.label_of(part): part.weight for part in self.settings.parts}
         return self.mixed(found, weights if split == "train" else None)
+
+    def prepare_share(self, source: dict, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
+        made = 0
+        for label, own in source.items():
+            with self.of_part(label):
+                made += self.parts[label].prepare_share(own, split, cache, share, progress)
+        return made
 
     def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "MixedRows":
         """The rows of all parts as those of one split; weights as MixedRows takes them."""

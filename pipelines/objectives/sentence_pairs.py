@@ -91,10 +91,12 @@ class SentencePairs(MaskingObjective):
 
     def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "SentencePairRows":
         from ..data.sentence_pairs import SentencePairRows
-        from ..data.token_store import tokenize_corpus
 
-        store = tokenize_corpus(source, self.tokenizer, cache, add_bos=False, add_eos=False, progress=progress)
+        store = self.tokenization(source, cache).store(progress)
         return SentencePairRows(store, self.marks, self.settings.sequence_length - AROUND, self.settings.pairs)
+
+    def marks_around(self) -> dict[str, bool]:
+        return {"add_bos": False, "add_eos": False}
 
     def collator(self, packed: bool) -> "SentencePairCollator":
         """packed has no meaning here: each row is one pair."""

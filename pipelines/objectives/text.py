@@ -16,6 +16,7 @@ from .base import FinishedModel, Objective
 if TYPE_CHECKING:
     from ..data.documents import Corpus
     from ..data.rows import Rows
+    from ..data.tokenization import Share, Tokenization
 
 UNLIMITED = 10**9  # transformers' way to say that nobody set a tokenizer's model_max_length is a number above this
 
@@ -221,17 +222,33 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         self.processor = tokenizer
 
     def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "Rows":
-        from ..data.packing import StreamingPackedDataset, tokenize_corpus
+        from ..data.packing import StreamingPackedDataset
 
-        section, tokenizer = self.settings, self.tokenizer
-        marks = {"add_bos": section.add_bos, "add_eos": section.add_eos}
-        if split == "train" and self.recipe.data.streaming:
-            return StreamingPackedDataset(
-                source, tokenizer, self.row_length, tail=section.tail, shifts_labels=self.shifts_labels, **marks
-            )
-        store = tokenize_corpus(source, tokenizer, cache, progress=progress, **marks)
+        section = self.settings
+        if self.is_streamed(split):
+            options = {"tail": section.tail, "shifts_labels": self.shifts_labels} | self.marks_around()
+            return StreamingPackedDataset(source, self.tokenizer, self.row_length, **options)
+        store = self.tokenization(source, cache).store(progress)
         # Every token of a validation text counts, so its last row is padded, never dropped.
         return self.pack(store, section.tail if split == "train" else "pad")
+
+    def prepare_share(self, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False) -> int:
+        return 0 if self.is_streamed(split) else self.tokenization(source, cache).make_share(share, progress)
+
+    def is_streamed(self, split: str) -> bool:
+        """Whether nothing of a split is stored."""
+        return split == "train" and self.recipe.data.streaming
+
+    def tokenization(self, source: "Corpus", cache: Path) -> "Tokenization":
+        """The work that the store of a split's tokens is."""
+        from ..data.tokenization import Tokenization
+
+        num_proc = self.recipe.data.num_proc
+        return Tokenization(source, self.tokenizer, cache, num_proc=num_proc, **self.marks_around())
+
+    def marks_around(self) -> dict[str, bool]:
+        """Which tokens stand around a document."""
+        return {"add_bos": self.settings.add_bos, "add_eos": self.settings.add_eos}
 
     def pack(self, store, tail: str) -> "Rows":
         """Rows of documents tokenised before (a TokenStore). tail: of a last row that is not full, drop or pad."""

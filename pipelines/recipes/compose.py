@@ -42,6 +42,7 @@ FREE_ON_RESUME = [
     "publish.*",
     "evaluation.*",
     "data.cache_dir",
+    "data.num_proc",
     "data.description",
     "data.test_*",
     "training.output_dir",

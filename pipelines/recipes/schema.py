@@ -82,7 +82,8 @@ class SourceSection:
         "same without its tables of encodings, Unicode and locales), or a plug-in's"
     )
     files: str | list[str] | None = doc(
-        "local files, globs allowed: .txt and other plain text, .jsonl, .json, .csv, .tsv (also .gz), .parquet"
+        "files, globs allowed: .txt and other plain text, .jsonl, .json, .csv, .tsv (also .gz), .parquet; local, or "
+        "URLs such as https://, s3://, gs:// and hf://, which are copied into the cache once"
     )
     dataset: str | None = doc("a data set on the Hub, or a folder that load_dataset reads")
     config_name: str | None = doc("configuration of the Hub data set")
@@ -118,6 +119,11 @@ class DataSection(SourceSection):
     test_split: str | None = doc("split of the Hub data set for the final test")
     max_document_bytes: int = doc("longer documents are skipped and counted", 100_000_000, at_least=1)
     max_line_bytes: int = doc("documents with a longer line are skipped and counted", 10_000_000, at_least=1)
+    num_proc: int | None = doc(
+        "processes that tokenise plain text, with the same result; null: one, whose threads use all cores",
+        at_least=1,
+        at_most=1024,
+    )
     cache_dir: str | None = doc("where tokenised data is kept; default: $ANYFORMER_CACHE or ~/.cache/anyformer")
 
     @property

@@ -76,6 +76,11 @@ def cached_folder(
     return target
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether an entry is there, whole and unchanged."""
+    return folder.exists() and find_change(folder) is None
+
+
 def _set_aside(target: Path, fault: str) -> None:
     """Move a damaged entry out of the way. It is kept for a day: other processes may be reading it."""
     aside = make_sibling_folder(target)

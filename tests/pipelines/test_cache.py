@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.token_store import tokenize_corpus
+from anyformer.pipelines.data.tokenization import tokenize_corpus
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums
 from anyformer.pipelines.storage.cache import cached_folder

@@ -191,9 +191,9 @@ def test_sigterm_outside_training_is_answered_and_leaves_nothing_half_done(short
 
 
 def test_sigterm_while_the_corpus_is_tokenised_leaves_no_cache_folder(short_recipe, command, tmp_path, monkeypatch):
-    from anyformer.pipelines.data.token_store import _Progress
+    from anyformer.pipelines.data.tokenization import Progress
 
-    monkeypatch.setattr(_Progress, "advance", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Progress, "advance", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert command("train", short_recipe) == 128 + signal.SIGTERM
     assert not hidden_files(tmp_path) and not (tmp_path / "run").exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -1,0 +1,55 @@
+"""`anyformer prepare`: the data of a recipe made ready in the cache, whole or one machine's share of it."""
+
+import re
+import sys
+import time
+
+from ..errors import UserError
+from .commands import Parser, _add_recipe_arguments, _add_trust, _load_recipe, _say_loading
+
+
+def add_prepare(verbs) -> Parser:
+    """Add the verb to the parser's."""
+    parser = verbs.add_parser(
+        "prepare",
+        help="tokenise and pack the data of a recipe; nothing is trained",
+        description="Fill the cache (data.cache_dir) with what training reads: the tokenizer and the tokens. The same\n"
+        "command goes on after an interruption. With --shard, one of many machines does its part of the work;\n"
+        "the training finds the parts of all, and makes what is missing.",
+        epilog="examples:\n"
+        "  anyformer prepare my_recipe.yaml data.num_proc=16\n"
+        "  anyformer prepare my_recipe.yaml --shard 3/64\n"
+        "  sbatch --array=1-64 scripts/slurm/prepare.sbatch my_recipe.yaml",
+    )
+    _add_recipe_arguments(parser)
+    parser.add_argument("--shard", metavar="I/N", help="make only share I, from 1, of N: one for each machine")
+    _add_trust(parser)
+    parser.set_defaults(run=_run_prepare)
+    return parser
+
+
+def _run_prepare(args) -> int:
+    share = None if args.shard is None else share_of(args.shard)
+    recipe = _load_recipe(args)
+    _say_loading()
+    from ..objectives.prepare import describe_data, prepare_data, prepare_share
+    from ..storage.cache import cache_folder
+
+    begun, shown = time.monotonic(), sys.stdout.isatty()
+    if share is None:
+        for split, text in describe_data(prepare_data(recipe, progress=shown)):
+            print(f"{split}: {text}")
+    else:
+        made = prepare_share(recipe, *share, progress=shown)
+        print(f"share {args.shard}: " + ", ".join(f"{number} shards of {split}" for split, number in made.items()))
+    print(f"ready in {cache_folder(recipe.data.cache_dir)} after {time.monotonic() - begun:.0f} s")
+    return 0
+
+
+def share_of(text: str) -> tuple[int, int]:
+    """(3, 64) of "3/64". Raises UserError for anything else."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    number, of = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= number <= of:
+        raise UserError(f"--shard {text!r} is not I/N with I from 1 to N, such as 3/64")
+    return number, of

@@ -1,0 +1,215 @@
+"""The documents of a corpus as framed token ids, in order: encoded by threads of this process, or in several processes.
+
+A stream begins anywhere in the corpus and says where its shards end (tokenization.py). Text is read by one process;
+several encode it. What they return does not depend on how many they are.
+"""
+
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from .documents import Corpus, Document
+from .encoding import Encoder
+from .token_store import count_words
+
+_GROUP = 500_000  # characters that a process gets at once
+_IN_FLIGHT = 64 * _GROUP  # characters that processes may hold at once: memory stays bounded, however many
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+
+
+@dataclass(frozen=True)
+class Border:
+    """The end of a shard. place: of the corpus, before the next document (Corpus.documents_from); None: it has ended.
+
+    tally: what the corpus has counted from its beginning to here (Corpus.tally).
+    """
+
+    place: Any
+    tally: Any
+
+
+BEGINNING = Border(None, None)
+
+
+@dataclass
+class Encoded:
+    """Some documents as token ids: all their tokens (N,), the number of each one's, and SIZES of their text."""
+
+    tokens: np.ndarray
+    lengths: list[int]
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Ids put before and after each document's, None: nothing; and the type that holds them all."""
+
+    bos: int | None
+    eos: int | None
+    dtype: str
+
+    def __call__(self, texts: list[str], ids: list[np.ndarray]) -> Encoded:
+        before, after = ([] if one is None else [np.array([one], self.dtype)] for one in (self.bos, self.eos))
+        around = len(before) + len(after)
+        tokens = np.concatenate([part for own in ids for part in (*before, own.astype(self.dtype), *after)])
+        num_bytes = sum(len(text.encode()) for text in texts)
+        sizes = {"num_bytes": num_bytes, "num_characters": sum(map(len, texts))}
+        return Encoded(tokens, [len(own) + around for own in ids], sizes | {"num_words": sum(map(count_words, texts))})
+
+
+class EncodedStream:
+    """A pass over the corpus, cut into shards of `size` bytes of text, each ending after the document that fills it.
+
+    first: number of the shard that begins at `start`. wanted: whether the documents of a shard are encoded, by its
+    number; those of others are read and passed over. num_proc: processes that encode; 1: the threads of this one.
+
+    Iterated once, it gives Encoded after Encoded, and a Border where a shard ends, of every shard. Raises UserError
+    where the corpus cannot be read or a process is killed.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        encoder: Encoder,
+        framing: Framing,
+        *,
+        size: float = math.inf,
+        first: int = 0,
+        start: Border = BEGINNING,
+        wanted: Callable[[int], bool] = lambda number: True,
+        num_proc: int = 1,
+    ):
+        self.corpus, self.encoder, self.framing = corpus, encoder, framing
+        self.size, self.first, self.start, self.wanted, self.num_proc = size, first, start, wanted, num_proc
+        # (how many wanted documents come before it, border): known before the document is given that it follows
+        self._borders: deque[tuple[int, Border]] = deque()
+
+    def __iter__(self) -> Iterator[Encoded | Border]:
+        done = 0
+        for encoded in self._by_processes() if self.num_proc > 1 else self._by_threads():
+            yield from self._borders_until(done)
+            yield encoded
+            done += len(encoded.lengths)
+            yield from self._borders_until(done)
+        yield from self._borders_until(done)
+
+    def _documents(self) -> Iterator[Document]:
+        """The documents of the wanted shards."""
+        number, filled, given = self.first, 0, 0
+        for document, place in self.corpus.documents_from(self.start.place):
+            filled += len(document.text.encode())
+            is_wanted = self.wanted(number)
+            given += is_wanted
+            if filled >= self.size:
+                self._borders.append((given, Border(place, self._tally())))
+                number, filled = number + 1, 0
+            if is_wanted:
+                yield document
+        self._borders.append((given, Border(None, self._tally())))
+
+    def _tally(self) -> Any:
+        tally = self.corpus.tally()
+        return tally if self.start.tally is None else self.corpus.together(self.start.tally, tally)
+
+    def _borders_until(self, done: int) -> Iterator[Border]:
+        while self._borders and self._borders[0][0] <= done:
+            yield self._borders.popleft()[1]
+
+    def _groups(self, items: Iterable, text_of: Callable[[Any], str]) -> Iterator[list]:
+        """The items, one for each wanted document, in groups of about half a million characters, none across a border.
+
+        Items may be behind the documents that were read, never ahead.
+        """
+        group, size, number = [], 0, 0
+        for number, item in enumerate(items, start=1):
+            group.append(item)
+            size += len(text_of(item))
+            if size >= _GROUP or any(border == number for border, _ in self._borders):
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
+
+    def _by_threads(self) -> Iterator[Encoded]:
+        pairs = self.encoder.encode_documents(self._documents(), ahead=True)
+        for group in self._groups(pairs, lambda pair: pair[0].text):
+            yield self.framing([document.text for document, _ in group], [ids for _, ids in group])
+
+    def _by_processes(self) -> Iterator[Encoded]:
+        coming, characters = deque(), 0
+        with _processes(self.num_proc, self.encoder, self.framing) as submit:
+            for group in self._groups(self._documents(), lambda document: document.text):
+                size = sum(len(document.text) for document in group)
+                while coming and (len(coming) > 2 * self.num_proc or characters + size > _IN_FLIGHT):
+                    future, its_size = coming.popleft()
+                    yield future.result()
+                    characters -= its_size
+                coming.append((submit(_encode, [document.text for document in group]), size))
+                characters += size
+            for future, _ in coming:
+                yield future.result()
+
+
+@contextmanager
+def _processes(number: int, encoder: Encoder, framing: Framing) -> Iterator[Callable]:
+    """The `submit` of processes that encode; UserError where one of them is killed."""
+    # A fork has the tokenizer at once; elsewhere than on Linux the system's own libraries do not survive one.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPoolExecutor(number, context, _start_process, (encoder, framing))
+    try:
+        with _without_threads():  # or tokenizers complains of every fork
+            pool.submit(int).result()
+        yield pool.submit
+    except BrokenProcessPool:
+        raise UserError(
+            f"data.num_proc={number}: a process that encodes text was killed, probably for lack of memory; set fewer."
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _without_threads() -> Iterator[None]:
+    before = os.environ.get(_PARALLELISM)
+    os.environ[_PARALLELISM] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PARALLELISM]
+        else:
+            os.environ[_PARALLELISM] = before
+
+
+_own: list = []  # in a process that encodes: the encoder and the framing
+
+
+def _start_process(encoder: Encoder, framing: Framing) -> None:
+    os.environ[_PARALLELISM] = "false"  # threads of the tokenizer do not survive a fork, and cores are taken anyway
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the first process ends the others
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _own[:] = encoder, framing
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()  # returns also where it was killed
+    os._exit(1)
+
+
+def _encode(texts: list[str]) -> Encoded:
+    encoder, framing = _own
+    return framing(texts, encoder.encode(texts))

@@ -1,0 +1,139 @@
+"""Files behind URLs (s3://, gs://, https://, hf:// and whatever else fsspec knows), copied into the cache once.
+
+What reads files sees local paths. A file that has changed at its place, by size, time or checksum as that place tells
+them, is copied anew. Where the place cannot be reached, copies of earlier runs serve: so a login node may fetch what a
+node without a network trains on.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, did_you_mean, first_line
+from ..storage.atomic import write_atomically
+from ..storage.cache import cache_folder, cached_folder, is_complete, sha
+
+KIND = "remote"
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
+# How file systems tell that a file has changed.
+_STATE = ("size", "ETag", "etag", "Last-Modified", "LastModified", "last_modified", "Content-MD5", "Digest", "md5Hash")
+_STATE += ("mtime", "updated", "created", "blob_id", "generation", "VersionId")
+
+
+def is_url(pattern: str) -> bool:
+    return _URL.match(pattern) is not None
+
+
+def is_copy(path: Path) -> bool:
+    """Whether a file is a copy from a URL; the folder that it lies in says nothing about it."""
+    return path.parent.parent.name == KIND
+
+
+def with_local_copies(
+    patterns: str | list[str], field: str, cache_dir: str | None, without: Collection[str] = ()
+) -> str | list[str]:
+    """The paths and globs with the copies of its files in place of each URL.
+
+    A URL may be a pattern with `*` where its place can list files. without: real paths of copies that such patterns
+    leave out. Raises UserError for a URL of an unknown kind, or of one whose package is missing; for one without a
+    file; and where its place cannot be reached and nothing is in the cache.
+    """
+    result = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if not is_url(pattern):
+            result.append(pattern)
+            continue
+        copies = _copies(field, pattern, cache_folder(cache_dir))
+        kept = [path for path in copies if "*" not in pattern or os.path.realpath(path) not in without]
+        if not kept:
+            raise UserError(f"{field}={pattern!r} matches nothing but files that are for validation or test.")
+        result += map(str, kept)
+    return patterns if result == [patterns] else result
+
+
+def _copies(field: str, pattern: str, cache: Path) -> list[Path]:
+    """The copies of a URL's files, in the order of their places."""
+    known = cache / KIND / f"{sha(pattern)}.json"  # the copies of the latest run: [[entry, file]]
+    try:
+        files = _places(field, pattern)
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{field}={pattern!r}: no such file.") from None
+    except Exception as error:  # each of fsspec's packages raises kinds of its own
+        copies = _known_copies(known)
+        if copies is None:
+            raise UserError(f"{field}={pattern!r} cannot be reached: {_reason(error)}.") from error
+        reason = f"anyformer: {pattern} cannot be reached ({_reason(error)}); the copy in the cache is used"
+        print(reason, file=sys.stderr)
+        return copies
+    entries = [[sha([place, state]), Path(place).name] for _, place, state in files]
+    for (system, place, _), (entry, name) in zip(files, entries):
+        try:
+            cached_folder(cache, KIND, entry, lambda work, f=system, p=place, n=name: f.get_file(p, str(work / n)))
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{field}={pattern!r}: {place} cannot be read: {_reason(error)}.") from error
+    write_atomically(known, json.dumps(entries))
+    return [cache / KIND / entry / name for entry, name in entries]
+
+
+def _places(field: str, pattern: str) -> list[tuple[Any, str, dict]]:
+    """(file system, place, state) of each file of a URL, sorted by place."""
+    from fsspec.core import url_to_fs
+
+    scheme = _URL.match(pattern)[1]
+    try:
+        system, path = url_to_fs(pattern)
+    except ImportError:
+        raise UserError(f"{field}={pattern!r} needs {_package(scheme)}; install it, or copy the files here.") from None
+    except ValueError as error:
+        if "rotocol" not in str(error):
+            raise
+        raise UserError(f"{field}={pattern!r}: {scheme}:// is no known kind of URL{_near(scheme)}.") from None
+    if "*" not in path:  # a question mark belongs to many an address, so it is none of the patterns
+        infos = {path: system.info(path)}
+    else:
+        infos = {place: one for place, one in system.glob(path, detail=True).items() if one["type"] == "file"}
+        if not infos:
+            raise UserError(f"{field}={pattern!r} matches no file.")
+    if any(one["type"] == "directory" for one in infos.values()):
+        raise UserError(f"{field}={pattern!r} is a folder; {pattern.rstrip('/') + '/*'!r} means the files in it.")
+    return [
+        (system, place, {name: str(one[name]) for name in _STATE if name in one})
+        for place, one in sorted(infos.items())
+    ]
+
+
+def _known_copies(known: Path) -> list[Path] | None:
+    """The copies that an earlier run made, None where one is missing."""
+    try:
+        entries = json.loads(known.read_text())
+    except (OSError, ValueError):
+        return None
+    folders = [known.parent / entry for entry, _ in entries]
+    return [folder / name for folder, (_, name) in zip(folders, entries)] if all(map(is_complete, folders)) else None
+
+
+def _package(scheme: str) -> str:
+    """The packages that fsspec imports for this kind of URL."""
+    from fsspec.registry import known_implementations
+
+    row = known_implementations.get(scheme, {})
+    package = row.get("class", scheme).split(".")[0]
+    return f"the package {package}" if package != "fsspec" else f"more packages ({row.get('err', scheme).rstrip('.')})"
+
+
+def _near(scheme: str) -> str:
+    from fsspec.registry import known_implementations
+
+    return did_you_mean(scheme, ["file", "gs", "hf", "http", "https", "s3", *known_implementations])
+
+
+def _reason(error: Exception) -> str:
+    return first_line(error).rstrip(".") or type(error).__name__

@@ -1,0 +1,223 @@
+"""A corpus tokenised into a store: at once where it is small, else shard by shard, by any number of machines.
+
+A shard is a TokenStore of its own, of 64 MiB of text, in a folder of the cache that is complete or absent and has
+checksums: cache/shards/KEY/PART-NUMBER. Its meta.json says at which place of the corpus the next one begins. So a run
+that was killed goes on after the last finished one, a damaged one is made again, and machines that share the cache make
+shards for each other. Where they end depends on the corpus alone. Once all are there, they are joined to the store of
+the whole corpus, which is byte for byte what one process would have written, and removed.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..storage.cache import cached_folder, is_complete, sha
+from .documents import Corpus
+from .encoded_stream import BEGINNING, Border, EncodedStream, Framing
+from .encoding import Encoder
+from .mapped_store import META
+from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_FORMAT = 1  # raise it when the files or the way to make them change
+SHARD_BYTES = 2**26  # of text: some seconds of work
+PART_BYTES = 2**30  # of files: what a machine reads alone
+
+
+@dataclass(frozen=True)
+class Share:
+    """One machine's share of the work: share `number` of `of`, counted from 1."""
+
+    number: int
+    of: int
+
+    def holds(self, index: int) -> bool:
+        return index % self.of == self.number - 1
+
+
+WHOLE = Share(1, 1)
+
+
+def tokenize_corpus(
+    corpus: Corpus,
+    tokenizer: "PreTrainedTokenizerFast",
+    cache_dir: Path,
+    *,
+    add_bos: bool,
+    add_eos: bool,
+    progress: bool,
+    num_proc: int | None = None,
+) -> TokenStore:
+    """The tokens of every document, framed as [beginning] tokens [end] where asked for.
+
+    Tokenised once per corpus, tokenizer and framing, under cache_dir/tokens. num_proc: processes that encode; None:
+    one, with the tokenizer's threads. The store is the same for any number.
+    Raises UserError where the tokenizer has no such framing token, a file of the corpus cannot be read, or the cache
+    cannot be written.
+    """
+    frame = {"add_bos": add_bos, "add_eos": add_eos}
+    return Tokenization(corpus, tokenizer, cache_dir, num_proc=num_proc, **frame).store(progress)
+
+
+class Tokenization:
+    """A corpus that is to be tokenised, as tokenize_corpus says."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: "PreTrainedTokenizerFast",
+        cache_dir: Path,
+        *,
+        add_bos: bool,
+        add_eos: bool,
+        num_proc: int | None = None,
+    ):
+        bos, eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
+        # Ids may have gaps, as after added tokens: the greatest one counts, not their number.
+        self.framing = Framing(bos, eos, token_dtype(max(tokenizer.get_vocab().values()) + 1))
+        self.corpus, self.encoder, self.cache = corpus, Encoder(tokenizer), Path(cache_dir)
+        self.num_proc = num_proc or 1
+        self.key = sha([_FORMAT, corpus.fingerprint(), self.encoder.fingerprint, bos, eos])
+
+    def store(self, progress: bool) -> TokenStore:
+        """The store of the whole corpus, from the cache or made; shards that are there already are not made again."""
+        try:
+            return self._store(progress)
+        except FileNotFoundError:  # another process was faster, and has removed the shards that were to be joined
+            return self._store(progress)
+
+    def _store(self, progress: bool) -> TokenStore:
+        def build(folder: Path) -> None:
+            size = self.corpus.size_hint()
+            with Progress(self.corpus, progress) as bar, TokenWriter(folder, self.framing.dtype) as writer:
+                if size is not None and size <= SHARD_BYTES:
+                    self._write(writer, iter(self._stream(self.corpus)), bar)
+                else:
+                    self._join(writer, self.shards(WHOLE, bar))
+                skipped, notes = asdict(self.corpus.skipped), self.corpus.notes()
+                writer.finish(self.key, self.corpus.name, skipped=skipped, notes=notes)
+
+        store = TokenStore.cached(self.cache, self.key, build)
+        shutil.rmtree(self.cache / self._kind, ignore_errors=True)
+        return store
+
+    def make_share(self, share: Share, progress: bool) -> int:
+        """Make the shards of one share, unless they are there; return how many it has: 0 once the store is there."""
+        if is_complete(self.cache / TokenStore.kind / self.key):
+            return 0
+        with Progress(self.corpus, progress) as bar:
+            return sum(folder is not None for folder in self.shards(share, bar))
+
+    def shards(self, share: Share, bar: "Progress") -> Iterator[Path | None]:
+        """The folders of all shards in their order, made where they are missing; None for one of another share.
+
+        A share is of whole parts of the corpus where there are enough of them: then nothing else is read.
+        """
+        parts = self.corpus.parts(PART_BYTES)
+        by_part = len(parts) >= share.of
+        for part, corpus in enumerate(parts):
+            if not by_part:
+                yield from self._shards_of(part, corpus, lambda number, part=part: share.holds(part + number), bar)
+            elif share.holds(part):
+                yield from self._shards_of(part, corpus, lambda number: True, bar)
+
+    def _shards_of(
+        self, part: int, corpus: Corpus, wanted: Callable[[int], bool], bar: "Progress"
+    ) -> Iterator[Path | None]:
+        border, stream = BEGINNING, None
+        for number in count():
+            name, is_made = f"{part:05}-{number:06}", False
+
+            def build(folder: Path, number=number, border=border) -> None:
+                nonlocal stream, is_made
+                stream = stream or iter(self._stream(corpus, SHARD_BYTES, number, border, wanted))
+                with TokenWriter(folder, self.framing.dtype) as writer:
+                    after = self._write(writer, stream, bar)
+                    writer.finish(self.key, corpus.name, next=after.place, tally=after.tally)
+                is_made = True
+
+            folder = self.cache / self._kind / name
+            if wanted(number) or is_complete(folder):
+                cached_folder(self.cache, self._kind, name, build, TokenStore.find_fault)
+                meta = json.loads((folder / META).read_text())
+                border = Border(meta["next"], meta["tally"])
+                if not is_made:
+                    bar.advance(meta["num_bytes"])
+                    stream = stream and stream.close()  # it is behind
+                yield folder if wanted(number) else None
+            else:
+                stream = stream or iter(self._stream(corpus, SHARD_BYTES, number, border, wanted))
+                border = next(stream)
+                yield None
+            if border.place is None:
+                return
+
+    def _stream(self, corpus: Corpus, size=float("inf"), first=0, start=BEGINNING, wanted=lambda number: True):
+        return EncodedStream(
+            corpus,
+            self.encoder,
+            self.framing,
+            size=size,
+            first=first,
+            start=start,
+            wanted=wanted,
+            num_proc=self.num_proc,
+        )
+
+    @staticmethod
+    def _write(writer: TokenWriter, stream: Iterator, bar: "Progress") -> Border:
+        """Write what the stream gives up to its next border, and return that."""
+        for item in stream:
+            if isinstance(item, Border):
+                return item
+            writer.add(item.tokens, item.lengths, **item.sizes)
+            bar.advance(item.sizes["num_bytes"])
+        raise RuntimeError("a stream that ends without a border")
+
+    def _join(self, writer: TokenWriter, folders: Iterator[Path]) -> None:
+        """Write all shards; then the corpus has counted what they have."""
+        tally, parts = None, {}
+        for folder in folders:
+            writer.add_store(folder)
+            parts[folder.name.split("-")[0]] = json.loads((folder / META).read_text())["tally"]  # of its last shard
+        for part in parts.values():
+            tally = part if tally is None else self.corpus.together(tally, part)
+        self.corpus.restore(tally)
+
+    @property
+    def _kind(self) -> str:
+        return f"shards/{self.key}"
+
+
+class Progress:
+    """A progress bar over bytes of text, or nothing."""
+
+    def __init__(self, corpus: Corpus, shown: bool):
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+        from rich.progress import Progress as RichProgress
+
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        self._progress = RichProgress(*columns, TimeRemainingColumn(), disable=not shown, transient=True)
+        self._task = self._progress.add_task(f"tokenising {corpus.split}", total=corpus.size_hint())
+
+    def __enter__(self) -> "Progress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._progress.stop()
+
+    def advance(self, size: int) -> None:
+        self._progress.advance(self._task, size)
