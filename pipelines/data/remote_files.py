@@ -62,16 +62,18 @@ def _copies(field: str, pattern: str, cache: Path) -> list[Path]:
         files = _places(field, pattern)
     except UserError:
         raise
-    except FileNotFoundError:
-        raise UserError(f"{field}={pattern!r}: no such file.") from None
     except Exception as error:  # each of fsspec's packages raises kinds of its own
+        if isinstance(error, FileNotFoundError):
+            if not _is_of_network(error.__cause__):
+                raise UserError(f"{field}={pattern!r}: no such file.") from None
+            error = error.__cause__
         copies = _known_copies(known)
         if copies is None:
-            raise UserError(f"{field}={pattern!r} cannot be reached: {_reason(error)}.") from error
+            raise UserError(f"{field}={pattern!r} cannot be reached: {_reason(error)}.") from None
         reason = f"anyformer: {pattern} cannot be reached ({_reason(error)}); the copy in the cache is used"
         print(reason, file=sys.stderr)
         return copies
-    entries = [[sha([place, state]), Path(place).name] for _, place, state in files]
+    entries = [[sha([place, state]), _name(place)] for _, place, state in files]
     for (system, place, _), (entry, name) in zip(files, entries):
         try:
             cached_folder(cache, KIND, entry, lambda work, f=system, p=place, n=name: f.get_file(p, str(work / n)))
@@ -95,11 +97,14 @@ def _places(field: str, pattern: str) -> list[tuple[Any, str, dict]]:
     except ValueError as error:
         if "rotocol" not in str(error):
             raise
-        raise UserError(f"{field}={pattern!r}: {scheme}:// is no known kind of URL{_near(scheme)}.") from None
+        raise UserError(f"{field}={pattern!r}: {scheme}:// is no known kind of URL{_near(scheme)}") from None
     if "*" not in path:  # a question mark belongs to many an address, so it is none of the patterns
         infos = {path: system.info(path)}
     else:
-        infos = {place: one for place, one in system.glob(path, detail=True).items() if one["type"] == "file"}
+        infos = {
+            place: system.info(place) for place in system.glob(path)
+        }  # not the list's own: it says less, or others
+        infos = {place: one for place, one in infos.items() if one["type"] == "file"}
         if not infos:
             raise UserError(f"{field}={pattern!r} matches no file.")
     if any(one["type"] == "directory" for one in infos.values()):
@@ -108,6 +113,19 @@ def _places(field: str, pattern: str) -> list[tuple[Any, str, dict]]:
         (system, place, {name: str(one[name]) for name in _STATE if name in one})
         for place, one in sorted(infos.items())
     ]
+
+
+def _name(place: str) -> str:
+    """The file's own name; what follows a question mark in a web address says what of it is asked for."""
+    return Path(place.partition("?")[0] if place.startswith(("http://", "https://")) else place).name
+
+
+def _is_of_network(error: BaseException | None) -> bool:
+    """Whether a place did not answer; for web pages fsspec hides that behind a file that is missing."""
+    return isinstance(error, (ConnectionError, TimeoutError)) or any(
+        kind.__name__ == "ClientConnectionError"
+        for kind in type(error).__mro__  # aiohttp's
+    )
 
 
 def _known_copies(known: Path) -> list[Path] | None:
