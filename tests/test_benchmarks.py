@@ -133,6 +133,15 @@ def test_data_pipelines_hold_the_same_tokens(benchmark, capsys):
     assert [row[1] for row in table(capsys)] == ["guard", "ours", "bare tokenizer", "ours"]
 
 
+@pytest.mark.slow
+def test_data_pipelines_beside_datatrove_and_by_two_processes_hold_the_same_tokens(benchmark, capsys):
+    pytest.importorskip("datatrove", reason="needs anyformer[datatrove]")
+    size = "--bytes 20000 --vocab 300 --length 32 --rounds 2"
+    run(benchmark("data_pipeline"), f"{size} --clock wall --beside datatrove processes")
+    arms = ["guard", "ours", "bare tokenizer", "ours", "datatrove", "ours", "ours, 2 processes", "ours"]
+    assert [row[1] for row in table(capsys)] == arms
+
+
 def test_arms_that_compute_something_else_end_the_run(benchmark):
     with pytest.raises(SystemExit, match=r"not comparable: b computes 1\.01, a 1\.0"):
         benchmark("method").require_equal({"a": 1.0, "b": 1.01})

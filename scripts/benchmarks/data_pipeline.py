@@ -3,11 +3,18 @@
 run_clm: `datasets.map` tokenises, a second `map` (group_texts) concatenates and cuts; both write Arrow files. Ours:
 `tokenize_corpus` writes the token store and PackedDataset lays the rows out. Bare: the tokenizer alone. Ours must hold
 the very tokens that run_clm's rows hold.
+
+`--beside datatrove processes` adds datatrove's DocumentTokenizer, which writes the same tokens and lays out no rows,
+and ours by two processes (data.num_proc=2). Processes gain time and no work, so `--clock wall` measures them, on a machine
+that is quiet; the CPU clock, which counts all processes of an arm, shows what they cost.
 """
 
 import copy
+import multiprocessing
+import resource
 import shutil
 import tempfile
+import time
 import zlib
 from itertools import chain
 from pathlib import Path
@@ -82,9 +89,41 @@ def run_clm(texts, tokenizer, length, folder: Path):
     return tokenized.map(group_texts, cache_file_name=str(folder / "rows.arrow"), **options)
 
 
-def ours(texts, tokenizer, length, folder: Path):
-    store = tokenize_corpus(Texts(texts), tokenizer, folder, add_bos=False, add_eos=False, progress=False)
+def ours(texts, tokenizer, length, folder: Path, num_proc=1):
+    store = tokenize_corpus(
+        Texts(texts), tokenizer, folder, add_bos=False, add_eos=False, progress=False, num_proc=num_proc
+    )
     return PackedDataset(store, length)
+
+
+def by_two(texts, tokenizer, length, folder: Path):
+    return ours(texts, tokenizer, length, folder, num_proc=2)
+
+
+def by_datatrove(texts, tokenizer, length, folder: Path):
+    from datatrove.data import Document as TheirDocument
+    from datatrove.pipeline.tokens import DocumentTokenizer
+
+    tokenizer.save_pretrained(folder / "tokenizer")
+    step = DocumentTokenizer(
+        str(folder / "tokens"), str(folder / "tokenizer" / "tokenizer.json"), shuffle_documents=False
+    )
+    documents = (TheirDocument(text=text, id=str(number)) for number, text in enumerate(texts))
+    for _ in step.run(documents) or ():
+        pass
+    (file,) = (folder / "tokens").glob("*.ds")
+    return np.fromfile(file, dtype=np.uint16)
+
+
+BESIDE = {"datatrove": ("datatrove", by_datatrove), "processes": ("ours, 2 processes", by_two)}
+
+
+def seconds_of(clock: str) -> float:
+    """The wall clock, or the CPU seconds of this process and those that it has ended."""
+    if clock == "wall":
+        return time.perf_counter()
+    usages = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def main(argv=None):
@@ -92,6 +131,8 @@ def main(argv=None):
     p.add_argument("--bytes", type=int, default=2_000_000, help="of text")
     p.add_argument("--vocab", type=int, default=16384)
     p.add_argument("--length", type=int, default=256, help="tokens per row")
+    p.add_argument("--beside", nargs="*", choices=BESIDE, default=[], help="further arms")
+    p.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     args = method.start(p, argv)
     if args.quick:
         args.rounds, args.bytes, args.vocab = min(args.rounds, method.QUICK_ROUNDS), min(args.bytes, 500_000), 4096
@@ -104,8 +145,16 @@ def main(argv=None):
 
         def arm():
             folder = Path(tempfile.mkdtemp())
+
+            def timed() -> float:
+                begun = seconds_of(args.clock)
+                function(texts, tokenizer, args.length, folder)
+                for child in multiprocessing.active_children():
+                    child.join()
+                return seconds_of(args.clock) - begun
+
             try:
-                return method.seconds_in_fork(lambda: function(texts, tokenizer, args.length, folder))
+                return method.seconds_in_fork(timed)
             finally:
                 shutil.rmtree(folder)
 
@@ -122,7 +171,14 @@ def main(argv=None):
         if not np.array_equal(own.store.tokens[: len(held)], held) or own.store.num_tokens - len(held) >= args.length:
             raise SystemExit("not comparable: the two pipelines hold different tokens")
         tokens = own.store.num_tokens
+        for name in args.beside:
+            found = BESIDE[name][1](texts, used, args.length, Path(folder) / name)
+            found = found.store.tokens if name == "processes" else found
+            if not np.array_equal(found, own.store.tokens):
+                raise SystemExit(f"not comparable: {name} holds different tokens")
     arms = {"run_clm": first_time(run_clm), "ours": first_time(ours), "bare tokenizer": first_time(bare)}
+    beside = dict(BESIDE[name] for name in args.beside)
+    arms |= {name: first_time(function) for name, function in beside.items()}
     timings = method.compare(arms, "run_clm", args.rounds, warm=1)
     what = f"{sum(map(len, texts)) / 1e6:.1f} MB, {tokens:,} tokens"
     print(method.HEADER)
@@ -132,6 +188,10 @@ def main(argv=None):
     print(method.row(what, "bare tokenizer", "run_clm", timings["bare tokenizer"], None, void))
     against_bare = method.relative_to(timings, "bare tokenizer", "ours")
     print(method.row(what, "ours", "bare tokenizer", against_bare, method.Goal(0.9), void), flush=True)
+    for name in beside:
+        print(method.row(what, name, "run_clm", timings[name], None, void))
+        against = method.relative_to(timings, name, "ours")
+        print(method.row(what, "ours", name, against, None, void), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 
-SBATCH = Path(__file__).resolve().parents[2] / "scripts" / "slurm" / "prepare.sbatch"
+ROOT = Path(__file__).resolve().parents[2]
+SBATCH = ROOT / "scripts" / "slurm" / "prepare.sbatch"
 
 
 @pytest.fixture
@@ -83,6 +84,20 @@ def test_the_slurm_array_gives_each_task_its_share(tmp_path):
     done = submit("gpt2_small", "data.cache_dir=/shared", **array)
     assert done.stdout == "prepare gpt2_small data.cache_dir=/shared --shard 3/8 data.num_proc=16\n", done.stderr
     assert submit(**array).returncode == 2 and "submit it with --array" in submit("gpt2_small").stderr
+
+
+def test_every_command_of_the_page_on_data_is_one():
+    from anyformer.pipelines.cli.commands import parse
+
+    page = (ROOT / "docs" / "data.md").read_text()
+    lines = "".join(re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)).splitlines()
+    for words in map(str.split, lines):
+        if words[0] == "sbatch":
+            assert (ROOT / words[2]).is_file() and words[1].startswith("--array=1-")
+        else:
+            args = parse(words[1:])
+            assert args.recipe == "my_recipe.yaml" and (args.shard or args.overrides or len(words) == 3)
+    assert len(lines) == 4
 
 
 def test_tasks_of_datatrove_make_the_shares_and_finished_ones_are_left_out(
