@@ -5,8 +5,8 @@ run_clm: `datasets.map` tokenises, a second `map` (group_texts) concatenates and
 the very tokens that run_clm's rows hold.
 
 `--beside datatrove processes` adds datatrove's DocumentTokenizer, which writes the same tokens and lays out no rows,
-and ours by two processes (data.num_proc=2). Processes gain time and no work, so `--clock wall` measures them, on a machine
-that is quiet; the CPU clock, which counts all processes of an arm, shows what they cost.
+and ours by two processes (data.num_proc=2). Processes gain time and no work, so `--clock wall` measures them, on a
+machine that is quiet; the CPU clock, which counts all processes of an arm, shows what they cost.
 """
 
 import copy
