@@ -32,8 +32,7 @@ def _run_prepare(args) -> int:
     share = None if args.shard is None else share_of(args.shard)
     recipe = _load_recipe(args)
     _say_loading()
-    from ..objectives.prepare import describe_data, prepare_data, prepare_share
-    from ..storage.cache import cache_folder
+    from ..objectives.prepare import cache_of, describe_data, prepare_data, prepare_share
 
     begun, shown = time.monotonic(), sys.stdout.isatty()
     if share is None:
@@ -42,7 +41,7 @@ def _run_prepare(args) -> int:
     else:
         made = prepare_share(recipe, *share, progress=shown)
         print(f"share {args.shard}: " + ", ".join(f"{number} shards of {split}" for split, number in made.items()))
-    print(f"ready in {cache_folder(recipe.data.cache_dir)} after {time.monotonic() - begun:.0f} s")
+    print(f"ready in {cache_of(recipe)} after {time.monotonic() - begun:.0f} s")
     return 0
 
 

@@ -14,7 +14,7 @@ from .mapped_store import META, MappedStore
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_PIECE = 2**20  # offsets, or bytes, that are read at once
+_PIECE = 2**17  # offsets, or bytes, that are read at once
 TOKENS, OFFSETS = "tokens.bin", "offsets.bin"
 SIZES = ("num_bytes", "num_characters", "num_words")
 

@@ -265,9 +265,12 @@ class Objective(ABC):
     def prepare_share(self, source: Any, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
         """Make one machine's share of what `rows` of this split reads; return how many shards that was.
 
-        `rows`, with the same cache, then finds the shares of all machines. Raises UserError where the rows have no
-        shards.
+        `rows`, with the same cache, then finds the shares of all machines. Asked where check_shares raises nothing.
         """
+        raise NotImplementedError(self.setting)
+
+    def check_shares(self) -> None:
+        """Raise UserError where the rows cannot be prepared in shares."""
         raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
 
     @abstractmethod

@@ -141,6 +141,9 @@ class SeveralParts:
         weights = {self.label_of(part): part.weight for part in self.settings.parts}
         return self.mixed(found, weights if split == "train" else None)
 
+    def check_shares(self) -> None:
+        self.of_each(lambda part: part.check_shares())
+
     def prepare_share(self, source: dict, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
         made = 0
         for label, own in source.items():

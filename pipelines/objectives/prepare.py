@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
@@ -55,7 +56,7 @@ def prepare_data(
     Raises:
         UserError: data that is missing, empty, unreadable or too short, or not what the model was trained for.
     """
-    objective, cache = objective_of(recipe), cache_folder(recipe.data.cache_dir)
+    objective, cache = objective_of(recipe), cache_of(recipe)
     sources = objective.open()
     if model_config is not None:
         objective.adopt(model_config, sources[splits[0]])
@@ -71,6 +72,11 @@ def prepare_data(
     return data
 
 
+def cache_of(recipe: Recipe) -> Path:
+    """The folder of what is prepared for a recipe."""
+    return cache_folder(recipe.data.cache_dir)
+
+
 def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = False) -> dict[str, int]:
     """Make share `number` (from 1) of the `of` shares of what prepare_data needs; split -> shards made or found.
 
@@ -82,7 +88,8 @@ def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = Fals
     """
     from ..data.tokenization import Share
 
-    objective, cache = objective_of(recipe), cache_folder(recipe.data.cache_dir)
+    objective, cache = objective_of(recipe), cache_of(recipe)
+    objective.check_shares()
     sources = objective.open()
     objective.prepare(sources, cache, progress)
     share = Share(number, of)

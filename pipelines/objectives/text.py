@@ -235,6 +235,9 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
     def prepare_share(self, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False) -> int:
         return 0 if self.is_streamed(split) else self.tokenization(source, cache).make_share(share, progress)
 
+    def check_shares(self) -> None:
+        """Every text has shards."""
+
     def is_streamed(self, split: str) -> bool:
         """Whether nothing of a split is stored."""
         return split == "train" and self.recipe.data.streaming

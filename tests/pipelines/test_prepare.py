@@ -30,7 +30,8 @@ def test_training_finds_the_shares_of_all_machines(
     tiny_recipe, command, tmp_path, small_shards, monkeypatch, objective, capsys
 ):
     parts = {"name": "mixture", "parts": [{"name": "causal"}, {"name": "prefix_lm"}], "sequence_length": 32}
-    recipe = tiny_recipe(**({"objective": parts} if objective == "mixture" else {}))
+    sections = {"evaluation": {"metrics": ["perplexity"]}} | ({"objective": parts} if objective == "mixture" else {})
+    recipe = tiny_recipe(**sections)
     whole = prepare_data(load_recipe(str(recipe), [f"data.cache_dir={tmp_path / 'whole'}"]))
     cache = f"data.cache_dir={tmp_path / 'shared'}"
     for number in (2, 1):
@@ -46,7 +47,7 @@ def test_training_finds_the_shares_of_all_machines(
 def test_prepare_without_a_shard_fills_the_cache_and_says_what_is_in_it(tiny_recipe, command, capsys, monkeypatch):
     recipe = tiny_recipe()
     assert command("prepare", recipe) == 0
-    assert re.search(r"^train: \d+ rows of .*^ready in ", capsys.readouterr().out, re.DOTALL | re.MULTILINE)
+    assert re.search(r"^train: [\d,]+ rows of .*^ready in ", capsys.readouterr().out, re.DOTALL | re.MULTILINE)
     monkeypatch.setattr(EncodedStream, "__iter__", None)
     assert command("prepare", recipe) == 0
 
