@@ -436,9 +436,7 @@ def check_examples(objective: Objective) -> None:
         if getattr(data, name) != default:
             raise UserError(f"data.{name} does not go with {learner}; give {what} by data.files or data.dataset")
     if data.num_proc is not None:
-        raise UserError(
-            f"data.num_proc={data.num_proc} has no effect with {learner}: it is plain text that is tokenised so"
-        )
+        raise UserError(f"data.num_proc={data.num_proc} has no effect with {learner}, only with plain text")
     for name, default in COLUMNS_OF_TEXT:
         if getattr(data, name) != default:
             raise UserError(
