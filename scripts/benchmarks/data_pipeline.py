@@ -118,6 +118,12 @@ def by_datatrove(texts, tokenizer, length, folder: Path):
 BESIDE = {"datatrove": ("datatrove", by_datatrove), "processes": ("ours, 2 processes", by_two)}
 
 
+def wait_for_processes() -> None:
+    """Until those that encode have ended: their seconds count, and a fork must not find them."""
+    for child in multiprocessing.active_children():
+        child.join()
+
+
 def seconds_of(clock: str) -> float:
     """The wall clock, or the CPU seconds of this process and those that it has ended."""
     if clock == "wall":
@@ -149,8 +155,7 @@ def main(argv=None):
             def timed() -> float:
                 begun = seconds_of(args.clock)
                 function(texts, tokenizer, args.length, folder)
-                for child in multiprocessing.active_children():
-                    child.join()
+                wait_for_processes()
                 return seconds_of(args.clock) - begun
 
             try:
@@ -176,6 +181,7 @@ def main(argv=None):
             found = found.store.tokens if name == "processes" else found
             if not np.array_equal(found, own.store.tokens):
                 raise SystemExit(f"not comparable: {name} holds different tokens")
+            wait_for_processes()
     arms = {"run_clm": first_time(run_clm), "ours": first_time(ours), "bare tokenizer": first_time(bare)}
     beside = dict(BESIDE[name] for name in args.beside)
     arms |= {name: first_time(function) for name, function in beside.items()}
