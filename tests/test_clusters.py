@@ -115,6 +115,16 @@ def test_every_command_of_the_page_parses():
     assert set(re.findall(r"configs/accelerate/(\w+)\.yaml", DOCS)) >= {f.stem for f in ACCELERATE} - {"one_gpu"}
 
 
+def test_each_cell_that_says_tested_has_a_test_that_exists():
+    table = DOCS.split("## What runs where")[1].split("\n## ")[0]
+    named = dict(re.findall(r"^(\d+)\. (.+(?:\n   .+)*)", table, re.MULTILINE))
+    assert {n for cell in re.findall(r"tested here((?: \[\d+\])?)", table) for n in re.findall(r"\d+", cell)} <= set(
+        named
+    )
+    for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", table):
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), test
+
+
 def test_the_engines_of_the_page_are_those_of_the_command():
     from anyformer.pipelines.cli.train_command import LAUNCH_HELP
     from anyformer.pipelines.training.launch import engines

@@ -143,6 +143,7 @@ NOT_RUN = [
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
     NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),
     NotRun("anyformer train gpt2_small --launch ", "eight GPUs; test_launch.py runs two processes", arguments_parse),
+    NotRun("anyformer train quickstart --launch mesh ", "eight GPUs; test_parallelism.py runs two", arguments_parse),
     NotRun("TRACKIO_DIR=runs/trackio ", "read once per process: the slow test below runs it", arguments_parse),
     NotRun("WANDB_MODE=offline ", "wandb is no part of the dev extra", arguments_parse),
     NotRun("anyformer train quickstart data.dataset=", "the Hub", arguments_parse),

@@ -10,8 +10,10 @@ from .settings_help import sections_help, settings_help
 
 SEEDS_HELP = "so many runs (or of seeds 1,2,3), each in output_dir/seed-N; then mean and deviation of every metric"
 LAUNCH_HELP = (
-    "train in several processes of this machine: ddp, zero1, zero2, zero3, zero2_offload, zero3_offload or fsdp2"
+    "train in several processes of this machine: ddp, zero1, zero2, zero3, zero2_offload, zero3_offload, fsdp2, or "
+    "mesh: as training.parallelism says"
 )
+NPROC_HELP = "how many (default: as many as training.parallelism takes, or one per NVIDIA GPU)"
 
 
 class SectionHelp(argparse.Action):
@@ -57,7 +59,12 @@ def add_train(verbs) -> Parser:
         help="begin from the weights of the run in output_dir, which is renamed to output_dir-before",
     )
     parser.add_argument("--launch", metavar="ENGINE", help=LAUNCH_HELP)
-    parser.add_argument("--nproc", metavar="N", type=_at_least(1), help="how many (default: one per NVIDIA GPU)")
+    parser.add_argument(
+        "--nproc",
+        metavar="N",
+        type=_at_least(1),
+        help=NPROC_HELP,
+    )
     _add_trust(parser)
     # torch.distributed.launch and deepspeed pass it; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)

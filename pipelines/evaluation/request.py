@@ -36,7 +36,7 @@ def evaluation_recipe(
     recipe = load_recipe(task, [f"model.name_or_path={json.dumps(place)}", *overrides], notes=notes, **sections)
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
-    names = ("report_to", "torch_compile", "gradient_checkpointing", "lora")
+    names = ("report_to", "torch_compile", "gradient_checkpointing", "lora", "parallelism")
     idle = {name: getattr(fresh, name) for name in names}
     recipe.training = replace(recipe.training, extra=extra, **idle)
     recipe.evaluation.best_metric = recipe.evaluation.every_steps = recipe.evaluation.patience = None

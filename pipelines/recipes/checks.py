@@ -11,6 +11,7 @@ from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
 from ..plugins import SOURCES, objective_of
 from . import introspection
+from .parallelism import check_parallelism
 from .schema import DataSection, MixtureSource, Recipe, SourceSection, TrainingSection
 from .types import show
 
@@ -47,7 +48,7 @@ OWNED_ARGUMENTS = {
         "use training.warmup_steps; below 1 it is a share of all steps": ("warmup_ratio",),
         "use training.seed, the one seed": ("data_seed",),
         "SIGTERM always saves a checkpoint": ("enable_jit_checkpoint",),
-        "give it to accelerate launch": ("parallelism_config",),
+        "use training.parallelism": ("parallelism_config",),
         "set publish.repo_id: the finished model is published once, with its card": (
             "push_to_hub",
             "hub_model_id",
@@ -70,6 +71,7 @@ def check_recipe(recipe: Recipe) -> None:
     """
     objective = objective_of(recipe)
     _check_training(recipe)
+    check_parallelism(recipe, config_namespace(recipe))
     objective.check_data()
     if recipe.data.streaming and recipe.training.max_steps < 1:
         raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")

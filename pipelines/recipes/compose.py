@@ -48,6 +48,7 @@ FREE_ON_RESUME = [
     "training.output_dir",
     "training.resume",
     "training.audit_samples",
+    "training.parallelism*",
     "training.report_to",
     "training.run_name",
     "training.project",

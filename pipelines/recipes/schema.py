@@ -157,6 +157,30 @@ class LoraSettings:
 
 
 @dataclass
+class ParallelismSettings:
+    """How the processes of a run share its model and its rows. The product of all but ep is their number."""
+
+    dp_replicate: int = doc("groups of processes with a whole model each, and rows of their own (HSDP)", 1, at_least=1)
+    dp_shard: int = doc(
+        "processes that share weights, gradients and optimizer states, with rows of their own", 1, at_least=1
+    )
+    tp: int = doc("processes that share each matrix, and read the same rows (tensor parallelism)", 1, at_least=1)
+    ep: int = doc(
+        "processes with experts of their own, among those of dp_shard and tp: a multiple of tp, a divisor of both",
+        1,
+        at_least=1,
+    )
+    pp: int = doc("stages of layers, through which parts of a batch travel (pipeline parallelism, 1F1B)", 1, at_least=1)
+    pp_parts: int | None = doc("pp: parts of a batch; null: as many as it has rows, at most 4 x pp", at_least=1)
+    sp: int = doc(
+        "processes that share each row, and exchange it for heads in attention (Ulysses; with training.deepspeed)",
+        1,
+        at_least=1,
+    )
+    cp: int = doc("processes that share each row, and pass keys in a ring (context parallelism; GPUs)", 1, at_least=1)
+
+
+@dataclass
 class TrainingSection:
     """The fields with a default or a meaning of our own; every other field of TrainingArguments is accepted, too."""
 
@@ -196,6 +220,10 @@ class TrainingSection:
     bf16: bool | Literal["auto"] = doc("bfloat16 autocast; auto: where the device is faster in it", "auto")
     gradient_checkpointing: bool = doc("recompute activations in the backward pass to save memory", False)
     torch_compile: bool = doc("compile the model with torch.compile", False)
+    parallelism: ParallelismSettings | None = doc(
+        "how several processes share the model, such as {dp_shard: 2, tp: 2} (by --launch mesh, torchrun or accelerate "
+        "launch); null: as the launcher's engine does"
+    )
     lora: LoraSettings | None = doc(
         "train an adapter of low rank on the checkpoint model.name_or_path, and save it alone (needs anyformer[peft]); "
         "such as {r: 16}, or {} for the defaults"

@@ -12,7 +12,9 @@ from ..accounting.flops import prefers_bf16
 from ..errors import UserError, first_line
 from ..plugins import METRICS
 from ..recipes.checks import check_schedule
+from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
+from .along_rows import parallelism_config
 from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
 from .engines import check_average, check_launcher, check_whole_matrices, check_world_size, is_true
 from .global_batch import micro_batches, rows_per_step
@@ -45,6 +47,11 @@ def device_type() -> str:
     return "cpu" if accelerator is None or not torch.accelerator.is_available() else accelerator.type
 
 
+def data_ranks(section: TrainingSection, world_size: int) -> int:
+    """Of so many processes those that read rows of their own."""
+    return max(1, world_size // sharing_rows(section.parallelism))
+
+
 def total_steps(section: TrainingSection, rows: int | None, per_step: int) -> int | None:
     """Optimizer steps of the whole run, or None where neither max_steps nor the number of rows is known.
 
@@ -60,7 +67,8 @@ def total_steps(section: TrainingSection, rows: int | None, per_step: int) -> in
 
 def rows_of(arguments: TrainingArguments) -> int:
     """The rows of one optimizer step over all processes."""
-    return arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    ranks = arguments.world_size // getattr(arguments, "sharing_rows", 1)
+    return arguments.train_batch_size * arguments.gradient_accumulation_steps * ranks
 
 
 def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | None = None) -> TrainingArguments:
@@ -94,7 +102,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
     check_launcher(section, device, 0 if device == "cpu" else torch.accelerator.device_count())
     if by_launcher or extra.get("deepspeed") is not None:
         say_that_it_compiles()
-    processes = int(os.environ.get("WORLD_SIZE", 1))
+    processes = data_ranks(section, int(os.environ.get("WORLD_SIZE", 1)))
     per_step = per_step or rows_per_step(section, processes)
     micro_batch, accumulated = micro_batches(section, processes, per_step)
     total = total_steps(section, rows, per_step)
@@ -143,6 +151,10 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "logging_first_step": True,
         "dataloader_pin_memory": device == "cuda",
     }
+    shared = parallelism_config(recipe)
+    if shared is not None:
+        values["parallelism_config"] = shared
+        values["dataloader_drop_last"] = True  # processes hand each other their batches, which have to be of one shape
     if device == "cuda":
         values["accelerator_config"] = {"non_blocking": True}
     with refusals():
@@ -151,6 +163,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         # Of several processes each has a CPU with a number, onto which torch can load no checkpoint.
         vars(arguments)["_setup_devices"] = torch.device("cpu")
     check_world_size(arguments.world_size)
+    arguments.sharing_rows = sharing_rows(section.parallelism)  # processes that read the same ones
     return arguments
 
 

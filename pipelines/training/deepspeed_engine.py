@@ -83,11 +83,13 @@ def say_that_it_compiles() -> None:
 def start_deepspeed(arguments: "TrainingArguments") -> None:
     """Start DeepSpeed's own process group before a ZeRO-3 model is built.
 
-    A ZeRO-3 model is sharded over DeepSpeed's processes while it is built; without this there would be one.
+    A ZeRO-3 model is sharded over DeepSpeed's processes while it is built; without this there would be one. Processes
+    that share rows (sp) are grouped by DeepSpeed, too.
     """
     from transformers.integrations import is_deepspeed_zero3_enabled
 
-    if is_deepspeed_zero3_enabled():
+    shared = getattr(arguments, "parallelism_config", None)
+    if is_deepspeed_zero3_enabled() or (shared is not None and shared.sp_size > 1):
         import deepspeed
 
         deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)

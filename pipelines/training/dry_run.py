@@ -12,8 +12,9 @@ from ..errors import UserError, first_line
 from ..objectives.base import evenly_spread
 from ..objectives.prepare import PreparedData
 from ..recipes.schema import Recipe
-from .arguments import total_steps, training_arguments
+from .arguments import data_ranks, total_steps, training_arguments
 from .global_batch import rows_per_step
+from .mesh import local
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .progress import ProgressLine
 
@@ -24,7 +25,7 @@ class OneStep(TrainerCallback):
     finite = True
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.finite = all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+        self.finite = all(torch.isfinite(local(p.grad)).all() for p in model.parameters() if p.grad is not None)
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = True
@@ -52,7 +53,8 @@ def trial_recipe(recipe: Recipe, rows: int | None, arguments: TrainingArguments,
 
     One forward pass makes a step: accumulating more of them needs no other memory. arguments: of the run itself.
     """
-    steps = total_steps(recipe.training, rows, rows_per_step(recipe.training, arguments.world_size))
+    ranks = data_ranks(recipe.training, arguments.world_size)
+    steps = total_steps(recipe.training, rows, rows_per_step(recipe.training, ranks))
     training = replace(
         recipe.training,
         output_dir=folder,
@@ -75,6 +77,7 @@ def try_step(recipe: Recipe, arguments: TrainingArguments, data: PreparedData, b
     """
     rows = data.rows["train"]
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
+        ranks = data_ranks(recipe.training, arguments.world_size)
         trial = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder)
         step = OneStep()
         with one_sentence(recipe):
@@ -83,7 +86,7 @@ def try_step(recipe: Recipe, arguments: TrainingArguments, data: PreparedData, b
             trainer.remove_callback(ProgressLine)
             trainer.add_callback(step)
             trainer.train()
-        batch = arguments.per_device_train_batch_size * arguments.world_size
+        batch = arguments.per_device_train_batch_size * ranks
         facts = {
             "loss": next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry),
             "finite": step.finite,
@@ -92,7 +95,7 @@ def try_step(recipe: Recipe, arguments: TrainingArguments, data: PreparedData, b
         }
         for split, others in data.rows.items():
             if split != "train":
-                some = evenly_spread(len(others), trainer.args.per_device_eval_batch_size * arguments.world_size)
+                some = evenly_spread(len(others), trainer.args.per_device_eval_batch_size * ranks)
                 with one_sentence(recipe):
                     measured = trainer.evaluate(torch.utils.data.Subset(others, some), metric_key_prefix=split)
                 facts["other losses"][split] = measured[f"{split}_loss"]

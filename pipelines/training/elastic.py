@@ -3,7 +3,7 @@
 One process and DDP save whole states, which any number of processes reads. Under DeepSpeed each process saves its
 share: those of ZeRO-1 and ZeRO-2 are put together by DeepSpeed's own conversion to a universal checkpoint, and shared
 out anew; ZeRO-3's universal checkpoints lose a part of the state (losses differ by 1e-3), so it goes on with as many
-processes. FSDP reads shares of any number by torch.distributed.checkpoint.
+processes. FSDP, and models shared by training.parallelism, read shares of any number by torch.distributed.checkpoint.
 """
 
 import contextlib
@@ -17,16 +17,20 @@ import numpy as np
 import torch
 
 from ..errors import UserError
+from ..recipes.parallelism import MESH
 from ..storage.checkpoints import RUN_FILE
 from ..words import counted
+from .mesh import OPTIMIZER_FOLDER
 from .run_folder import read_identity
 
 UNIVERSAL = ".universal"  # folder of a run, with the checkpoint that it goes on from
-WAY_OUT = {"DeepSpeed": "zero2", "FSDP": "fsdp2", "DDP": "ddp"}
+WAY_OUT = {"DeepSpeed": "zero2", "FSDP": "fsdp2", "DDP": "ddp", MESH: "mesh"}
 
 
 def saved_under(checkpoint: Path) -> str:
-    """Which engine wrote a checkpoint: DeepSpeed, FSDP, or plain, as one process and DDP do."""
+    """Which engine wrote a checkpoint: DeepSpeed, FSDP, mesh, or plain, as one process and DDP do."""
+    if (checkpoint / OPTIMIZER_FOLDER).is_dir():
+        return MESH
     if any(checkpoint.glob("global_step*")):
         return "DeepSpeed"
     return "FSDP" if any(checkpoint.glob("pytorch_model_fsdp*")) else "plain"

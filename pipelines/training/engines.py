@@ -6,7 +6,9 @@ Nothing here imports torch, so that mistakes are sentences before a process star
 import os
 
 from ..errors import UserError
+from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, words_of
 from ..recipes.schema import TrainingSection
+from .deepspeed_engine import read_deepspeed
 
 # What runs, by how the class begins that a model is wrapped into. FSDP2 makes a subclass, FSDPAnyformerDecoderModel.
 WRAPPERS = {
@@ -26,7 +28,9 @@ def is_true(variable: str) -> bool:
 
 
 def asked_engine(section: TrainingSection) -> str | None:
-    """DeepSpeed, FSDP, or DDP, as recipe and launcher ask for it; None for one plain process."""
+    """DeepSpeed, FSDP, mesh or DDP, as recipe and launcher ask for it; None for one plain process."""
+    if section.parallelism is not None and engine_of(section.parallelism) == MESH:
+        return MESH
     if section.extra.get("deepspeed") is not None or is_true("ACCELERATE_USE_DEEPSPEED"):
         return "DeepSpeed"
     if section.extra.get("fsdp") or is_true("ACCELERATE_USE_FSDP"):
@@ -61,6 +65,7 @@ def check_launcher(section: TrainingSection, device: str, devices: int) -> None:
             f"{WAY_OUT} ddp --nproc 2 (where one is meant, unset MASTER_ADDR)"
         )
     engine = asked_engine(section)
+    _check_mesh(section)
     if engine == "DeepSpeed" and is_true("ACCELERATE_USE_CPU"):
         raise UserError(
             f"ACCELERATE_USE_CPU=true switches DeepSpeed off, and DDP would train instead; unset it (without GPUs "
@@ -75,6 +80,36 @@ def check_launcher(section: TrainingSection, device: str, devices: int) -> None:
         raise UserError(
             f"process {local + 1} of this machine has no GPU: there are {devices}; start as many processes as GPUs"
         )
+
+
+def zero_stage(section: TrainingSection) -> int:
+    """The stage of ZeRO that recipe or launcher ask for."""
+    given = section.extra.get("deepspeed")
+    if given is None:
+        return int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))  # accelerate's default
+    return (read_deepspeed(given).get("zero_optimization") or {}).get("stage", 0)
+
+
+def _check_mesh(section: TrainingSection) -> None:
+    """Raise UserError where training.parallelism meets a launcher that asks for an engine of its own."""
+    if section.parallelism is None:
+        return
+    kind, words = engine_of(section.parallelism), f"training.parallelism={words_of(section.parallelism)}"
+    if kind == MESH and (is_true("ACCELERATE_USE_FSDP") or is_true("ACCELERATE_USE_DEEPSPEED")):
+        asked = "FSDP" if is_true("ACCELERATE_USE_FSDP") else "DeepSpeed"
+        raise UserError(
+            f"{words} splits the model itself, but the launcher's file asks for {asked}; take configs/accelerate/"
+            f"ddp.yaml, or write {WAY_OUT} mesh"
+        )
+    if kind == ULYSSES and section.extra.get("deepspeed") is None and not is_true("ACCELERATE_USE_DEEPSPEED"):
+        raise UserError(f"{words}: sp runs under DeepSpeed; write {WAY_OUT} zero3")
+    if kind == ULYSSES and zero_stage(section) != 3:
+        raise UserError(
+            f"{words}: under ZeRO-{zero_stage(section)} DeepSpeed scales the gradients of sp otherwise than one "
+            f"process does, and losses differ by 1e-3; write {WAY_OUT} zero3"
+        )
+    if kind == RING and not section.extra.get("fsdp") and not is_true("ACCELERATE_USE_FSDP"):
+        raise UserError(f"{words}: cp runs under FSDP2; write {WAY_OUT} fsdp2")
 
 
 def check_one_device(n_gpu: int) -> None:
@@ -104,6 +139,8 @@ def check_engine(asked: str | None, wrapped) -> None:
 
     wrapped: the trainer's `model_wrapped`, a compiled module around it or not.
     """
+    if asked == MESH:
+        return  # nothing wraps it; mesh.check_shared looks at its weights
     names = {type(module).__name__ for module in (wrapped, getattr(wrapped, "_orig_mod", wrapped))}
     if asked is not None and not any(name.startswith(WRAPPERS[asked]) for name in names):
         kinds = [kind for kind, name in WRAPPERS.items() if any(n.startswith(name) for n in names)]

@@ -25,9 +25,13 @@ class EvaluationSums:
             measured. The predictions of a batch follow each other, also where several processes share the rows.
         parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
         part_losses: sums the losses of the parts that rows are of; None: there is one part.
+        counts: whether the rows of this process count; of processes that read the same rows those of one do.
     """
 
-    def __init__(self, device: torch.device, scorer=None, parts=None, part_losses: PartLosses | None = None):
+    def __init__(
+        self, device: torch.device, scorer=None, parts=None, part_losses: PartLosses | None = None, counts: bool = True
+    ):
+        self.counts = counts
         self.sums, self.scorer = torch.zeros(2, dtype=torch.float64, device=float64_device(device)), scorer
         self.told_apart_by, self.parts, self.part_losses = parts, {}, part_losses
         self.predictions: list[torch.Tensor] = []
@@ -58,6 +62,9 @@ class EvaluationSums:
         A loss of several parts is the sum of their means, nll and predictions are the first part's; the means stand
         beside it, as do the means of the parts that rows are of.
         """
+        if not self.counts:
+            self.sums.zero_()
+            self.predictions = [torch.full_like(found, IGNORE_INDEX) for found in self.predictions]
         total, count = accelerator.reduce(self.sums, "sum").tolist()
         found = {"loss": total / count, "nll": total, "predictions": count} if count else {}
         if self.parts:

@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..errors import UserError, did_you_mean
+from ..recipes.parallelism import MESH, check_processes, engine_of, processes_of, words_of
 from ..recipes.schema import Recipe
 from ..recipes.strict_yaml import parse_yaml
 from ..recipes.types import show
@@ -54,14 +55,19 @@ def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) 
             around this one.
     """
     overrides, environment = settings_of(engine, recipe)
+    shares = recipe.training.parallelism
+    if nproc is None and shares is not None:
+        nproc = processes_of(shares)
     count = count_processes(engine, nproc)
+    if shares is not None:
+        check_processes(shares, count, f"--nproc {count}")
     command = [sys.executable, "-P", "-m", "anyformer_main", *without_launch(argv), *overrides]
     environment.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(threads_of_each(count))))
     return supervise(command, environment, count)
 
 
 def engines() -> list[str]:
-    return ["ddp", *sorted(shipped_deepspeed()), "fsdp2"]
+    return ["ddp", *sorted(shipped_deepspeed()), "fsdp2", "mesh"]
 
 
 def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]:
@@ -73,6 +79,7 @@ def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]
             f"--launch {engine} starts processes itself, but this one is the rank {os.environ[rank]} of a launcher "
             f"({rank} is set); leave --launch out, or the launcher"
         )
+    _check_engine_of_parallelism(engine, recipe)
     given, fsdp = recipe.training.extra.get("deepspeed"), recipe.training.extra.get("fsdp")
     if fsdp and engine != "fsdp2":
         raise UserError(f"--launch {engine}, but training.fsdp={show(fsdp)}; write --launch fsdp2, or set it to null")
@@ -96,6 +103,24 @@ def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]
     return [], {}
 
 
+def _check_engine_of_parallelism(engine: str, recipe: Recipe) -> None:
+    """Raise UserError where the engine and training.parallelism do not go together."""
+    shares = recipe.training.parallelism
+    if shares is None:
+        if engine == MESH:
+            raise UserError(
+                "--launch mesh takes training.parallelism, which is null; set it, such as "
+                "training.parallelism='{dp_shard: 2}'"
+            )
+        return
+    kind = engine_of(shares)
+    if not engine.startswith(kind):
+        raise UserError(
+            f"--launch {engine}, but training.parallelism={words_of(shares)} runs by --launch {kind}; write that, or "
+            f"set it to null"
+        )
+
+
 def fsdp_variables() -> dict[str, str]:
     """What accelerate launch makes of configs/accelerate/fsdp2.yaml."""
     file = resources.files("anyformer.configs") / "accelerate" / "fsdp2.yaml"
@@ -108,7 +133,10 @@ def count_processes(engine: str, nproc: int | None) -> int:
     """How many processes to start; raises UserError where the GPUs do not suffice, or are needed to say."""
     gpus = count_gpus()
     if engine == "fsdp2" and gpus == 0:
-        raise UserError("--launch fsdp2 needs GPUs, and there are none; write --launch zero3, which shards on CPUs")
+        raise UserError(
+            "--launch fsdp2 needs GPUs, and there are none; write --launch zero3, or --launch mesh "
+            "training.parallelism='{dp_shard: 2}', which shard on CPUs"
+        )
     if nproc is None and not gpus:
         raise UserError(
             f"--launch {engine} starts one per NVIDIA GPU, and there is none here; say how many, such as --nproc 2"

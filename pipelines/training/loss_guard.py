@@ -7,6 +7,7 @@ import torch
 
 from ..errors import UserError
 from ..storage.checkpoints import list_checkpoints
+from .mesh import local
 
 
 class LossGuard:
@@ -35,7 +36,7 @@ class LossGuard:
     def check_weights(self, model: torch.nn.Module, step: int) -> None:
         """Raise UserError for weights that are NaN or infinite, before they are saved."""
         for name, parameter in model.named_parameters():
-            if not torch.isfinite(parameter).all():
+            if not torch.isfinite(local(parameter)).all():
                 raise UserError(f"the weights of {name} are not finite after step {step}; {self.advice()}")
 
     def loss_of(self, step: int) -> torch.Tensor:

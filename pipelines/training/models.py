@@ -5,15 +5,19 @@ import transformers
 from transformers import AutoConfig
 
 from ..adapters import is_adapter, load_config, load_merged
-from ..backends import backend_arguments, check_got, explain
+from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
+from ..recipes.parallelism import MESH, engine_of
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
+from .along_rows import ATTENTION
 from .deepspeed_engine import whole_weights
 from .lora import with_lora
+from .mesh import share_model
+from .pipeline import cut_into_stages
 
 
 def model_config(recipe: Recipe, tokenizer, task_fields: dict):
@@ -65,6 +69,9 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     else:
         speak, unused = arguments.process_index == 0 and not quiet, objective.unused_weights
         model, fresh = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments, speak, unused)
+    shares = recipe.training.parallelism
+    if shares is not None and engine_of(shares) == MESH:
+        model = share_model(model, shares) if shares.pp == 1 else cut_into_stages(model, shares, arguments.device)
     objective.prepare_model(model)
     lora = recipe.training.lora
     return model if lora is None else with_lora(model, lora, objective.auto_class, fresh)
@@ -81,7 +88,10 @@ def chosen_backends(recipe: Recipe, config, arguments) -> dict[str, str]:
             "model.attn_implementation=flex_attention has no gradients on a CPU; train with sdpa or eager (evaluate "
             "and generate take it)"
         )
-    return backend_arguments(section.attn_implementation, section.experts_implementation, config, half)
+    attention, shares = section.attn_implementation, recipe.training.parallelism
+    if attention == AUTO and shares is not None and engine_of(shares) != MESH:
+        attention = ATTENTION
+    return backend_arguments(attention, section.experts_implementation, config, half)
 
 
 def load_checkpoint(

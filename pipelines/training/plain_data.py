@@ -4,6 +4,7 @@ Trainer itself reads so. DeepSpeed asks torch for whole pickles; torch can be to
 """
 
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -26,17 +27,62 @@ def of_deepspeed() -> list[type]:
     return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
+# What the table of contents of torch's distributed checkpoints is made of: which tensor is in which file.
+OF_SHARDS = {
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
+        *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("PosixPath", "WindowsPath"),
+    "torch": ("Size", "float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool"),
+}
+
+
+class ContentsOfShards(pickle.Unpickler):
+    """Reads such a table, and nothing that could run code."""
+
+    def find_class(self, module, name):
+        if name not in OF_SHARDS.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a table of contents")
+        return super().find_class(module, name)
+
+
+@contextmanager
+def plain_shards_alone(folder: Path) -> Iterator[None]:
+    """In the block torch reads the shards of a folder as tensors and plain data.
+
+    Raises UserError where their table of contents, which torch reads as a whole pickle, holds more than that.
+    """
+    try:
+        with open(folder / ".metadata", "rb") as file:
+            ContentsOfShards(file).load()
+    except (pickle.UnpicklingError, EOFError, OSError) as error:
+        raise UserError(
+            f"{folder / '.metadata'} is no table of contents of shards ({error}), so it was not read; delete this "
+            f"checkpoint to go on from the one before it"
+        ) from error
+    with _weights_alone():
+        yield
+
+
 @contextmanager
 def plain_data_alone(deepspeed: bool) -> Iterator[None]:
     """In the block DeepSpeed gets tensors, plain data and its own classes of a file, or an error."""
     if not deepspeed:
         yield
         return
+    with _weights_alone(), torch.serialization.safe_globals(of_deepspeed()):
+        yield
+
+
+@contextmanager
+def _weights_alone() -> Iterator[None]:
     before = os.environ.get(FORCE)
     os.environ[FORCE] = "1"
     try:
-        with torch.serialization.safe_globals(of_deepspeed()):
-            yield
+        yield
     finally:
         if before is None:
             del os.environ[FORCE]

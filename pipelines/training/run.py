@@ -24,12 +24,14 @@ from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import METRICS
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
+from ..recipes.parallelism import MESH, check_processes, engine_of
 from ..recipes.schema import Recipe, TrainingSection
 from ..storage.atomic import write_atomically
 from ..storage.cache import sha
 from ..storage.checkpoints import STAGING, list_checkpoints
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
+from .along_rows import PositionedRows, check_rows_can_be_shared
 from .arguments import rows_of, total_steps, training_arguments
 from .async_save import check_async_save
 from .auto_batch import check_auto_batch, find_batch, found_before, with_rows
@@ -42,6 +44,7 @@ from .from_weights import set_aside_before
 from .interpret import validations_of
 from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
+from .mesh import engine_name, parameters_of
 from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .plain_data import forged_files_named
@@ -68,6 +71,8 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
     check_one_device(arguments.n_gpu)
+    if recipe.training.parallelism is not None:
+        check_processes(recipe.training.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
     check_step_guard(recipe.training)
     check_async_save(recipe.training)
     found = None
@@ -126,6 +131,7 @@ def prepared(recipe: Recipe, arguments, per_step: int | None = None) -> tuple[Pr
     arguments = training_arguments(recipe, None if rows.is_stream else len(rows), per_step)
     if recipe.evaluation.every_steps is not None and "validation" not in data.rows:
         raise UserError("evaluation.every_steps is set, but the data section names no validation data")
+    check_rows_can_be_shared(recipe, rows)
     start_deepspeed(arguments)
     return data, arguments
 
@@ -245,12 +251,13 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     # Those that a part of the rows has, at the cost of nothing.
     of_part = [name for name in recipe.evaluation.metrics if METRICS[name].of_losses and not METRICS[name].whole_text]
     gather_experts_whole(model)
+    shares, collator = section.parallelism, data.objective.collator(data.packed)
     return AnyformerTrainer(
         model=model,
         args=arguments,
         train_dataset=data.rows["train"],
         eval_dataset=validation,
-        data_collator=data.objective.collator(data.packed),
+        data_collator=collator if shares is None or engine_of(shares) == MESH else PositionedRows(collator),
         processing_class=data.processor,
         run_identity=json.dumps(
             folder.identity() | {"world_size": arguments.world_size, "rows_per_step": rows_of(arguments)}
@@ -270,6 +277,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         engine=asked_engine(section),
         audits_samples=section.audit_samples,
         watch=watch_of(section, recipe.trust_remote_code),
+        parallelism=shares,
     )
 
 
@@ -279,7 +287,12 @@ def checkpoint_to_go_on(trainer, folder: RunFolder) -> Path | None:
     if found is None:
         return None
     check_engine_of(found, trainer.engine)
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+    if trainer.parallelism is not None and trainer.parallelism.sp > 1:
+        raise UserError(
+            f"{found} is of a run with sp, whose loader cannot begin in the middle of the rows; choose another "
+            f"output_dir, or begin from its weights with --from-weights"
+        )
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.on_mesh:
         check_own(found, folder.recipe)
     return shared_out_anew(found, trainer.args.world_size) if trainer.is_deepspeed_enabled else found
 
@@ -328,13 +341,13 @@ def run(
     if trainer.accelerator.is_main_process:  # nobody waits from here on: an error of the upload stops no other process
         facts = {
             "metrics": metrics,
-            "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in trainer.model.parameters()),
+            "parameters": parameters_of(trainer.model),
             "trained_parameters": trained,
             "steps": trainer.state.global_step,
             "best_step": trainer.state.best_global_step,
             "world_size": trainer.args.world_size,
             "rows_per_step": rows_of(trainer.args),
-            "engine": type(trainer.model_wrapped).__name__,  # what really ran: DDP, DeepSpeedEngine, ...
+            "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
             "backends": backends_of(plain(trainer.model)),
             "wall_seconds": round(time.time() - started, 1),
             "samples": samples,

@@ -10,12 +10,14 @@ from ..adapters import is_adapter
 from ..backends import backends_of
 from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
+from ..recipes.parallelism import words_of
 from ..recipes.schema import Recipe
 from ..words import aligned, counted, short_number
 from .arguments import rows_of
 from .elastic import processes_of
 from .interpret import interpret, with_interval
 from .lora import plain, trainable_parameters
+from .mesh import parameters_of
 from .progress import human_time
 from .throughput_log import peak_memory
 
@@ -25,8 +27,8 @@ console = Console(highlight=False, soft_wrap=True)
 def describe_model(model) -> str:
     """One line: class, parameters, layers, width, heads, vocabulary."""
     config, trained = model.config, trainable_parameters(model)
-    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-    active = active_parameters(model)
+    parameters = parameters_of(model)
+    active = parameters if getattr(model, "pipeline", None) else active_parameters(model)
     at_work = f" ({short_number(active)} at work on a token)" if active < parameters else ""
     at_work += f" ({short_number(trained)} of them trained)" if trained < parameters else ""
     return (
@@ -62,6 +64,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     per_step = rows_of(arguments)
     precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
     engine = trainer.accelerator.distributed_type.value
+    engine = engine if section.parallelism is None else words_of(section.parallelism)
     how = "" if engine == "NO" else f" ({engine})"
     by = ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
     plan = f"{per_step} {data.objective.step_words()}, {section.optim}, {section.lr_scheduler_type}, {precision}, {by}"

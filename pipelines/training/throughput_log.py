@@ -17,16 +17,17 @@ from .lora import plain
 class ThroughputLog:
     """Counts tokens and FLOPs of training batches, where the device has to count them without waiting for it.
 
-    Time spent on evaluation and checkpoints (`paused`) does not count.
+    Time spent on evaluation and checkpoints (`paused`) does not count. shared: processes that read the same rows.
+    flop_count: of the whole model; None: it is the one that add_batch gets.
     """
 
-    def __init__(self, args: TrainingArguments):
-        self.args = args
+    def __init__(self, args: TrainingArguments, shared: int = 1, flop_count: FlopCount | None = None):
+        self.args, self.shared = args, shared
         self.tokens = self.flops = 0  # of this process since training began
         self.batch_tokens = 0  # of the last batch
         self._logged_tokens = self._logged_flops = 0  # of all processes, at the last log
         self._taken_flops = 0.0
-        self._flop_count = self._peak = None
+        self._flop_count, self._peak = flop_count, None
         self._clock, self._paused = time.perf_counter(), 0.0
 
     def start(self) -> None:
@@ -49,7 +50,7 @@ class ThroughputLog:
 
     def new_flops(self) -> float:
         """FLOPs of this process since the last call; waits for the device."""
-        flops = float(self.flops)
+        flops = float(self.flops) / self.shared
         new, self._taken_flops = flops - self._taken_flops, flops
         return new
 
@@ -57,7 +58,7 @@ class ThroughputLog:
         """Numbers for the log, since the last call. reduce: (tensor, "sum") -> its sum over all processes."""
         now = time.perf_counter()
         seconds = max(1e-9, now - self._clock - self._paused)
-        local = torch.tensor([float(self.tokens), float(self.flops)], dtype=torch.float64)
+        local = torch.tensor([float(self.tokens), float(self.flops)], dtype=torch.float64) / self.shared
         tokens, flops = reduce(local.to(float64_device(self.args.device)), "sum").tolist()
         rate = (tokens - self._logged_tokens) / seconds
         achieved = (flops - self._logged_flops) / seconds / self.args.world_size

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -23,8 +23,9 @@ from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..publishing.model_card import write_model_card
+from ..recipes.parallelism import MESH
 from ..storage.checkpoints import list_checkpoints
-from .arguments import refusals
+from .arguments import refusals, rows_of
 from .async_save import CheckpointWrites, on_host, twin_of
 from .audit import SampleAudit
 from .best_checkpoint import locate_best
@@ -39,6 +40,7 @@ from .learning_rate import LearningRateOnResume, begin_above_zero, replace_share
 from .lora import is_adapted, load_weights, save_adapted_config
 from .loss_guard import LossGuard
 from .loss_parts import LossParts
+from .mesh_trainer import MeshTrainer
 from .model_loss import ModelLoss
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
 from .part_losses import PartLosses, parts_of_rows
@@ -55,7 +57,7 @@ from .watch import Watch
 from .weight_average import WeightAverage
 
 
-class AnyformerTrainer(Trainer):
+class AnyformerTrainer(MeshTrainer):
     """Trainer for any model that learns from labels: packed rows, padded examples, source and target.
 
     Args:
@@ -74,10 +76,10 @@ class AnyformerTrainer(Trainer):
         shares: number of steps -> function from a step to its share of the peak learning rate, in place of
             `args.lr_scheduler_type`; None: there is none.
         pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
-        engine: DDP, DeepSpeed or FSDP: training begins under it or not at all (engines.py); None: under any.
+        engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines.py); None: under any.
         audits_samples: whether the rows of each step are written down (audit.py).
         watch: how the training looks after itself (watch.py).
-        **kwargs: as for transformers' Trainer.
+        **kwargs: as for MeshTrainer and transformers' Trainer.
     """
 
     def __init__(
@@ -116,14 +118,14 @@ class AnyformerTrainer(Trainer):
             kwargs["data_collator"] = PositionCollator(kwargs["data_collator"])
             kwargs["args"].ignore_data_skip = True  # the stream itself begins where it has to
         remember_absent("lomo_optim")
-        super().__init__(**kwargs)
+        super().__init__(on_mesh=engine == MESH, **kwargs)
         self._tr_loss = torch.zeros(())  # the sum of losses since the last log; training begins with one of its own
         self._choose_loss()
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         folder = self.args.output_dir
         self.guard, self.steps, self.trusts_checkpoints = LossGuard(folder), watch.steps, watch.trusts_checkpoints
-        self.throughput = ThroughputLog(self.args)
+        self.throughput = ThroughputLog(self.args, self.sharing, getattr(self.pipeline, "flop_count", None))
         self.writes = CheckpointWrites(beside=watch.async_save)
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal = StopSignal(self.accelerator)
@@ -149,10 +151,12 @@ class AnyformerTrainer(Trainer):
         self.average = average
         if average is not None:
             self.add_callback(average)
-        self.audit = SampleAudit(folder, bare_rows, self.args.process_index) if audits_samples else None
+        audits = audits_samples and self.counts_rows
+        self.audit = SampleAudit(folder, bare_rows, self.args.process_index) if audits else None
         if self.audit is not None:
             self.add_callback(self.audit)
         self.trackers = replace_trackers(self)
+        self.check_pipeline(self.parts.told_apart_by is not None or self.part_losses is not None)
 
     def _choose_loss(self) -> None:
         self.model_loss = ModelLoss(
@@ -186,8 +190,7 @@ class AnyformerTrainer(Trainer):
         if lengths is None:
             return super()._get_train_sampler(train_dataset)
         # Grouped by optimizer step: the number of processes and micro-batches does not change which rows it holds.
-        together = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        self.epochs.sampler = LengthGroupedSampler(lengths, together, self.args.seed)
+        self.epochs.sampler = LengthGroupedSampler(lengths, rows_of(self.args), self.args.seed)
         return self.epochs.sampler
 
     def get_eval_dataloader(self, eval_dataset=None):
@@ -358,9 +361,8 @@ class AnyformerTrainer(Trainer):
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         with self.throughput.paused(), self._averaged():
             rows = dataloader.dataset.rows  # of PaddedEvalDataset
-            self._sums = EvaluationSums(
-                self.args.device, self.scorer, self.parts.told_apart_by, self._parts_of_evaluation(rows)
-            )
+            parts = self.parts.told_apart_by, self._parts_of_evaluation(rows)
+            self._sums = EvaluationSums(self.args.device, self.scorer, *parts, counts=self.counts_rows)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
             if self.pass_metrics is not None and "loss" in found:
@@ -385,7 +387,10 @@ class AnyformerTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         count = self.model_loss.count(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            if self.parts.told_apart_by is not None:
+            if self.pipeline is not None:
+                total = self.pipeline.summed_loss(inputs, self.accelerator.autocast)
+                self._sums.add(total, count)
+            elif self.parts.told_apart_by is not None:
                 total = self._sums.add_parts(self.model_loss.outputs(model, inputs), inputs)
             else:
                 needs_logits = self.scorer is not None or self._sums.part_losses is not None

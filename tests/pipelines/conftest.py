@@ -61,3 +61,13 @@ def command():
     from anyformer.pipelines.cli.commands import main
 
     return lambda *arguments: main([str(a) for a in arguments])
+
+
+@pytest.fixture
+def without_launcher(monkeypatch):
+    """A machine without GPUs, and no launcher around the tests."""
+    from anyformer.pipelines.training import launch
+
+    for name in (*launch.RANKS, "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch, "count_gpus", lambda: 0)

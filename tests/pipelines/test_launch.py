@@ -23,13 +23,6 @@ from transformers import TrainingArguments
 ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
 
 
-@pytest.fixture
-def without_launcher(monkeypatch):
-    for name in (*launch.RANKS, "WORLD_SIZE", "MASTER_ADDR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(launch, "count_gpus", lambda: 0)
-
-
 @pytest.mark.parametrize(
     "words, sentence",
     [
@@ -99,7 +92,9 @@ def test_an_own_configuration_goes_with_its_stage(tmp_path, without_launcher):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     assert launch.settings_of("zero2", load_recipe("quickstart", [ADAMW, f"training.deepspeed={file}"])) == ([], {})
-    assert {"ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "fsdp2"} == set(launch.engines())
+    assert {"ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "fsdp2", "mesh"} == set(
+        launch.engines()
+    )
 
 
 def test_gpus_are_counted_without_torch(monkeypatch):

@@ -1,0 +1,232 @@
+"""What `training.parallelism` can be combined with: models, engines, numbers of processes. Standard library only."""
+
+from anyformer.modeling.legality import attention_kinds
+from anyformer.modeling.legality_experts import mlp_kinds
+from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
+
+from ..errors import UserError
+from .schema import ParallelismSettings, Recipe, TrainingSection
+from .types import show
+
+FIELD = "training.parallelism"
+COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # whose product is the number of processes
+# What --launch they run under: transformers' own mesh, DeepSpeed (Ulysses), or FSDP2 by accelerate (ring attention).
+MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
+# Optimizers that look at each number of a weight alone, so that it does not matter who holds which.
+ELEMENTWISE = ("adamw", "adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad")
+
+PIPELINED = ("causal", "fill_in_the_middle")  # what is learned by the loss that a causal model's last stage computes
+
+
+def processes_of(settings: ParallelismSettings) -> int:
+    count = 1
+    for name in COUNTED:
+        count *= getattr(settings, name)
+    return count
+
+
+def sharing_rows(settings: ParallelismSettings | None) -> int:
+    """How many processes read the same rows."""
+    return 1 if settings is None else settings.tp * settings.pp * settings.sp * settings.cp
+
+
+def reading_together(settings: ParallelismSettings | None) -> int:
+    """How many of these get the same batch from their loaders; of those of sp and cp each gets a part of it."""
+    return 1 if settings is None else settings.tp * settings.pp
+
+
+def engine_of(settings: ParallelismSettings) -> str:
+    """MESH, ULYSSES or RING."""
+    return ULYSSES if settings.sp > 1 else RING if settings.cp > 1 else MESH
+
+
+def words_of(settings: ParallelismSettings) -> str:
+    """{tp: 2}: what is set, as a recipe writes it."""
+    names = [name for name in (*COUNTED, "ep") if getattr(settings, name) > 1]
+    return "{" + ", ".join(f"{name}: {getattr(settings, name)}" for name in names) + "}"
+
+
+def check_processes(settings: ParallelismSettings, count: int, asked_by: str) -> None:
+    """Raise UserError unless the processes are as many as the settings take. asked_by: --nproc 4, WORLD_SIZE=4."""
+    needed = processes_of(settings)
+    if needed == count:
+        return
+    started = "one process was started" if count == 1 else f"{asked_by} starts {count}"
+    raise UserError(
+        f"{FIELD}={words_of(settings)} takes {needed} process{'es' if needed > 1 else ''}, the product of its numbers "
+        f"but ep, and {started}; write anyformer train RECIPE --launch {engine_of(settings)} --nproc {needed}"
+    )
+
+
+def check_parallelism(recipe: Recipe, config) -> None:
+    """Raise UserError for settings that contradict each other, the rest of the recipe, or the model.
+
+    config: the family's config as a namespace; None for a checkpoint, whose config is checked when it is read.
+    """
+    settings, training = recipe.training.parallelism, recipe.training
+    if settings is None:
+        return
+    if processes_of(settings) == 1:
+        raise UserError(f"{FIELD} shares nothing: all its numbers are 1; set one, such as {{tp: 2}}, or null")
+    _check_one_another(settings, training)
+    _check_training(settings, recipe)
+    if config is not None:
+        check_model_shares(settings, config)
+
+
+def _check_one_another(settings: ParallelismSettings, training: TrainingSection) -> None:
+    words = f"{FIELD}={words_of(settings)}"
+    if settings.ep > 1 and (settings.ep % settings.tp or settings.dp_shard * settings.tp % settings.ep):
+        raise UserError(f"{words}: ep must be a multiple of tp, and divide dp_shard x tp, whose processes it is among")
+    others = [name for name in (*COUNTED, "ep") if name != "pp" and getattr(settings, name) > 1]
+    if settings.pp > 1 and others:
+        raise UserError(f"{words}: pp is not wired beside {others[0]}; set one of them to 1")
+    if settings.pp_parts is not None and settings.pp == 1:
+        raise UserError(f"{FIELD}.pp_parts={settings.pp_parts} has no effect without pp, such as pp: 2; set both")
+    rows = training.per_device_train_batch_size
+    if settings.pp_parts is not None and (rows % settings.pp_parts or settings.pp_parts < settings.pp):
+        raise UserError(
+            f"{FIELD}.pp_parts={settings.pp_parts} must divide training.per_device_train_batch_size={rows}, and be at "
+            f"least pp={settings.pp}"
+        )
+    if settings.pp > 1 and rows < settings.pp:
+        raise UserError(
+            f"training.per_device_train_batch_size={rows} is less than the stages of {words}, each of which works on a "
+            f"row at a time; set it to {4 * settings.pp}"
+        )
+    along_rows = next((name for name in ("sp", "cp") if getattr(settings, name) > 1), None)
+    if along_rows is not None:
+        beside = [n for n in ("tp", "ep", "sp", "cp") if n != along_rows and getattr(settings, n) > 1]
+        if beside:
+            raise UserError(f"{words}: {along_rows} is not wired beside {beside[0]}; set one of them to 1")
+    if settings.sp > 1 and settings.dp_replicate > 1:
+        raise UserError(f"{words}: DeepSpeed has no dp_replicate; count all processes beside sp in dp_shard")
+
+
+def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
+    words, training = f"{FIELD}={words_of(settings)}", recipe.training
+    kind = engine_of(settings)
+    deepspeed, fsdp = (training.extra.get(name) for name in ("deepspeed", "fsdp"))
+    if deepspeed is not None and kind != ULYSSES:
+        raise UserError(f"{words} and training.deepspeed={show(deepspeed)} exclude each other; set one of them to null")
+    if fsdp and kind != RING:
+        raise UserError(f"{words} and training.fsdp={show(fsdp)} exclude each other; set one of them to null")
+    if training.ema_decay is not None:
+        raise UserError(f"training.ema_decay={training.ema_decay} needs whole weights, and {words} shares them")
+    if training.optim not in ELEMENTWISE:
+        raise UserError(
+            f"training.optim={training.optim} looks at whole matrices, and {words} shares them; set it to adamw"
+        )
+    if training.lora is not None:
+        raise UserError(f"training.lora and {words} exclude each other; the adapter is small, so train it by ddp")
+    if recipe.evaluation.average_checkpoints is not None:
+        raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
+    if recipe.data.streaming and sharing_rows(settings) > 1:
+        raise UserError(f"data.streaming=true is not wired beside {words}, whose processes read the same rows")
+    for name in ("async_save", "auto_batch"):
+        if getattr(training, name):
+            raise UserError(f"training.{name}=true is not wired beside {words}; set it to false")
+    if training.torch_compile and kind == MESH:
+        raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to false")
+    if settings.pp > 1:
+        _check_pipeline(words, recipe)
+    if settings.sp * settings.cp > 1:
+        _check_shared_rows(settings, words, recipe)
+
+
+def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe) -> None:
+    length, attention = getattr(recipe.learned, "sequence_length", None), recipe.model.attn_implementation
+    if recipe.learned.name != "causal":
+        raise UserError(
+            f"{words} shares the rows of causal alone, and {recipe.learned_section}.name is {recipe.learned.name}"
+        )
+    parts = settings.sp if settings.sp > 1 else 2 * settings.cp  # of a ring each has one from either end of a row
+    if length % parts:
+        raise UserError(f"{words}: {parts} parts of equal length do not make objective.sequence_length={length}")
+    if recipe.training.audit_samples:
+        raise UserError(f"training.audit_samples=true is not wired beside {words}, whose rows lose their numbers")
+    if attention not in ("auto", "sdpa"):
+        raise UserError(f"{words} replaces sdpa alone, and model.attn_implementation={attention}; set it to sdpa")
+
+
+def _check_pipeline(words: str, recipe: Recipe) -> None:
+    training = recipe.training
+    if recipe.learned.name not in PIPELINED:
+        raise UserError(
+            f"{words} trains {' and '.join(PIPELINED)} alone, and {recipe.learned_section}.name is "
+            f"{recipe.learned.name}; set pp to 1"
+        )
+    if recipe.data.mixture:
+        raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
+    for name, value in (("gradient_checkpointing", training.gradient_checkpointing), *training.extra.items()):
+        if value and name in ("gradient_checkpointing", "fp16", "label_smoothing_factor", "neftune_noise_alpha"):
+            raise UserError(f"training.{name}={show(value)} is not wired beside {words}; leave it out")
+
+
+def check_model_shares(settings: ParallelismSettings, config) -> None:
+    """Raise UserError for a model that cannot be shared so. config: its config, ours or native, or a namespace."""
+    words = f"{FIELD}={words_of(settings)}"
+    ours = str(getattr(config, "model_type", "")).startswith("anyformer_")
+    if settings.tp > 1 and (not ours or _splits_heads(config)):
+        _check_divides(config, ("num_attention_heads", "num_key_value_heads"), "tp", settings.tp, words)
+    if settings.tp > 1:
+        _check_divides(config, ("intermediate_size", "moe_intermediate_size"), "tp", settings.tp, words)
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if settings.ep > 1:
+        if not experts or (ours and "sparse" not in mlp_kinds(config)):
+            raise UserError(f"{words}: the model has no experts to share; set ep to 1, or model.family to moe")
+        if experts % settings.ep:
+            raise UserError(f"{words}: ep does not divide the {experts} experts of the model")
+    if settings.pp > 1:
+        _check_stages(settings.pp, config, ours, experts, words)
+    along_rows = next((name for name in ("sp", "cp") if getattr(settings, name) > 1), None)
+    if along_rows is not None:
+        _check_along_rows(along_rows, getattr(settings, along_rows), config, ours, words)
+
+
+def _check_divides(config, names: tuple[str, ...], name: str, size: int, words: str) -> None:
+    for field in names:
+        value = getattr(config, field, None)
+        if value is not None and value % size:
+            raise UserError(f"{words}: {name} does not divide model.{field}={value}")
+
+
+def _splits_heads(config) -> bool:
+    """Whether tensor parallelism shares the heads of attention; else each process has them all."""
+    scheme = POSITION_SCHEMES[config.position_encoding]
+    return scheme.splits_heads and all(ATTENTION_KINDS[kind].splits_heads for kind in attention_kinds(config))
+
+
+def _check_stages(stages: int, config, ours: bool, experts, words: str) -> None:
+    layers = config.num_hidden_layers
+    if layers % stages:
+        raise UserError(f"{words}: pp does not divide model.num_hidden_layers={layers}, and stages have as many each")
+    if experts:
+        raise UserError(f"{words}: experts are not wired beside pp, since their routers' losses are computed together")
+    if ours and config.model_type != "anyformer_decoder":
+        raise UserError(f"{words}: stages are cut out of decoders alone; set pp to 1")
+    if not ours:
+        return
+    fault = None
+    if POSITION_SCHEMES[config.position_encoding].acts_on == "embeddings":
+        fault = f"model.position_encoding={config.position_encoding!r}, which is added to them"
+    elif config.embedding_norm or config.embedding_multiplier != 1:
+        fault = "model.embedding_norm" if config.embedding_norm else "model.embedding_multiplier"
+    if fault is not None:
+        raise UserError(f"{words}: later stages get hidden states as embeddings, and {fault} acts on embeddings")
+
+
+def _check_along_rows(name: str, size: int, config, ours: bool, words: str) -> None:
+    """What processes that share each row need: attention over the whole of it, without masks or score biases."""
+    if not ours:
+        return
+    if config.model_type not in ("anyformer_decoder",):
+        raise UserError(f"{words}: {name} is wired for decoders alone; set it to 1")
+    scheme = POSITION_SCHEMES[config.position_encoding]
+    if scheme.adds_to_scores:
+        raise UserError(f"{words}: model.position_encoding={config.position_encoding!r} adds to scores of whole rows")
+    unfit = sorted({kind for kind in attention_kinds(config) if kind != "full_attention"})
+    if unfit:
+        raise UserError(f"{words}: {name} needs attention to the whole row, and the model has {unfit[0]}")
+    if name == "sp":
+        _check_divides(config, ("num_attention_heads", "num_key_value_heads"), "sp", size, words)

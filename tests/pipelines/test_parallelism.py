@@ -1,0 +1,347 @@
+"""`training.parallelism`: processes that share a model train what one process trains, and save it whole."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections import deque
+
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.cli.train_command import LAUNCH_HELP
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.evaluation.request import evaluation_recipe
+from anyformer.pipelines.objectives.causal import CausalCollator
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.training import launch
+from anyformer.pipelines.training.along_rows import PositionedRows
+from anyformer.pipelines.training.arguments import training_arguments
+from anyformer.pipelines.training.mesh import NEEDED
+from anyformer.pipelines.training.plain_data import plain_shards_alone
+from processes import free_port, logged_losses, run_ranks
+from safetensors.torch import load_file
+from test_distributed import assert_close, needs_deepspeed, rank_main
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+pytestmark = pytest.mark.skipif(
+    not set(NEEDED) <= DistributedConfig.__dataclass_fields__.keys(), reason="needs the mesh of transformers 5.23"
+)
+DECODER = {"hidden_dropout": 0.0}
+UNTIED = DECODER | {"tie_word_embeddings": False}
+DEEP = DECODER | {"num_hidden_layers": 4}
+MIXTURE = {"family": "moe", "hidden_dropout": 0.0, "num_experts": 4, "intermediate_size": 48}
+MIXTURE |= {"router_aux_loss_coef": 0.01}
+QUICKSTART = ["training.optim=adamw"]
+
+
+@pytest.fixture
+def ranks(command, tmp_path):
+    """Train a recipe in some gloo ranks -> (run.json, losses, folder)."""
+
+    def run(count, recipe, *overrides, start=None):
+        folder = tmp_path / f"ranks-{free_port()}"
+        folder.mkdir()
+        run = folder / "run"
+        if start is not None:
+            shutil.copytree(start, run / start.name)
+        run_ranks(count, rank_main, command, recipe, f"training.output_dir={run}", *overrides, folder=folder)
+        facts = json.loads((run / "run.json").read_text())
+        assert facts["world_size"] == count and facts["status"] == "finished"
+        return facts, logged_losses(run), run
+
+    return run
+
+
+@pytest.fixture
+def alone(command, tmp_path):
+    """Train a recipe in this process -> (run.json, losses, folder)."""
+
+    def run(recipe, *overrides):
+        run = tmp_path / f"alone-{free_port()}"
+        assert command("train", recipe, f"training.output_dir={run}", *overrides) == 0
+        return json.loads((run / "run.json").read_text()), logged_losses(run), run
+
+    return run
+
+
+def assert_same_run(got, expected):
+    """Losses, metrics and saved weights; the model that was saved loads in one process."""
+    (facts, losses, run), (single, own_losses, own_run) = got, expected
+    assert_close(losses, own_losses)
+    for name, value in single["metrics"].items():
+        assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
+    assert facts["parameters"] == single["parameters"]
+    weights, own_weights = load_file(run / "model.safetensors"), load_file(own_run / "model.safetensors")
+    assert weights.keys() == own_weights.keys()
+    for name, tensor in own_weights.items():  # Adam divides by the root of tiny squares: 1e-5 per weight is not kept
+        torch.testing.assert_close(weights[name], tensor, atol=2e-3, rtol=0, msg=name)
+    model = AutoModelForCausalLM.from_pretrained(run)
+    assert not any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+
+
+# Learning rate: at 5e-3 rounding grows tenfold within twenty steps, in one process as well.
+STEPS = {"max_steps": 24, "learning_rate": 1e-3, "save_steps": 12}
+MESHES = [
+    pytest.param(2, "{pp: 2}", DECODER, 1, "Schedule1F1B(pp 2)", id="pp"),
+    pytest.param(2, "{pp: 2}", UNTIED, 1, "Schedule1F1B(pp 2)", id="pp-untied", marks=pytest.mark.slow),
+    pytest.param(4, "{pp: 4, pp_parts: 4}", DEEP, 1, "Schedule1F1B(pp 4)", id="pp-of-four", marks=pytest.mark.slow),
+    pytest.param(2, "{tp: 2}", DECODER, 1, "DTensor(tp 2)", id="tp"),
+    pytest.param(2, "{dp_shard: 2}", DECODER, 2, "DTensor(fsdp 2)", id="fsdp2"),
+    pytest.param(2, "{dp_shard: 2, ep: 2}", MIXTURE, 2, "DTensor(fsdp 2 x ep 2)", id="ep", marks=pytest.mark.slow),
+    pytest.param(2, "{tp: 2, ep: 2}", MIXTURE, 1, "DTensor(tp 2 x ep 2)", id="ep-tp", marks=pytest.mark.slow),
+    pytest.param(2, "{dp_shard: 2}", MIXTURE, 2, "DTensor(fsdp 2)", id="moe-fsdp2", marks=pytest.mark.slow),
+    pytest.param(2, "{tp: 2}", MIXTURE, 1, "DTensor(tp 2)", id="moe-tp", marks=pytest.mark.slow),
+    pytest.param(
+        4,
+        "{dp_shard: 2, dp_replicate: 2}",
+        DECODER,
+        4,
+        "DTensor(dp_replicate 2 x fsdp 2)",
+        id="hsdp",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        4, "{dp_shard: 2, tp: 2}", DECODER, 2, "DTensor(fsdp 2 x tp 2)", id="fsdp2-tp", marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.mark.parametrize("count, shares, model, batches, engine", MESHES)
+def test_processes_that_share_a_model_train_what_one_trains_and_go_on_from_a_checkpoint(
+    count, shares, model, batches, engine, tiny_recipe, ranks, alone
+):
+    """Also past the end of an epoch, whose last batch is not full; then from the middle again, bit for bit."""
+    recipe = tiny_recipe(model=model, training=STEPS)
+    few, shared = "data.max_documents=3", f"training.parallelism={shares}"
+    rows = f"training.per_device_train_batch_size={8 if batches == 1 else 4}"
+    expected = alone(recipe, few, rows, f"training.gradient_accumulation_steps={batches}")
+    assert expected[0]["data"]["train"]["rows"] < 24 * 8 and expected[0]["data"]["train"]["rows"] % 8
+    got = ranks(count, recipe, few, rows, shared)
+    assert got[0]["engine"] == engine
+    assert_same_run(got, expected)
+    checkpoint = got[2] / "checkpoint-12"
+    assert (checkpoint / "optimizer_shards").is_dir() and not (checkpoint / "optimizer.pt").exists()
+    contents = checkpoint / "optimizer_shards" / ".metadata"
+    with plain_shards_alone(contents.parent):
+        pass
+    again = ranks(count, recipe, few, rows, shared, start=checkpoint)
+    assert again[1] == got[1][12:]
+    weights, others = load_file(got[2] / "model.safetensors"), load_file(again[2] / "model.safetensors")
+    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+
+
+@pytest.mark.slow
+def test_a_shared_checkpoint_is_trained_accumulated_and_its_best_kept(tiny_recipe, ranks, alone):
+    """From weights on disk, over accumulated batches, with validations in between."""
+    first = alone(tiny_recipe(model=DECODER, training=STEPS))[2]
+    own = tiny_recipe("own", training=STEPS, evaluation={"every_steps": 4, "best_metric": "loss"})
+    own.write_text(yaml.safe_dump(yaml.safe_load(own.read_text()) | {"model": {"name_or_path": str(first)}}))
+    words = ["training.max_steps=12", "tokenizer={}"]
+    expected = alone(own, *words, "training.gradient_accumulation_steps=4")
+    halves = "training.gradient_accumulation_steps=2"
+    assert_same_run(ranks(2, own, *words, halves, "training.parallelism={dp_shard: 2}"), expected)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_its_model_shared_otherwise(tiny_recipe, ranks):
+    """Optimizer states are addressed by the names of weights, and a step keeps its rows."""
+    recipe, few = tiny_recipe(model=DECODER, training=STEPS), "data.max_documents=3"
+    _, losses, run = ranks(2, recipe, few, "training.parallelism={dp_shard: 2}")
+    for count, shares in ((2, "{tp: 2}"), (4, "{dp_shard: 2, tp: 2}"), (4, "{dp_shard: 4}")):
+        facts, rest, _ = ranks(count, recipe, few, f"training.parallelism={shares}", start=run / "checkpoint-12")
+        assert facts["rows_per_step"] == 8
+        assert_close(rest, losses[12:])
+
+
+def test_a_table_of_contents_that_could_run_code_is_not_read(tmp_path):
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(print))
+    sentence = r"\.metadata is no table of contents of shards .*print.*, so it was not read"
+    with pytest.raises(UserError, match=sentence), plain_shards_alone(tmp_path):
+        pytest.fail("it was read")
+
+
+@pytest.fixture
+def one_document(tmp_path, text_file):
+    """Overrides: the text of all documents as one, without validation."""
+    file = tmp_path / "one.txt"
+    texts = [json.loads(line)["text"] for line in text_file.read_text(encoding="utf-8").splitlines()]
+    file.write_text("\n".join(texts), encoding="utf-8")
+    return f"data.files={file}", "data.validation_fraction=0", "evaluation.metrics=[]", "evaluation.max_rows=null"
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_processes_that_share_each_row_train_what_one_trains(tiny_recipe, one_document, ranks, alone):
+    """Ulysses: two processes hold half of each row, and in attention half of the heads."""
+    recipe = tiny_recipe(model=DECODER, training=STEPS | {"max_steps": 20, "save_steps": 100})
+    expected = alone(recipe, *one_document)
+    got = ranks(2, recipe, *one_document, "training.deepspeed=zero3", "training.parallelism={sp: 2}")
+    assert got[0]["engine"] == "DeepSpeedEngine"
+    assert_same_run(got, expected)
+
+
+def test_parts_of_rows_keep_their_positions_and_the_label_of_their_last_token():
+    """What a process of several that share rows gets, by DeepSpeed's adapter of the batches that we hand it."""
+    ulysses = pytest.importorskip("deepspeed.runtime.sequence_parallel.ulysses_sp")
+    adapter = ulysses.UlyssesSPDataLoaderAdapter
+    rows = [{"input_ids": torch.arange(8) + 10 * row, "labels": torch.arange(8) + 10 * row} for row in range(2)]
+    for row in rows:
+        row["labels"][:2] = -100
+    batch = PositionedRows(CausalCollator(packed=False))([row | {"row_ids": 1, "epoch": 0} for row in rows])
+    assert batch.keys() == {"input_ids", "labels", "position_ids"}
+
+    def part(rank):
+        held = object.__new__(adapter)
+        held.iter, held.dl, held.micro_batches = iter([batch]), [batch], deque()
+        held.sp_rank, held.sp_world_size, held.sp_group, held.device = rank, 2, None, "cpu"
+        return next(held)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ulysses.dist, "all_gather", lambda found, own, group: [x.copy_(own) for x in found])
+        first, second = part(0), part(1)
+    assert first["position_ids"].tolist() == [[0, 1, 2, 3]] * 2 and second["position_ids"][0].tolist() == [4, 5, 6, 7]
+    assert second["input_ids"].tolist() == [[4, 5, 6, 7], [14, 15, 16, 17]]
+    assert first["shift_labels"].tolist() == [[-100, 2, 3, 4], [-100, 12, 13, 14]]
+    assert second["shift_labels"].tolist() == [[5, 6, 7, -100], [15, 16, 17, -100]]
+
+
+def test_rows_of_several_documents_are_not_shared(tiny_recipe, command, capsys, monkeypatch):
+    monkeypatch.setattr("anyformer.pipelines.training.run.check_processes", lambda *_: None)
+    monkeypatch.setattr("anyformer.pipelines.training.arguments.check_launcher", lambda *_: None)
+    assert command("train", tiny_recipe(), "training.parallelism={cp: 2}") == 2
+    assert "these rows hold several documents each, which would see each other" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------- GPUs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+@pytest.mark.parametrize(
+    "words, engine",
+    [
+        (["--launch", "fsdp2"], "FSDPAnyformerDecoderForCausalLM"),
+        (["--launch", "fsdp2", "training.parallelism={cp: 2}"], "FSDPAnyformerDecoderForCausalLM"),
+        (["--launch", "zero3", "training.parallelism={sp: 2}"], "DeepSpeedEngine"),
+        (["--launch", "mesh", "training.parallelism={dp_shard: 2}"], "DTensor(fsdp 2)"),
+        (["--launch", "mesh", "training.parallelism={tp: 2}"], "DTensor(tp 2)"),
+        (["--launch", "mesh", "training.parallelism={pp: 2}"], "Schedule1F1B(pp 2)"),
+    ],
+    ids=["fsdp2", "cp", "sp", "mesh", "tp", "pp"],
+)
+def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document, tmp_path):
+    recipe = tiny_recipe(model=DECODER, training=STEPS | {"max_steps": 20, "save_steps": 100})
+    common = [sys.executable, "-m", "anyformer_main", "train", str(recipe), *one_document]
+    rows_of_own = "dp_shard" in words[-1] or len(words) == 2
+    doubled = f"training.gradient_accumulation_steps={2 if rows_of_own else 1}"
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
+    subprocess.run([*common, f"training.output_dir={one}", doubled], env=alone, check=True)
+    subprocess.run([*common, *words, "--nproc", "2", f"training.output_dir={two}"], check=True)
+    facts = json.loads((two / "run.json").read_text())
+    assert (facts["engine"], facts["world_size"]) == (engine, 2)
+    assert (
+        max(abs(a - b) for a, b in zip(logged_losses(two), logged_losses(one), strict=True)) <= 1e-4
+    )  # kernels of GPUs
+
+
+# ---------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    "shares, others, sentence",
+    [
+        ("{tp: 3}", [], "tp does not divide model.num_attention_heads="),
+        ("{tp: 1}", [], "shares nothing: all its numbers are 1"),
+        ("{tpp: 2}", [], "training.parallelism.tpp: no such setting; did you mean training.parallelism.tp?"),
+        ("{tp: 0}", [], "training.parallelism.tp=0 must be at least 1"),
+        ("{dp_shard: 2, ep: 2}", [], "the model has no experts to share; set ep to 1, or model.family to moe"),
+        ("{dp_shard: 2, ep: 4}", [], "ep must be a multiple of tp, and divide dp_shard x tp"),
+        ("{pp: 5}", [], "pp does not divide model.num_hidden_layers="),
+        ("{pp: 2, tp: 2}", [], "pp is not wired beside tp; set one of them to 1"),
+        ("{tp: 2, pp_parts: 4}", [], "pp_parts=4 has no effect without pp"),
+        ("{pp: 2, pp_parts: 3}", ["training.per_device_train_batch_size=8"], "pp_parts=3 must divide training.per_"),
+        ("{pp: 2}", ["training.per_device_train_batch_size=1"], "is less than the stages of training.parallelism="),
+        ("{pp: 2}", ["model.position_encoding=learned"], "position_encoding='learned', which is added to them"),
+        ("{pp: 2}", ["data.mixture=[{source: stdlib}]", "data.source=null"], "data.mixture is not wired beside"),
+        ("{pp: 2}", ["training.gradient_checkpointing=true"], "training.gradient_checkpointing=true is not wired"),
+        ("{sp: 2}", ["objective.sequence_length=255"], "2 parts of equal length do not make objective.sequence_length"),
+        ("{cp: 2}", ["model.attn_implementation=eager"], "replaces sdpa alone, and model.attn_implementation=eager"),
+        ("{sp: 2, tp: 2}", [], "sp is not wired beside tp"),
+        ("{sp: 2}", ["model.position_encoding=alibi"], "position_encoding='alibi' adds to scores of whole rows"),
+        (
+            "{cp: 2}",
+            ["model.sliding_window=8", "model.attention_pattern=[sliding_attention]"],
+            "cp needs attention to the whole row",
+        ),
+        ("{tp: 2}", ["training.optim=muon"], "training.optim=muon looks at whole matrices"),
+        ("{tp: 2}", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights"),
+        ("{tp: 2}", ["training.deepspeed=zero2"], "and training.deepspeed='zero2' exclude each other"),
+        ("{tp: 2}", ["training.torch_compile=true"], "training.torch_compile=true is not wired beside"),
+    ],
+)
+def test_what_cannot_be_shared_is_one_sentence_when_the_recipe_is_read(shares, others, sentence):
+    with pytest.raises(UserError) as caught:
+        load_recipe("quickstart", [*QUICKSTART, f"training.parallelism={shares}", *others])
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["--launch", "mesh", "--nproc", "2"], "--launch mesh takes training.parallelism, which is null"),
+        (
+            ["--launch", "mesh", "--nproc", "4", "training.parallelism={tp: 2}"],
+            "training.parallelism={tp: 2} takes 2 processes, the product of its numbers but ep, and --nproc 4 starts 4",
+        ),
+        (["--launch", "ddp", "--nproc", "2", "training.parallelism={tp: 2}"], "{tp: 2} runs by --launch mesh"),
+        (["--launch", "mesh", "training.parallelism={sp: 2}"], "training.parallelism={sp: 2} runs by --launch zero3"),
+        (["--launch", "mesh", "training.parallelism={cp: 2}"], "training.parallelism={cp: 2} runs by --launch fsdp2"),
+        (["training.parallelism={tp: 2}"], "takes 2 processes, the product of its numbers but ep, and one process was"),
+    ],
+)
+def test_another_number_of_processes_or_engine_is_one_sentence(
+    words,
+    sentence,
+    command,
+    without_launcher,
+    capsys,
+    monkeypatch,
+):
+    monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("processes were started"))
+    assert command("train", "quickstart", *QUICKSTART, *words) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+
+
+def test_a_mesh_starts_as_many_processes_as_its_product(command, without_launcher, monkeypatch):
+    started = []
+    monkeypatch.setattr(launch, "supervise", lambda *job: started.append(job) or 0)
+    assert (
+        command("train", "quickstart", *QUICKSTART, "--launch=mesh", "training.parallelism={dp_shard: 3, tp: 2}") == 0
+    )
+    assert started[0][2] == 6 and "mesh" in LAUNCH_HELP
+
+
+@pytest.mark.parametrize("engine, name", [("FSDP", "FSDP"), ("DEEPSPEED", "DeepSpeed")])
+def test_a_launcher_with_an_engine_of_its_own_is_refused(engine, name, without_launcher, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
+    with pytest.raises(UserError, match=f"splits the model itself, but the launcher's file asks for {name}"):
+        training_arguments(load_recipe("quickstart", [*QUICKSTART, "training.parallelism={tp: 2}"]))
+
+
+def test_rows_are_shared_under_zero3_alone(without_launcher, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    overrides = [*QUICKSTART, "training.parallelism={sp: 2}", "training.deepspeed=zero2"]
+    with pytest.raises(UserError, match="under ZeRO-2 DeepSpeed scales the gradients of sp otherwise"):
+        training_arguments(load_recipe("quickstart", overrides))
+
+
+def test_an_evaluation_takes_the_run_of_several_processes_in_one(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "anyformer_decoder"}')
+    recipe = evaluation_recipe(str(tmp_path), "quickstart", [*QUICKSTART, "training.parallelism={tp: 2}"])
+    assert recipe.training.parallelism is None
