@@ -1,6 +1,8 @@
 """Checkpoints written beside the training hold what those written at once hold, and are complete or invisible."""
 
 import json
+import os
+import signal
 import threading
 import time
 from contextlib import nullcontext
@@ -10,10 +12,12 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
+from anyformer.pipelines.training import stop_signal
 from anyformer.pipelines.training.async_save import CheckpointWrites, check_async_save, on_host
 from anyformer.pipelines.training.trainer import AnyformerTrainer
-from processes import end_in_micro_batch, logged_losses
+from processes import end_in_micro_batch, logged_losses, run_ranks
 from safetensors.torch import load_file
+from test_distributed import rank_main
 from torch.utils._pytree import tree_flatten
 
 SHORT = {"max_steps": 6, "save_steps": 2, "save_total_limit": 3, "ema_decay": 0.9}
@@ -87,6 +91,49 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_a_kill_then_leaves_t
     ours, theirs = load_file(run / "model.safetensors"), load_file(whole / "model.safetensors")
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     assert logged_losses(run) == logged_losses(whole) and not (run / STAGING).exists()
+
+
+@pytest.mark.parametrize("ends_by", ["a signal", "an error"])
+def test_what_is_being_written_is_finished_before_a_run_ends(ends_by, tiny_recipe, command, tmp_path, monkeypatch):
+    """The fifth step begins while checkpoint-4 is written, which waits for that step to begin."""
+    save, step, begun = torch.save, AnyformerTrainer.training_step, threading.Event()
+
+    def waits(obj, path, *args, **kwargs):
+        if "checkpoint-4" in str(path) and "optimizer" in str(path):
+            assert begun.wait(60)
+            time.sleep(0.2)
+        return save(obj, path, *args, **kwargs)
+
+    def training_step(self, *args, **kwargs):
+        if self.state.global_step == 4:
+            begun.set()
+            if ends_by == "an error":
+                raise UserError("the fifth step")
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "save", waits)
+    monkeypatch.setattr(AnyformerTrainer, "training_step", training_step)
+    monkeypatch.setattr(stop_signal, "_heard", {})
+    path = tiny_recipe(training=SHORT | {"async_save": True})
+    assert command("train", path) == (2 if ends_by == "an error" else 128 + signal.SIGTERM)
+    found = list_checkpoints(tmp_path / "run")
+    expected = ["checkpoint-5", "checkpoint-4", "checkpoint-2"]
+    assert [one.name for one in found] == expected[ends_by == "an error" :]
+    assert [find_corruption(one) for one in found] == [None] * len(found)
+    assert not (tmp_path / "run" / STAGING).exists()
+
+
+@pytest.mark.slow
+def test_two_processes_write_beside_the_training_what_they_write_at_once(tiny_recipe, command, tmp_path):
+    path = tiny_recipe(training=SHORT)
+    for name, beside in (("run", "true"), ("whole", "false")):
+        (tmp_path / f"ranks-{name}").mkdir()
+        options = (f"training.output_dir={tmp_path / name}", f"training.async_save={beside}")
+        run_ranks(2, rank_main, command, path, *options, folder=tmp_path / f"ranks-{name}")
+    for ours, theirs in zip(*(list_checkpoints(tmp_path / name) for name in ("run", "whole")), strict=True):
+        assert_same_checkpoint(ours, theirs)
+        assert (ours / "rng_state_1.pth").is_file()
 
 
 def test_a_disk_that_is_full_beside_the_training_is_told_and_leaves_the_checkpoint_before(

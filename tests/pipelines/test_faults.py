@@ -16,8 +16,9 @@ from anyformer.pipelines.storage.folder_lock import LOCK, FolderInUse, folder_lo
 from anyformer.pipelines.training import run as run_module
 from anyformer.pipelines.training import stop_signal
 from anyformer.pipelines.training.trainer import AnyformerTrainer
-from processes import Process, end_in_micro_batch, logged_losses
+from processes import Process, end_in_micro_batch, free_port, logged_losses
 from safetensors.torch import load_file
+from test_distributed import forget_the_parents_state
 
 FULL = "I/O error: No space left on device (os error 28)"  # as the writers of safetensors and tokenizers put it
 
@@ -206,6 +207,7 @@ def signals_in(callback: str, step: int, times: list[float], command, *arguments
     """
     from anyformer.pipelines.training.progress import ProgressLine
 
+    forget_the_parents_state()
     real = getattr(ProgressLine, callback)
 
     def signalled(self, args, state, control, **kwargs):
@@ -236,6 +238,24 @@ def test_sigterm_during_an_evaluation_ends_at_its_step_with_a_checkpoint_also_af
     assert logged_losses(tmp_path / "run") == logged_losses(tmp_path / "whole")
     validations = [json.loads((tmp_path / name / "run.json").read_text())["validations"] for name in ("run", "whole")]
     assert validations[0] == validations[1] and len(validations[0]) == 2
+
+
+@pytest.mark.slow
+def test_all_processes_stop_after_an_evaluation_in_which_one_got_the_signal(short_recipe, command, tmp_path):
+    """And a second later once more, as from a launcher: they have ended in order by then, or do."""
+    words = (command, "train", short_recipe, "evaluation.every_steps=2", "training.save_steps=4")
+    shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    ranks = [
+        Process(
+            *(signals_in, "on_prediction_step", 2, [0, 0.5] if rank else [], *words),
+            output=tmp_path / f"{rank}.txt",
+            env=shared | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in (0, 1)
+    ]
+    assert [rank.wait(60) for rank in ranks] == [143, 143], [rank.text() for rank in ranks]
+    assert "stopped by signal 15 after step 2; saved " in ranks[0].text()
+    assert [found.name for found in list_checkpoints(tmp_path / "run")] == ["checkpoint-2"]
 
 
 def test_two_signals_within_a_moment_are_one_and_a_later_one_ends_the_run_at_once(

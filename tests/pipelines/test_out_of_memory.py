@@ -16,7 +16,12 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training import auto_batch
 from anyformer.pipelines.training.global_batch import micro_batches
-from anyformer.pipelines.training.out_of_memory import is_out_of_memory, memory_of_recipe, ways_out
+from anyformer.pipelines.training.out_of_memory import (
+    is_out_of_memory,
+    memory_of_recipe,
+    out_of_memory_sentence,
+    ways_out,
+)
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch
 from safetensors.torch import load_file
@@ -83,6 +88,17 @@ def test_what_is_named_is_what_can_be_changed_and_keeps_the_global_batch(tiny_re
         "training.per_device_eval_batch_size=2 instead of 4 (the results are the same)",
         "objective.sequence_length=24 instead of 48",
     ]
+
+
+def test_memory_that_an_evaluation_lacks_is_told_with_its_own_settings(tiny_recipe):
+    def evaluation_loop():  # as Trainer calls it
+        raise MemoryError
+
+    recipe = load_recipe(str(tiny_recipe()), ["training.per_device_eval_batch_size=6"])
+    with pytest.raises(MemoryError) as error:
+        evaluation_loop()
+    sentence = out_of_memory_sentence(recipe, error.value)
+    assert " in an evaluation with 6 rows at a time; set training.per_device_eval_batch_size=3 instead of 6" in sentence
 
 
 def test_errors_of_memory_are_told_from_others():
