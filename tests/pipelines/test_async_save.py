@@ -37,7 +37,7 @@ def assert_same_checkpoint(ours, theirs) -> None:
         assert (ours / name).read_bytes() == (theirs / name).read_bytes()
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_is_written_beside_the_training_is_what_is_written_at_once(tied, tiny_recipe, command, tmp_path):
     path = tiny_recipe(training=SHORT, model={"tie_word_embeddings": tied})
     for name, beside in (("run", "true"), ("whole", "false")):

@@ -222,6 +222,7 @@ def signals_in(callback: str, step: int, times: list[float], command, *arguments
     return command(*arguments)
 
 
+@pytest.mark.slow
 def test_sigterm_during_an_evaluation_ends_at_its_step_with_a_checkpoint_also_after_the_last(
     short_recipe, command, tmp_path
 ):
@@ -263,13 +264,13 @@ def test_two_signals_within_a_moment_are_one_and_a_later_one_ends_the_run_at_onc
 ):
     """As under SLURM, which signals every process of a job, launchers included."""
 
+    validated = ("train", short_recipe, "evaluation.every_steps=1", "training.save_steps=4")
+
     def run(*times: float) -> Process:
-        return Process(
-            signals_in, "on_step_end", 1, [*times], command, "train", short_recipe, output=tmp_path / "log.txt"
-        )
+        return Process(signals_in, "on_prediction_step", 1, [*times], command, *validated, output=tmp_path / "log.txt")
 
     process = run(0, 0.01, 0.02)
-    assert process.wait() == 143 and "stopped by signal 15 after step 2; saved " in process.text()
+    assert process.wait() == 143 and "stopped by signal 15 after step 1; saved " in process.text()
     monkeypatch.setattr(stop_signal, "ECHO_SECONDS", 0.2)
     shutil.rmtree(tmp_path / "run")
     process = run(0, 0.3)

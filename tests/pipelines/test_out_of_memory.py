@@ -43,22 +43,20 @@ def with_little_memory(function, *arguments) -> int:
     return function(*arguments)
 
 
-def test_a_training_without_memory_ends_in_one_sentence_with_two_settings(tiny_recipe, command, tmp_path):
+@pytest.mark.parametrize("options", [[], pytest.param(["--dry-run"], marks=pytest.mark.slow)])
+def test_a_training_without_memory_ends_in_one_sentence_with_two_settings(options, tiny_recipe, command, tmp_path):
     path = tiny_recipe(model=WIDE, training={"per_device_train_batch_size": 256, "gradient_accumulation_steps": 3})
-    for option in ([], ["--dry-run"]):
-        process = Process(with_little_memory, command, "train", path, *option, output=tmp_path / "log.txt")
-        assert process.wait() == 2, process.text()
-        line = process.text().strip().splitlines()[-1]
-        assert (
-            line.startswith("anyformer: out of memory (") and " on cpu) in training with 256 rows at a time; " in line
-        )
-        assert "training.gradient_checkpointing=true (activations of 0." in line and "by anyformer plan)" in line
-        rows, times = (
-            int(line.partition(f"training.{name}=")[2].split()[0])
-            for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
-        )
-        assert rows * times == 256 * 3 and rows < 256
-        assert not (tmp_path / "run" / ".incomplete").exists()
+    process = Process(with_little_memory, command, "train", path, *options, output=tmp_path / "log.txt")
+    assert process.wait() == 2, process.text()
+    line = process.text().strip().splitlines()[-1]
+    assert line.startswith("anyformer: out of memory (") and " on cpu) in training with 256 rows at a time; " in line
+    assert "training.gradient_checkpointing=true (activations of 0." in line and "by anyformer plan)" in line
+    rows, times = (
+        int(line.partition(f"training.{name}=")[2].split()[0])
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
+    assert rows * times == 256 * 3 and rows < 256
+    assert not (tmp_path / "run" / ".incomplete").exists()
 
 
 def test_what_is_named_is_what_can_be_changed_and_keeps_the_global_batch(tiny_recipe):
