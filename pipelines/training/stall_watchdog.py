@@ -17,6 +17,7 @@ from ..storage.checkpoints import STAGING, list_checkpoints
 from .launch import tell_launcher
 
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: the same command may go on
+GRACE_SECONDS = 60  # for writing down where the run stands
 SLOWEST_DISK = 50e6  # bytes per second: a checkpoint that has been written is read once more for its checksums
 
 
@@ -36,7 +37,7 @@ class StallWatchdog(TrainerCallback):
         self.interval = None if minutes is None else min(5.0, minutes * 6)  # seconds; a tenth of the limit
         self.step, self.doing, self._beats = 0, "training began", 0
         self._looked: tuple[float, int, int] | None = None  # when, and what was seen: beats, bytes
-        self._silent = 0.0
+        self._silent, self._bytes = 0.0, 0
         self._ended, self._thread = threading.Event(), None
 
     # ---- signs of life
@@ -51,6 +52,8 @@ class StallWatchdog(TrainerCallback):
             self._silent, self._looked = 0.0, None
             self._thread = threading.Thread(target=self._watch, name="stall watchdog", daemon=True)
             self._thread.start()
+            # By itself: a file system that does not answer must not stop the watchdog, too.
+            threading.Thread(target=self._measure, name="growth of checkpoints", daemon=True).start()
 
     def on_step_end(self, args, state, control, **kwargs):
         self.beat(state, "a step ended")
@@ -78,12 +81,18 @@ class StallWatchdog(TrainerCallback):
 
     def _watch(self) -> None:
         while not self._ended.wait(self.interval):
-            if self.is_stalled(time.monotonic()):
+            if self.is_stalled(time.monotonic(), self._bytes):
                 self.end()
 
-    def is_stalled(self, now: float) -> bool:
-        """Whether nothing has happened for too long; asked every `interval` seconds. now: seconds of any clock."""
-        written = self._written()
+    def _measure(self) -> None:
+        while not self._ended.wait(self.interval):
+            self._bytes = self.written()
+
+    def is_stalled(self, now: float, written: int) -> bool:
+        """Whether nothing has happened for too long; asked every `interval` seconds.
+
+        now: seconds of any clock. written: bytes of the checkpoint that is being written.
+        """
         seen = self._beats, written
         if self._looked is None or self._looked[1:] != seen:
             self._silent = 0.0
@@ -93,7 +102,7 @@ class StallWatchdog(TrainerCallback):
         self._looked = (now, *seen)
         return self._silent >= self.minutes * 60 + written / SLOWEST_DISK
 
-    def _written(self) -> int:
+    def written(self) -> int:
         """Bytes of the checkpoint that is being written; 0 where none is."""
         total = 0
         for file in (self.folder / STAGING).rglob("*"):
@@ -105,12 +114,17 @@ class StallWatchdog(TrainerCallback):
 
     def end(self) -> None:
         """Write the stacks of all threads to a file and to the error stream, and end this process."""
+        # It may be the file system of the run's folder that does not answer.
+        last = threading.Timer(GRACE_SECONDS, os._exit, [EXIT_STALLED])
+        last.daemon = True
+        last.start()
+        if sys.__stderr__ is not None:  # there is none in some notebooks
+            faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
         file = self.folder / f"stall-rank{self.rank}.txt"
         with file.open("w", encoding="utf-8") as out:
             out.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}: {self.doing}, step {self.step}; then nothing\n\n")
             out.flush()
             faulthandler.dump_traceback(out, all_threads=True)
-        faulthandler.dump_traceback(sys.__stderr__.fileno(), all_threads=True)
         sentence = self.sentence(file)
         if not tell_launcher(sentence):
             print(f"anyformer: {sentence}", file=sys.stderr, flush=True)

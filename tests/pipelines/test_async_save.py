@@ -12,7 +12,6 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
-from anyformer.pipelines.training import stop_signal
 from anyformer.pipelines.training.async_save import CheckpointWrites, check_async_save, on_host
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import end_in_micro_batch, logged_losses, run_ranks
@@ -114,7 +113,6 @@ def test_what_is_being_written_is_finished_before_a_run_ends(ends_by, tiny_recip
 
     monkeypatch.setattr(torch, "save", waits)
     monkeypatch.setattr(AnyformerTrainer, "training_step", training_step)
-    monkeypatch.setattr(stop_signal, "_heard", {})
     path = tiny_recipe(training=SHORT | {"async_save": True})
     assert command("train", path) == (2 if ends_by == "an error" else 128 + signal.SIGTERM)
     found = list_checkpoints(tmp_path / "run")

@@ -73,7 +73,7 @@ def watchdog(tmp_path):
 def silence(watchdog, start: float, seconds: float) -> bool:
     """Whether the watchdog sees a stall while it looks at its interval for so long."""
     times = [start + watchdog.interval * i for i in range(int(seconds / watchdog.interval) + 1)]
-    return any([watchdog.is_stalled(now) for now in times])
+    return any([watchdog.is_stalled(now, watchdog.written()) for now in times])
 
 
 def test_each_sign_of_life_begins_the_wait_anew(watchdog):
@@ -97,8 +97,8 @@ def test_a_checkpoint_that_grows_is_progress_and_has_time_for_its_checksums(watc
 
 
 def test_a_process_that_was_stopped_has_not_stalled(watchdog):
-    watchdog.is_stalled(0.0)
-    assert not watchdog.is_stalled(100_000.0) and not watchdog.is_stalled(100_001.0)
+    watchdog.is_stalled(0.0, 0)
+    assert not watchdog.is_stalled(100_000.0, 0) and not watchdog.is_stalled(100_001.0, 0)
 
 
 def test_nothing_is_watched_before_and_after_training_or_where_it_is_switched_off(tmp_path):
