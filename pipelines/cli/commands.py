@@ -18,6 +18,7 @@ VERBS = (
     "tokenizer",
     "evaluate",
     "generate",
+    "inspect",
     "convert",
     "merge",
     "publish",
@@ -169,6 +170,7 @@ def build_parser() -> Parser:
         _add_tokenizer,
         _add_evaluate,
         _add_generate,
+        _add_inspect,
         _add_convert,
         _add_merge,
         _add_publish,
@@ -301,6 +303,12 @@ def _add_generate(verbs) -> Parser:
     _add_trust(parser)
     parser.set_defaults(run=_run_generate)
     return parser
+
+
+def _add_inspect(verbs) -> Parser:
+    from .inspect_command import add_inspect  # here: as for evaluate
+
+    return add_inspect(verbs)
 
 
 def _add_convert(verbs) -> Parser:

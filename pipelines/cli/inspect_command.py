@@ -1,0 +1,55 @@
+"""`anyformer inspect`: a page that shows what a model attends to."""
+
+from pathlib import Path
+
+from ..errors import UserError
+from .commands import Parser, _add_trust, _say_loading
+
+
+def add_inspect(verbs) -> Parser:
+    """Add the verb to the parser's."""
+    parser = verbs.add_parser(
+        "inspect",
+        help="a page of attention maps, head by head, of a model on texts or images",
+        description="Run a model on texts (a vision transformer on image files), and write one HTML page: the\n"
+        "attention of every layer and head, summaries of heads, norms, what each layer would predict, loads of\n"
+        "experts. It opens without a network, in any browser.",
+        epilog="examples:\n"
+        '  anyformer inspect runs/quickstart "def add(a, b):"\n'
+        '  anyformer inspect runs/imdb_classify "not a terrible film" "a terrible film" --word terrible\n'
+        '  anyformer inspect runs/multi30k_en_de "A man is sleeping." --target "Ein Mann schläft."',
+    )
+    parser.add_argument("model", metavar="MODEL", help="a model's folder, or its name on the Hub")
+    parser.add_argument("shown", nargs="+", metavar="TEXT", help="a text; for a vision transformer an image file")
+    parser.add_argument("--word", help="a part of each text: which tokens look at it")
+    parser.add_argument("--layers", help="layers whose maps the page holds, such as 0,5 (default: all)")
+    parser.add_argument("--target", help="what an encoder-decoder writes (default: what it generates)")
+    parser.add_argument("--out", default="inspect.html", help="the page to write (default inspect.html)")
+    _add_trust(parser)
+    parser.set_defaults(run=_run_inspect)
+    return parser
+
+
+def _run_inspect(args) -> int:
+    from ..evaluation.request import check_writable
+
+    try:
+        layers = None if args.layers is None else [int(word) for word in args.layers.split(",")]
+    except ValueError:
+        raise UserError(f"--layers {args.layers} is no list of numbers, such as 0,5") from None
+    out = Path(args.out)
+    check_writable(out)
+    _say_loading()
+    from ..inspection.inspect_model import inspect_model
+
+    size = inspect_model(
+        args.model,
+        args.shown,
+        out,
+        word=args.word,
+        layers=layers,
+        target=args.target,
+        trust_remote_code=args.trust_remote_code,
+    )
+    print(f"written to {out} ({size / 1e6:.2f} MB); open it in a browser")
+    return 0

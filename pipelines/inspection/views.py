@@ -1,0 +1,156 @@
+"""What a page shows of a model on one text or image: maps, summaries of heads, norms, the lens, the load of experts."""
+
+import base64
+import gzip
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+import torch
+
+from ..errors import UserError
+from .attention_maps import AttentionMap, attention_maps
+from .lens import expert_loads, readings
+
+# Shares are kept as the roots of these, a byte each: fine where they are small, and few enough to compress.
+LEVELS = 100
+
+
+def packed(weights: torch.Tensor) -> str:
+    """Shares (H, T, S) as text: bytes of their roots, compressed, in base64."""
+    levels = weights.float().clamp(0, 1).sqrt().mul(LEVELS).round().to(torch.uint8)
+    return base64.b64encode(gzip.compress(levels.contiguous().numpy().tobytes(), 9, mtime=0)).decode()
+
+
+def summaries(weights: torch.Tensor, kind: str, places: Sequence[int] = ()) -> dict[str, list[float]]:
+    """Of each head (H, T, S), over its queries: {"entropy" in nats, "first": mean share of the first key, ...}.
+
+    Of self-attention also "distance" (the mean of |query - key|, in tokens) and "previous" (the share of the token
+    before); with places, "word": the share of these keys, over the queries of other tokens.
+    """
+    _, queries, keys = weights.shape
+    w = weights.double()
+    found = {"entropy": -(w * w.clamp_min(1e-30).log()).sum(-1).mean(-1), "first": w[..., 0].mean(-1)}
+    if kind == "self" and queries == keys:
+        place = torch.arange(keys)
+        found["distance"] = (w * (place[:, None] - place[None]).abs()).sum(-1).mean(-1)
+        if keys > 1:
+            found["previous"] = w.diagonal(-1, 1, 2).mean(-1)
+    if places:
+        others = [q for q in range(queries) if kind != "self" or q not in places] or list(range(queries))
+        found["word"] = w[:, others][..., list(places)].sum(-1).mean(-1)
+    return {name: [round(value, 4) for value in values.tolist()] for name, values in found.items()}
+
+
+def view(model, inputs: dict, queries: dict[str, list[str]], keys: dict, layers: set[int] | None, places: dict) -> dict:
+    """Maps and readings of a model on some inputs.
+
+    Args:
+        inputs: of one text or image, as tensors of a batch of one.
+        queries, keys: {"self" of a stack or "decoder cross": the words of its tokens}, by `side`.
+        layers: numbers of the layers whose maps are shown; None: all.
+        places: {side: places of the tokens asked for}.
+    """
+
+    def each(layer: AttentionMap) -> dict:
+        side = side_of(layer)
+        shown = {"name": layer.name, "stack": layer.stack, "kind": layer.kind, "note": layer.note}
+        shown |= {"queries": queries[side], "keys": keys[side]}
+        if layer.weights is None:
+            return shown
+        weights = layer.weights[0].cpu()
+        shown |= {"heads": len(weights), "summary": summaries(weights, layer.kind, places.get(side, ()))}
+        return shown | ({"data": packed(weights)} if layers is None or layer.layer in layers else {})
+
+    return {"maps": attention_maps(model, each, **inputs)} | readings(model, inputs) | expert_loads(model, inputs)
+
+
+def side_of(layer: AttentionMap) -> str:
+    return f"{layer.stack} {layer.kind}".strip()
+
+
+# --------------------------------------------------------------------------------------------------------- texts
+
+
+def words_of(tokenizer, ids: Sequence[int]) -> list[str]:
+    """Each token as it reads: a leading space stays, a line break is an arrow."""
+    pieces = [tokenizer.decode([number]) or tokenizer.convert_ids_to_tokens(number) for number in ids]
+    return [piece.replace("\n", "↵") for piece in pieces]
+
+
+def places_of_word(tokenizer, text: str, word: str) -> list[int]:
+    """The tokens that hold a part of the word, wherever it stands. Raises UserError where the text has no such word."""
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    spans, begin, places = encoded["offset_mapping"], text.lower().find(word.lower()), []
+    while begin >= 0:
+        end = begin + len(word)
+        places += [place for place, (first, last) in enumerate(spans) if first < end and last > begin and last > first]
+        begin = text.lower().find(word.lower(), end)
+    if not places:
+        raise UserError(f"--word {word!r} is not in the text {text[:60]!r}")
+    return places
+
+
+def view_of_text(model, tokenizer, text: str, word: str | None, layers: set[int] | None, target: str | None) -> dict:
+    """What a page shows of a model on a text; of an encoder-decoder with the target, or with what it writes itself."""
+    inputs = {
+        name: x for name, x in tokenizer(text, return_tensors="pt").items() if name in ("input_ids", "attention_mask")
+    }
+    if not inputs["input_ids"].numel():
+        raise UserError("an empty text has no tokens to look at")
+    source = words_of(tokenizer, inputs["input_ids"][0].tolist())
+    word_places = places_of_word(tokenizer, text, word) if word else []
+    queries, keys, places = {"self": source}, {"self": source}, {"self": word_places}
+    if model.config.is_encoder_decoder:
+        written = target_ids(model, tokenizer, inputs, target)
+        inputs["decoder_input_ids"] = written
+        answer = words_of(tokenizer, written[0].tolist())
+        queries = {"encoder self": source, "decoder self": answer, "decoder cross": answer}
+        keys = {"encoder self": source, "decoder self": answer, "decoder cross": source}
+        places = {"encoder self": word_places, "decoder cross": word_places}
+    found = view(model, inputs, queries, keys, layers, places)
+    if "lens" in found:
+        found["lens"] = [[[tokenizer.decode([n]), share] for n, share in layer] for layer in found["lens"]]
+    return {"title": text, "word": word, "places": word_places} | found
+
+
+def target_ids(model, tokenizer, inputs: dict, target: str | None) -> torch.Tensor:
+    """(1, T) what the decoder reads: the target after the start, or what the model generates."""
+    if target is None:
+        return model.generate(**inputs, max_new_tokens=48, num_beams=1, do_sample=False)[:, :-1]
+    ids = tokenizer(text_target=target, return_tensors="pt")["input_ids"]
+    return torch.cat((torch.full((1, 1), model.config.decoder_start_token_id), ids[:, :-1]), dim=1)
+
+
+# --------------------------------------------------------------------------------------------------------- images
+
+
+def view_of_image(model, processor, file: Path, layers: set[int] | None) -> dict:
+    """What a page shows of a vision transformer on an image: its patches are the tokens, in rows."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(file)
+        image.load()
+    except (OSError, UnidentifiedImageError) as error:
+        raise UserError(f"{file} cannot be read as an image ({error})") from error
+    inputs = {"pixel_values": processor(image, return_tensors="pt")["pixel_values"]}
+    height, width = inputs["pixel_values"].shape[-2:]
+    size = model.config.patch_size
+    size = size if isinstance(size, (tuple, list)) else (size, size)
+    rows, columns = height // size[0], width // size[1]
+    found = []
+
+    def count(layer: AttentionMap):
+        found.append(0 if layer.weights is None else layer.weights.shape[-1])
+
+    attention_maps(model, count, **inputs)
+    before = max(found, default=rows * columns) - rows * columns
+    words = [f"[{number}]" for number in range(before)]
+    words += [f"row {row + 1}, column {column + 1}" for row in range(rows) for column in range(columns)]
+    buffer = BytesIO()
+    image.convert("RGB").resize((width, height)).save(buffer, "PNG")
+    picture = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    shown = view(model, inputs, {"self": words}, {"self": words}, layers, {})
+    shown.pop("lens", None)
+    return {"title": file.name, "image": picture, "grid": [rows, columns, before], "word": None, "places": []} | shown
