@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -176,9 +177,11 @@ def test_the_rank_is_named_where_there_are_several(fake_module, monkeypatch, cap
     ],
     ids=" ".join,
 )
-def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module):
+def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module, monkeypatch):
+    ignored = []  # in this process, which lives on, the signal keeps its meaning
+    monkeypatch.setattr("anyformer_main.signal.signal", lambda *given: ignored.append(given))
     calls = fake_module("training.run", 143)
-    assert main(["train", *argv]) == 143
+    assert main(["train", *argv]) == 143 and ignored == [(signal.SIGTERM, signal.SIG_IGN)]
     assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), {"dry_run": True, "sets_aside": False})]
 
 
