@@ -21,6 +21,7 @@ BY_ACCELERATE = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
 # A rank of a launcher has one of these; MPI's are those that accelerate reads, and a lone task of SLURM may have PMI's.
 RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 WAY_OUT = "anyformer train RECIPE --launch"
+WHOLE = (None, "DDP")  # engines that keep weights and optimizer states whole in each process
 
 
 def is_true(variable: str) -> bool:

@@ -183,11 +183,12 @@ def times_the_median(value: float, usual: deque) -> float | None:
 
 def check_step_guard(section: TrainingSection) -> None:
     """Raise UserError where steps are to be judged before they are made, and the engine makes them by itself."""
-    if asked_engine(section) == "DeepSpeed" and StepGuard(section).decides:
+    engine = asked_engine(section) if section.parallelism is None else "training.parallelism"
+    if engine in ("DeepSpeed", "training.parallelism") and StepGuard(section).decides:
         name = next(
             n for n in ("loss_spike", "grad_norm_spike", "bad_step") if getattr(section, n) not in (None, "stop")
         )
         raise UserError(
-            f"training.{name}={getattr(section, name)} looks at gradients before the optimizer, but DeepSpeed keeps "
-            f"them to itself; leave it out, or train under DDP or FSDP"
+            f"training.{name}={getattr(section, name)} looks at losses and gradients of whole steps, but {engine} "
+            f"keeps them to itself or splits them; leave it out, or train under DDP or FSDP"
         )

@@ -155,7 +155,7 @@ def test_a_gradient_norm_far_above_the_usual_is_reported_once_read(capsys):
 def test_judging_steps_is_refused_under_deepspeed(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     check_step_guard(TrainingSection())
-    with pytest.raises(UserError, match=r"^training\.bad_step=skip looks at gradients .* DeepSpeed"):
+    with pytest.raises(UserError, match=r"^training\.bad_step=skip looks at losses and gradients .* DeepSpeed"):
         check_step_guard(TrainingSection(bad_step="skip"))
     with pytest.raises(UserError, match=r"^training\.loss_spike=3"):
         check_step_guard(TrainingSection(loss_spike=3.0))
