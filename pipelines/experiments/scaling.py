@@ -45,7 +45,7 @@ def measured(rung: Rung) -> dict:
         raise UserError(f"{rung.folder} has no validation loss; set data.validation_fraction or data.validation_files")
     if "tokens" not in data or "rows" not in data:
         raise UserError(f"{rung.folder}: its training data have no number of tokens, which a law of scaling counts by")
-    config = AutoConfig.from_pretrained(rung.folder)
+    config = AutoConfig.from_pretrained(rung.folder, trust_remote_code=False)
     config.vocab_size = 0
     trained = run["steps"] * run["rows_per_step"] * data["tokens"] / data["rows"]
     return {

@@ -84,7 +84,7 @@ def fit(parameters, tokens, losses, begin: Law | None = None) -> Law:
 
     bounds = [(None, None), (None, None), (0, 5), (0, 5), (-10, None)]
     if begin is None:
-        cheap = sorted(itertools.product(*GRID), key=lambda x: objective(np.array(x))[0])[:40]
+        cheap = sorted(itertools.product(*GRID), key=lambda x: objective(np.array(x))[0])[:12]
         x = best(cheap)
     else:
         x = best([[np.log(begin.a), np.log(begin.b), begin.alpha, begin.beta, np.log(begin.irreducible)]])

@@ -2,7 +2,7 @@
 
 from anyformer.modeling.legality import attention_kinds
 from anyformer.modeling.legality_experts import mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
+from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES
 
 from ..errors import UserError
 from .schema import ParallelismSettings, Recipe, TrainingSection
@@ -225,7 +225,7 @@ def _check_along_rows(name: str, size: int, config, ours: bool, words: str) -> N
     scheme = POSITION_SCHEMES[config.position_encoding]
     if scheme.adds_to_scores:
         raise UserError(f"{words}: model.position_encoding={config.position_encoding!r} adds to scores of whole rows")
-    unfit = sorted({kind for kind in attention_kinds(config) if kind != "full_attention"})
+    unfit = sorted({kind for kind in attention_kinds(config) if kind != PLAIN})
     if unfit:
         raise UserError(f"{words}: {name} needs attention to the whole row, and the model has {unfit[0]}")
     if name == "sp":

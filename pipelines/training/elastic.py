@@ -21,6 +21,7 @@ from ..recipes.parallelism import MESH
 from ..storage.checkpoints import RUN_FILE
 from ..words import counted
 from .mesh import OPTIMIZER_FOLDER
+from .plain_data import forged_files_named, plain_data_alone
 from .run_folder import read_identity
 
 UNIVERSAL = ".universal"  # folder of a run, with the checkpoint that it goes on from
@@ -56,10 +57,10 @@ def check_engine_of(checkpoint: Path, engine: str | None) -> None:
         )
 
 
-def shared_out_anew(checkpoint: Path, processes: int) -> Path:
+def shared_out_anew(checkpoint: Path, processes: int, trusted: bool) -> Path:
     """A DeepSpeed checkpoint for another number of processes, as a universal one beside it; the same for as many.
 
-    Raises UserError for ZeRO-3.
+    trusted: whether its files may hold more than plain data. Raises UserError for ZeRO-3.
     """
     before = processes_of(checkpoint)
     if before == processes:
@@ -76,7 +77,8 @@ def shared_out_anew(checkpoint: Path, processes: int) -> Path:
     for file in checkpoint.iterdir():
         if file != states and file.name != "latest":
             (made / file.name).symlink_to(file.resolve())
-    convert(states, made / states.name)
+    with forged_files_named(checkpoint, True), plain_data_alone(not trusted):
+        convert(states, made / states.name)
     (made / "latest_universal").write_text(states.name)
     return made
 

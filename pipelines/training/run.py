@@ -294,7 +294,9 @@ def checkpoint_to_go_on(trainer, folder: RunFolder) -> Path | None:
         )
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.on_mesh:
         check_own(found, folder.recipe)
-    return shared_out_anew(found, trainer.args.world_size) if trainer.is_deepspeed_enabled else found
+    if trainer.is_deepspeed_enabled:
+        return shared_out_anew(found, trainer.args.world_size, trainer.trusts_checkpoints)
+    return found
 
 
 def check_own(checkpoint: Path, recipe: Recipe) -> None:

@@ -64,6 +64,7 @@ def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sh
     accelerator = SimpleNamespace(is_main_process=True)
     trainer = SimpleNamespace(args=SimpleNamespace(world_size=1), accelerator=accelerator, engine=None)
     trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled = False, sharded
+    trainer.on_mesh, trainer.parallelism = False, None
     if sharded:
         with pytest.raises(UserError, match=r"checkpoint-4: the folder belongs to another user .*--trust-remote-code"):
             checkpoint_to_go_on(trainer, folder)
@@ -191,7 +192,8 @@ def test_nothing_of_ours_reads_pickles(repo_root):
         file for room in ("pipelines", "modeling", "anyformer", "scripts") for file in (repo_root / room).rglob("*.py")
     ]
     found = {file.name: read_with_pickle(ast.parse(file.read_text(encoding="utf-8"))) for file in files}
-    assert len(files) > 150 and {name: what for name, what in found.items() if what} == {}
+    # Its unpickler makes nothing but what a table of contents is made of.
+    assert len(files) > 150 and {name: what for name, what in found.items() if what} == {"plain_data.py": ["pickle"]}
     assert read_with_pickle(ast.parse("import pickle\ntorch.load(f)\nnp.load(f, allow_pickle=True)")) == [
         *("pickle", "torch.load", "np.load")
     ]

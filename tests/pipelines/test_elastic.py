@@ -25,7 +25,7 @@ def test_any_processes_have_equal_shares_of_a_step(most, accumulated, before, no
     rows = rows_per_step(section, before)
     if rows % now:
         with pytest.raises(
-            UserError, match=rf"{rows} rows? of a step cannot be shared out evenly over {now} processes"
+            UserError, match=rf"{rows:,} rows? of a step cannot be shared out evenly over {now} processes"
         ):
             micro_batches(section, now, rows)
         return
@@ -95,6 +95,7 @@ def dying(micro_batch, *arguments):
     rank_main(*arguments)
 
 
+@pytest.mark.slow
 @in_fresh_process
 def test_a_run_goes_on_with_other_numbers_of_processes(recipe, command, tmp_path):
     """One process, killed in its third step; two, killed in the seventh; one to the end: as one without a stop."""
@@ -110,6 +111,17 @@ def test_a_run_goes_on_with_other_numbers_of_processes(recipe, command, tmp_path
     (steps, documents), (expected, every) = consumed(run), consumed(whole)
     assert steps == expected and documents == every
     assert set(documents.values()) == {1}  # nothing is trained twice in an epoch
+
+
+def test_a_run_goes_on_with_its_steps_shared_out_otherwise(recipe, command, tmp_path):
+    """As by other processes: in its sixth step killed, and from there with whole steps in one forward pass."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    killed(command, 1, 11, recipe, run, tmp_path / "one")
+    assert command("train", recipe, f"training.output_dir={run}", "training.per_device_train_batch_size=4") == 0
+    differences = [abs(a - b) for a, b in zip(logged_losses(run), logged_losses(whole), strict=True)]
+    assert max(differences) <= TOLERANCE
+    assert consumed(run) == consumed(whole) and set(consumed(run)[1].values()) == {1}
 
 
 def test_a_checkpoint_of_another_engine_is_not_begun_again(tmp_path):

@@ -86,7 +86,7 @@ def assert_same_run(got, expected):
 # Learning rate: at 5e-3 rounding grows tenfold within twenty steps, in one process as well.
 STEPS = {"max_steps": 24, "learning_rate": 1e-3, "save_steps": 12}
 MESHES = [
-    pytest.param(2, "{pp: 2}", DECODER, 1, "Schedule1F1B(pp 2)", id="pp"),
+    pytest.param(2, "{pp: 2}", DECODER, 1, "Schedule1F1B(pp 2)", id="pp", marks=pytest.mark.slow),
     pytest.param(2, "{pp: 2}", UNTIED, 1, "Schedule1F1B(pp 2)", id="pp-untied", marks=pytest.mark.slow),
     pytest.param(4, "{pp: 4, pp_parts: 4}", DEEP, 1, "Schedule1F1B(pp 4)", id="pp-of-four", marks=pytest.mark.slow),
     pytest.param(2, "{tp: 2}", DECODER, 1, "DTensor(tp 2)", id="tp"),

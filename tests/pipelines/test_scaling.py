@@ -28,7 +28,7 @@ def test_intervals_hold_the_exponents_of_noisy_losses():
     noise = np.exp(0.003 * np.random.default_rng(0).standard_normal(len(SIZES)))
     losses = PUBLISHED.loss(SIZES, LENGTHS) * noise
     law = fit(SIZES, LENGTHS, losses)
-    others = bootstrap(SIZES, LENGTHS, losses, law, 30, seed=0)
+    others = bootstrap(SIZES, LENGTHS, losses, law, 12, seed=0)
     low, high = interval([other.beta for other in others], 0.99)
     assert low < 0.28 < high and high - low < 0.1
     assert slope([10, 100, 1000], [4.0, 2.0, 1.0]) == pytest.approx(np.log10(2))
