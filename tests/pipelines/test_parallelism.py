@@ -89,7 +89,7 @@ MESHES = [
     pytest.param(2, "{pp: 2}", DECODER, 1, "Schedule1F1B(pp 2)", id="pp", marks=pytest.mark.slow),
     pytest.param(2, "{pp: 2}", UNTIED, 1, "Schedule1F1B(pp 2)", id="pp-untied", marks=pytest.mark.slow),
     pytest.param(4, "{pp: 4, pp_parts: 4}", DEEP, 1, "Schedule1F1B(pp 4)", id="pp-of-four", marks=pytest.mark.slow),
-    pytest.param(2, "{tp: 2}", DECODER, 1, "DTensor(tp 2)", id="tp"),
+    pytest.param(2, "{tp: 2}", DECODER, 1, "DTensor(tp 2)", id="tp", marks=pytest.mark.slow),
     pytest.param(2, "{dp_shard: 2}", DECODER, 2, "DTensor(fsdp 2)", id="fsdp2", marks=pytest.mark.slow),
     pytest.param(2, "{dp_shard: 2, ep: 2}", MIXTURE, 2, "DTensor(fsdp 2 x ep 2)", id="ep", marks=pytest.mark.slow),
     pytest.param(2, "{tp: 2, ep: 2}", MIXTURE, 1, "DTensor(tp 2 x ep 2)", id="ep-tp", marks=pytest.mark.slow),
