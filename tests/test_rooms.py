@@ -14,6 +14,7 @@ LEAVES = {
     "adapters",
     "aliases",
     "backends",
+    "environment",
     "errors",
     "generation",
     "plots",

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ..environment import variable
 from ..errors import UserError
 from .documents import Corpus, Document
 from .encoding import Encoder
@@ -170,7 +171,7 @@ def _processes(number: int, encoder: Encoder, framing: Framing) -> Iterator[Call
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(number, context, _start_process, (encoder, framing))
     try:
-        with _without_threads():  # or tokenizers complains of every fork
+        with variable(_PARALLELISM, "false"):  # or tokenizers complains of every fork
             pool.submit(int).result()
         yield pool.submit
     except BrokenProcessPool:
@@ -179,19 +180,6 @@ def _processes(number: int, encoder: Encoder, framing: Framing) -> Iterator[Call
         ) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-@contextmanager
-def _without_threads() -> Iterator[None]:
-    before = os.environ.get(_PARALLELISM)
-    os.environ[_PARALLELISM] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_PARALLELISM]
-        else:
-            os.environ[_PARALLELISM] = before
 
 
 _own: list = []  # in a process that encodes: the encoder and the framing

@@ -3,7 +3,6 @@
 Trainer itself reads so. DeepSpeed asks torch for whole pickles; torch can be told to give nobody more than that.
 """
 
-import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers.trainer_pt_utils import safe_globals
 
+from ..environment import variable
 from ..errors import UserError
 
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch/serialization.py: over what the caller says
@@ -63,7 +63,7 @@ def plain_shards_alone(folder: Path) -> Iterator[None]:
             f"{folder / '.metadata'} is no table of contents of shards ({error}), so it was not read; delete this "
             f"checkpoint to go on from the one before it"
         ) from error
-    with _weights_alone():
+    with variable(FORCE, "1"):
         yield
 
 
@@ -73,21 +73,8 @@ def plain_data_alone(deepspeed: bool) -> Iterator[None]:
     if not deepspeed:
         yield
         return
-    with _weights_alone(), torch.serialization.safe_globals(of_deepspeed()):
+    with variable(FORCE, "1"), torch.serialization.safe_globals(of_deepspeed()):
         yield
-
-
-@contextmanager
-def _weights_alone() -> Iterator[None]:
-    before = os.environ.get(FORCE)
-    os.environ[FORCE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[FORCE]
-        else:
-            os.environ[FORCE] = before
 
 
 @contextmanager
