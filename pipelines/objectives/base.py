@@ -78,6 +78,8 @@ class Objective(ABC):
     that the model has and the objective makes no use of. hub_tags: tags of a published model, beside our own.
     shares_batches: whether its rows may stand in a batch beside other objectives' (mixture.py): they are of plain text,
     its batches hold input_ids, labels, position_ids and attention_mask alone, and the loss is the model's.
+    in_stages: whether the last stage of a pipeline can compute its loss: that of a causal model, from its batch alone.
+    in_parts_of_rows: whether processes may each hold a part of a row, whose labels stand beside their own tokens.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
     """
@@ -105,6 +107,8 @@ class Objective(ABC):
     unused_weights: ClassVar[tuple[str, ...]] = ()
     hub_tags: ClassVar[tuple[str, ...]] = ()
     shares_batches: ClassVar[bool] = False
+    in_stages: ClassVar[bool] = False
+    in_parts_of_rows: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs):
         """Give the subclass's Settings its name as the default of `name`."""

@@ -22,6 +22,8 @@ class Causal(TextObjective):
     counts_every_token = True
     hub_task = "text-generation"
     shares_batches = True
+    in_stages = True
+    in_parts_of_rows = True
 
     def collator(self, packed: bool) -> "CausalCollator":
         return CausalCollator(packed)

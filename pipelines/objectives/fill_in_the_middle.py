@@ -51,6 +51,7 @@ class FillInTheMiddle(TextObjective):
     continues_prompts = True
     hub_task = "text-generation"
     shares_batches = True
+    in_stages = True
     Settings = FillInTheMiddleSettings
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ from anyformer.modeling.legality_experts import mlp_kinds
 from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES
 
 from ..errors import UserError
+from ..plugins import OBJECTIVES
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
 
@@ -14,8 +15,6 @@ COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # whose product 
 MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
 # Optimizers that look at each number of a weight alone, so that it does not matter who holds which.
 ELEMENTWISE = ("adamw", "adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad")
-
-PIPELINED = ("causal", "fill_in_the_middle")  # what is learned by the loss that a causal model's last stage computes
 
 
 def processes_of(settings: ParallelismSettings) -> int:
@@ -136,9 +135,10 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
 
 def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe) -> None:
     length, attention = getattr(recipe.learned, "sequence_length", None), recipe.model.attn_implementation
-    if recipe.learned.name != "causal":
+    if not OBJECTIVES[recipe.learned.name].in_parts_of_rows:
         raise UserError(
-            f"{words} shares the rows of causal alone, and {recipe.learned_section}.name is {recipe.learned.name}"
+            f"{words} shares the rows of {_all_with('in_parts_of_rows')} alone, and {recipe.learned_section}.name is "
+            f"{recipe.learned.name}"
         )
     parts = settings.sp if settings.sp > 1 else 2 * settings.cp  # of a ring each has one from either end of a row
     if length % parts:
@@ -149,11 +149,16 @@ def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe
         raise UserError(f"{words} replaces sdpa alone, and model.attn_implementation={attention}; set it to sdpa")
 
 
+def _all_with(trait: str) -> str:
+    """The names of the objectives that have a trait."""
+    return " and ".join(sorted(name for name, learned in OBJECTIVES.items() if getattr(learned, trait)))
+
+
 def _check_pipeline(words: str, recipe: Recipe) -> None:
     training = recipe.training
-    if recipe.learned.name not in PIPELINED:
+    if not OBJECTIVES[recipe.learned.name].in_stages:
         raise UserError(
-            f"{words} trains {' and '.join(PIPELINED)} alone, and {recipe.learned_section}.name is "
+            f"{words} trains {_all_with('in_stages')} alone, and {recipe.learned_section}.name is "
             f"{recipe.learned.name}; set pp to 1"
         )
     if recipe.data.mixture:
