@@ -28,7 +28,7 @@ def train_ladder(load: Callable[[list[str]], Recipe], rungs: list[Rung], *, quie
     for number, rung in enumerate(rungs, 1):
         if not quiet:
             print(f"run {number} of {len(rungs)}: width {rung.width}, {counted(rung.steps, 'step')}, in {rung.folder}")
-        code = train(load(rung.settings), quiet=quiet)
+        code = train(load(rung.settings), quiet=True)  # its result is a line of the table
         if code:
             return code
     return 0

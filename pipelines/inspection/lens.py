@@ -1,4 +1,4 @@
-"""Readings of the hidden states between layers: their norms, what the head would say of them, the load of experts."""
+"""Readings of a forward pass between layers: norms of states, what the head would say of them, loads of experts."""
 
 from collections.abc import Callable
 
@@ -32,14 +32,19 @@ def readings(model, inputs: dict) -> dict:
 
     The lens is of models that predict tokens (nostalgebraist 2020, "interpreting GPT: the logit lens"): hidden states
     of every layer through the last norm and the head, [[(token id, probability), ...] of each layer]. The first entry
-    of both is the embeddings'.
+    of both is the embeddings'. With experts also "experts": see expert_loads.
     """
+    config = model.config
+    is_sparse = bool(getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None))
+    routed = {"output_router_logits": True} if is_sparse else {}
     was_training = model.training
-    out = model.eval()(**inputs, output_hidden_states=True)
+    out = model.eval()(**inputs, output_hidden_states=True, **routed)
     model.train(was_training)
-    states = out.get("decoder_hidden_states") or out.get("hidden_states")
+    states, loads = out.get("decoder_hidden_states") or out.get("hidden_states"), {}
+    if is_sparse and out.get("router_logits"):
+        loads["experts"] = expert_loads(out["router_logits"], config.num_experts_per_tok)
     if states is None:
-        return {}
+        return loads
     found = {"norms": [round(x[0].float().norm(dim=-1).mean().item(), 3) for x in states]}
     logits_of = head_of(model)
     if logits_of is not None:
@@ -48,23 +53,16 @@ def readings(model, inputs: dict) -> dict:
             shares = logits_of(state[0, -1:], number == len(states) - 1)[0].float().softmax(-1)
             best = shares.topk(MOST)
             found["lens"].append([(int(n), round(float(share), 4)) for share, n in zip(best.values, best.indices)])
-    return found
+    return found | loads
 
 
-@torch.no_grad()
-def expert_loads(model, inputs: dict) -> dict:
-    """{"experts": the share of the tokens' choices that each expert of each sparse layer gets}; {} without experts."""
-    chosen = getattr(model.config, "num_experts_per_tok", None)
-    if not chosen or not (
-        getattr(model.config, "num_experts", None) or getattr(model.config, "num_local_experts", None)
-    ):
-        return {}
-    routed = model(**inputs, output_router_logits=True).get("router_logits")
-    if not routed:
-        return {}
+def expert_loads(router_logits, chosen: int) -> list[list[float]]:
+    """The share of the tokens' choices that each expert of each sparse layer gets.
+
+    router_logits: of each layer, (..., E); chosen: experts that a token is given to.
+    """
     loads = []
-    for logits in routed:
-        index = logits.topk(chosen, dim=-1).indices.flatten()
-        counts = torch.bincount(index, minlength=logits.shape[-1]).double()
+    for logits in router_logits:
+        counts = torch.bincount(logits.topk(chosen, dim=-1).indices.flatten(), minlength=logits.shape[-1]).double()
         loads.append([round(share, 4) for share in (counts / counts.sum()).tolist()])
-    return {"experts": loads}
+    return loads

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import UserError
 from .attention_maps import AttentionMap, attention_maps
-from .lens import expert_loads, readings
+from .lens import readings
 
 # Shares are kept as the roots of these, a byte each: fine where they are small, and few enough to compress.
 LEVELS = 100
@@ -62,7 +62,7 @@ def view(model, inputs: dict, queries: dict[str, list[str]], keys: dict, layers:
         shown |= {"heads": len(weights), "summary": summaries(weights, layer.kind, places.get(side, ()))}
         return shown | ({"data": packed(weights)} if layers is None or layer.layer in layers else {})
 
-    return {"maps": attention_maps(model, each, **inputs)} | readings(model, inputs) | expert_loads(model, inputs)
+    return {"maps": attention_maps(model, each, **inputs)} | readings(model, inputs)
 
 
 def side_of(layer: AttentionMap) -> str:

@@ -271,7 +271,7 @@ class Objective(ABC):
 
         `rows`, with the same cache, then finds the shares of all machines. Asked where check_shares raises nothing.
         """
-        raise NotImplementedError(self.setting)
+        raise TypeError(f"{type(self).__name__} allows shares (check_shares), but has no prepare_share of its own")
 
     def check_shares(self) -> None:
         """Raise UserError where the rows cannot be prepared in shares."""

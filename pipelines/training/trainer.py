@@ -217,7 +217,7 @@ class AnyformerTrainer(MeshTrainer):
                 self.average.settle(self.model)
                 self.average = None  # what is measured from here on is the average itself
             return result
-        except Exception:
+        except Exception:  # raised again: a checkpoint on its way is written first, and its own error counts less
             self.writes.finish()
             raise
         finally:
