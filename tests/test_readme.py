@@ -1,4 +1,7 @@
-"""The README is true: its commands and code blocks run, and its recipe and tables are what is shipped."""
+"""README and the pages for newcomers are true: commands and code blocks run, recipe and tables are what is shipped.
+
+The other pages are test_docs.py's.
+"""
 
 import fnmatch
 import io
@@ -24,13 +27,21 @@ from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
+from docs_site import docs_pages
 from local_hub import WITHOUT_ANYFORMER, client_env, run_python
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+# Pages whose commands and blocks run here, in this order.
+NEWCOMERS = (
+    *("get_started", "families/index", "recipe", "python", "your_data", "tasks", "evaluate", "use", "inspect"),
+    *("convert", "serving", "resume", "plan", "tracking", "publish"),
+)
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NEWCOMERS}
+TEXT = "\n".join([README, *PAGES.values()])
 
-# Added to every recipe, so that each command of the README trains in a second what it trains in minutes or days.
+# Added to every recipe, so that each command of the pages trains in a second what it trains in minutes or days.
 TINY = [
     *("model.num_hidden_layers=1", "model.hidden_size=32", "model.intermediate_size=64"),
     *("model.num_attention_heads=2", "model.num_key_value_heads=1", "data.max_documents=20"),
@@ -45,17 +56,18 @@ IMAGES = ("fashion_mnist_vit", "fashion_mnist_pixels")
 SMALL_VOCABULARY = "tokenizer.vocab_size=400"  # not for recipes whose tokenizer keeps every character
 
 
-# ------------------------------------------------------------------------------------------- reading the README
+# -------------------------------------------------------------------------------------------- reading the pages
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = TEXT) -> list[str]:
+    """The different code blocks of a language."""
+    return list(dict.fromkeys(re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)))
 
 
 def commands() -> list[str]:
     """Every command: the lines of the bash blocks, and code spans of three words or more that begin with a program."""
     lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
-    prose = re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)
     programs = ("anyformer", "torchrun", "accelerate", "uv", "pip", "hf", "python", "deepspeed")
     spans = [span for span in re.findall(r"`([^`\n]+)`", prose) if span.split()[0] in programs and span.count(" ") > 1]
     found = [shlex.join(shlex.split(line, comments=True)).replace("'&&'", "&&") for line in [*lines, *spans]]
@@ -104,6 +116,9 @@ def environment_is_declared(words: list[str]) -> None:
     """What uv installs or runs is in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
+    if words[:2] == ["uv", "run"]:
+        assert words[2] == "--extra" and any(requirement.startswith(words[4]) for requirement in extras[words[3]])
+        return
     if words[:2] == ["uv", "sync"]:
         assert words[2::2] == ["--extra"] * len(words[3::2]) and set(words[3::2]) <= set(extras)
         return
@@ -138,6 +153,7 @@ class NotRun:
 
 NOT_RUN = [
     NotRun("pip install uv && uv run ", "it makes an environment of its own; .ci/run does it", environment_is_declared),
+    NotRun("uv run --extra docs ", "it serves; .ci/run and test_docs.py build the site", environment_is_declared),
     NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
     NotRun("torchrun --nproc_per_node 8 ", "eight GPUs", launch_parses),
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
@@ -182,7 +198,7 @@ RUN = [command for command in commands() if not not_run(command)]
 
 
 def write_texts(folder: Path) -> None:
-    """The files that the README's commands and the recipes they name read."""
+    """The files that the commands and the recipes they name read."""
     names = sorted(topics, key=lambda name: -len(topics[name]))[:12]
     texts, shakespeare, wikitext = folder / "texts", folder / "data" / "tinyshakespeare", folder / "data" / "wikitext2"
     for path in (texts, shakespeare, wikitext):
@@ -227,7 +243,7 @@ def image_bytes(number: int) -> bytes:
     return file.getvalue()
 
 
-# What later commands of the README go on from.
+# What later commands go on from.
 PREPARED = (
     "anyformer train imdb_mlm",
     "anyformer train imdb_classify",
@@ -241,7 +257,7 @@ PREPARED = (
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory, worker_id):
-    """A folder with texts and a finished tiny `runs/quickstart`, made by the first command of the README.
+    """A folder with texts and a finished tiny `runs/quickstart`, made by the first of the commands.
 
     Made once: each worker has a copy of its own.
     """
@@ -311,7 +327,7 @@ def writes_into(folder: str, words: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("command", RUN)
-def test_every_command_of_the_readme_runs(command, on_stage, monkeypatch, capsys):
+def test_every_command_for_newcomers_runs(command, on_stage, monkeypatch, capsys):
     environment, words = words_of(command)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -348,9 +364,10 @@ def python_blocks(trains: bool) -> list[str]:
 def test_python_blocks_run_with_anyformer(on_stage, capsys):
     namespace: dict[str, Any] = {}
     for block in python_blocks(trains=False):
-        exec(compile(block, "README.md", "exec"), namespace)
-    label, text, *_ = capsys.readouterr().out.splitlines()
-    assert label in ("negative", "positive") and text.startswith("def ")
+        exec(compile(block, "page", "exec"), namespace)
+    printed = capsys.readouterr().out.splitlines()
+    assert {"negative", "positive"} & set(printed) and any(line.startswith("def ") for line in printed)
+    assert any(line.startswith("layer 0 [") for line in printed)
     assert type(namespace["model"]).__module__ == "anyformer.modeling.decoder"
     assert 0 < namespace["loss"].item() < 20
 
@@ -363,7 +380,7 @@ def test_python_blocks_that_train_run(on_stage, monkeypatch, capsys):
     monkeypatch.setattr("anyformer.pipelines.api.load_recipe", tiny)
     monkeypatch.setattr("anyformer.pipelines.evaluation.request.load_recipe", tiny)
     found = python_blocks(trains=True)
-    assert len(found) == 2
+    assert len(found) == 2  # README's is a page's, too
     for block in found:
         exec(compile(block.replace('"max_steps": 20', '"max_steps": 4'), "README.md", "exec"), {})
     assert "'perplexity': " in capsys.readouterr().out
@@ -382,12 +399,12 @@ def test_python_blocks_run_without_anyformer(stage, tmp_path):
 
 
 def test_the_recipe_explained_is_the_one_shipped():
-    recipe, *_ = blocks("yaml")
-    assert parse_yaml(recipe, "README.md") == shipped_yaml("recipes", "quickstart")
+    (recipe,) = blocks("yaml", PAGES["recipe"])
+    assert parse_yaml(recipe, "recipe.md") == shipped_yaml("recipes", "quickstart")
 
 
-def test_data_sections_of_the_readme_give_rows(on_stage, capsys):
-    sections = [parse_yaml(block, "README.md") for block in blocks("yaml")[1:]]
+def test_data_sections_of_the_pages_give_rows(on_stage, capsys):
+    sections = [parse_yaml(block, "your_data.md") for block in blocks("yaml", PAGES["your_data"])]
     assert sections
     for section in sections:
         recipe = shipped_yaml("recipes", "quickstart") | section
@@ -401,19 +418,28 @@ def test_data_sections_of_the_readme_give_rows(on_stage, capsys):
 def test_the_table_of_families_is_complete_and_true():
     import anyformer
 
-    header = "| family | models | class | presets | recipes | result |\n"
-    _rule, *rows = README.split(header)[1].split("\n\n")[0].splitlines()
+    header = "| family | models | class | presets | result |\n"
+    _rule, *rows = PAGES["families/index"].split(header)[1].split("\n\n")[0].splitlines()
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     families = [preset["family"] for preset in (shipped_yaml("models", name) for name in shipped("models"))]
-    assert {row[0]: int(row[3]) for row in cells} == {family: families.count(family) for family in families}
-    assert {name for row in cells for name in re.findall(r"`(\w+)`", row[4])} == set(shipped("recipes"))
-    for _, _, head, _, recipes, result in cells:
+    counts = {family: families.count(family) for family in families}
+    assert {re.sub(r"[\[\]]|\(.*\)", "", row[0]): int(row[3]) for row in cells} == counts
+    for family, _, head, _, result in cells:
         assert head.strip("`") in anyformer.__all__
-        assert any(f"{name}: " in result for name in re.findall(r"`(\w+)`", recipes))  # of one of its own recipes
+        measured = re.findall(r"(\w+): ", result)  # by recipes of its own
+        assert measured and {docs_pages.family_of(name) for name in measured} == {re.match(r"\[(\w+)", family)[1]}
+
+
+def test_the_readme_is_short_and_its_table_of_families_is_true():
+    assert len(README.splitlines()) <= 200
+    assert max(len(cell) for line in README.splitlines() if line.startswith("|") for cell in line.split("|")) <= 200
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(docs/families/.*?\| (\d+) \|", README, re.MULTILINE))
+    families = [shipped_yaml("models", name)["family"] for name in shipped("models")]
+    assert rows == {family: str(families.count(family)) for family in families}
 
 
 def test_the_table_of_a_runs_folder_is_complete_and_true(stage):
-    rows = README.split("| in the run's folder | |\n")[1].split("\n\n")[0].splitlines()[1:]
+    rows = PAGES["use"].split("| in the run's folder | |\n")[1].split("\n\n")[0].splitlines()[1:]
     patterns = [pattern for row in rows for pattern in re.findall(r"`([^`]+)`", row.split("|")[1])]
     names = [path.name for path in (stage / "runs" / "quickstart").iterdir()]
     assert [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
@@ -424,7 +450,7 @@ def test_the_table_of_a_runs_folder_is_complete_and_true(stage):
 
 
 def launched(start: str, stage: Path, output: Path) -> subprocess.CompletedProcess:
-    """Run the README's command that begins with `start`, tiny, from the repository's root."""
+    """Run the command that begins with `start`, tiny, from the repository's root."""
     (command,) = [command for command in commands() if command.startswith(start)]
     environment, words = words_of(command)
     words[0] = str(Path(sys.executable).parent / words[0])

@@ -16,7 +16,7 @@ def _width() -> int | None:
     return max(NARROWEST, shutil.get_terminal_size().columns - 1) if sys.stdout.isatty() else None
 
 
-def _by_section() -> dict[str, list[FieldDoc]]:
+def by_section() -> dict[str, list[FieldDoc]]:
     """Every setting under its section; `name` and `description` stand in none."""
     sections: dict[str, list[FieldDoc]] = {}
     for row in describe_fields():
@@ -28,7 +28,7 @@ def _by_section() -> dict[str, list[FieldDoc]]:
 def sections_help() -> str:
     """The names of all settings, a line or some for each section."""
     return aligned(
-        ((section, ", ".join(_short(row, section) for row in rows)) for section, rows in _by_section().items()),
+        ((section, ", ".join(_short(row, section) for row in rows)) for section, rows in by_section().items()),
         _width(),
     )
 
@@ -44,7 +44,7 @@ def _short(row: FieldDoc, section: str) -> str:
 
 def settings_help(section: str | None) -> str | None:
     """The settings of a section, or of `all`, explained; None for what is no section."""
-    sections = _by_section()
+    sections = by_section()
     if section not in (*sections, "all"):
         return None
     return explained(row for name, rows in sections.items() if section in (name, "all") for row in rows) + "\n"

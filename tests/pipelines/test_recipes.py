@@ -13,6 +13,7 @@ from image_data import pictures
 from processes import run_ranks
 from task_data import contexts, opinions, pairs, questions, random_decoder, reviews, sentences, tagged, write_lines
 from test_distributed import needs_deepspeed, rank_main
+from test_readme import TEXT
 
 EXAMPLES = {
     "sequence_classification": reviews,
@@ -62,8 +63,8 @@ def files_of_parts(parts):
                 write_lines(path, [old | row for old, row in zip(before, rows)])
 
 
-# Those that README.md trains are trained by test_readme.py.
-IN_README = re.findall(r"anyformer train (\w+)", (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8"))
+# Those that the pages for newcomers train are trained by test_readme.py.
+IN_README = re.findall(r"anyformer train (\w+)", TEXT)
 
 
 def tiny_overrides(name, command, text_file, folder) -> list[str]:

@@ -1,0 +1,173 @@
+"""The documentation is true: what can be named is explained, links lead somewhere, blocks run, quoted errors exist."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from anyformer.modeling.traits import POSITION_SCHEMES, unregister
+from anyformer.pipelines.cli import commands as cli
+from anyformer.pipelines.cli.listing import TABLES
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.files import shipped
+from docs_site import docs_pages
+from test_readme import NEWCOMERS
+
+import anyformer
+
+ROOT = Path(__file__).resolve().parents[1]
+# Pages with tests of their own: plugins (test_plugins.py), legality (test_matrix.py), clusters (test_clusters.py).
+ELSEWHERE = {*(f"{name}.md" for name in NEWCOMERS), "plugins.md", "legality.md", "clusters.md"}
+HAND_WRITTEN = [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return docs_pages.pages()
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as markdown's table of contents makes it."""
+    own = re.search(r"\{#([\w-]+)\}$", heading)
+    return own[1] if own else re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+def anchors(text: str) -> set[str]:
+    outside_code = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", outside_code, re.MULTILINE)
+    return {slug(heading) for heading in headings} | set(re.findall(r'<a id="([\w-]+)"', text))
+
+
+def test_everything_that_can_be_listed_has_its_place(pages):
+    places = {"recipes": ["recipes.md"], "objectives": docs_pages.LEARNING, "tasks": docs_pages.LEARNING}
+    for kind, (make, _) in TABLES.items():
+        found = set().union(*(anchors(pages[name]) for name in places.get(kind, ["reference/lists.md"])))
+        assert {row[0] for row in make()} <= found, kind
+
+
+def test_each_recipe_is_explained_by_its_own_header_and_names_what_it_learns(pages):
+    sections = re.split(r"^### ", pages["recipes.md"], flags=re.MULTILINE)[1:]
+    found = {section.split()[0]: section for section in sections}
+    assert set(found) == set(shipped("recipes"))
+    for name, section in found.items():
+        assert f"anyformer train {name}\n" in section and "It learns [" in section
+        for line in docs_pages.recipe_source(name).splitlines():
+            if line.startswith("# "):
+                assert line[2:].strip() in section, name
+    assert "38.07 BLEU" in found["multi30k_en_de"] and "No measured result yet." in found["llama_1b"]
+
+
+def test_every_setting_and_command_and_public_name_is_in_the_reference(pages):
+    from anyformer.pipelines.recipes.compose import describe_fields
+
+    settings = pages["reference/settings.md"]
+    for row in describe_fields():
+        assert row.owners or row.name.split(".")[0] in ("objective", "task") or f"`{row.name}`" in settings, row.name
+    assert all(f"\n## {verb}\n" in pages["reference/commands.md"] for verb in cli.VERBS)
+    named = re.findall(r"^::: ([\w.]+)$", pages["reference/python.md"], re.MULTILINE)
+    assert {name.rpartition(".")[2] for name in named} == set(anyformer._EXPORTS)
+    for name in named:
+        module = ROOT / (name.rpartition(".")[0].removeprefix("anyformer.").replace(".", "/") + ".py")
+        assert module.is_file() or module.with_suffix("").joinpath("__init__.py").is_file(), name
+
+
+def test_the_navigation_has_every_page_and_every_link_leads_somewhere(pages):
+    assert sorted(docs_pages.navigation()) == sorted(pages)
+    for page, text in pages.items():
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        for _, target, anchor in docs_pages.LINK.findall(prose):
+            place = Path(os.path.normpath((ROOT / "docs" / page).parent / target))
+            relative = os.path.relpath(place, ROOT / "docs")
+            if relative in pages:
+                name = anchor.strip("#)")
+                assert not name or name in anchors(pages[relative]), f"{page}: {target}{anchor}"
+            else:
+                assert place.exists(), f"{page}: {target}"
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for _, target, _ in docs_pages.LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")):
+        assert (ROOT / target).exists(), target
+
+
+def sources() -> str:
+    """The sources with strings joined where a line ends and another begins, so that a whole sentence is found."""
+    folders = ("pipelines", "modeling")
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for name in folders for path in sorted((ROOT / name).rglob("*.py"))
+    )
+    return re.sub(r'"\s*\n\s*f?"', "", text)
+
+
+def test_each_error_explained_is_one_that_the_code_says():
+    quoted = re.findall(r"^> (.+)$", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
+    code = sources()
+    assert len(quoted) > 15
+    assert [sentence for sentence in quoted if sentence not in code] == []
+
+
+# ------------------------------------------------------------------------------------------------- blocks
+
+
+def commands(text: str) -> list[str]:
+    lines = (
+        "\n".join(re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).replace("\\\n", " ").splitlines()
+    )
+    return [line for line in lines if line.split("#")[0].strip()]
+
+
+OTHER = [page for page in HAND_WRITTEN if page not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", OTHER)
+def test_the_commands_of_a_page_parse_and_name_recipes_that_exist(page):
+    for line in commands((ROOT / "docs" / page).read_text(encoding="utf-8")):
+        words = shlex.split(line, comments=True)
+        if words[:6] == ["pip", "install", "uv", "&&", "uv", "run"]:
+            words = words[6:]
+        if words[0] == "sbatch":
+            assert any((ROOT / word).is_file() for word in words), line
+            continue
+        assert words[0] == "anyformer", line
+        args = cli.parse(words[1:])
+        if words[1] in ("train", "preview") and not args.recipe.endswith(".yaml"):
+            load_recipe(args.recipe, args.overrides)
+
+
+PYTHON = [
+    page for page in OTHER if page != "data.md"
+]  # whose only block needs datatrove: test_tokenising_large_corpora
+
+
+@pytest.mark.parametrize("page", [page for page in PYTHON if "```python" in (ROOT / "docs" / page).read_text()])
+def test_the_python_of_a_page_runs(page, capsys):
+    before = set(POSITION_SCHEMES)
+    namespace: dict = {}
+    try:
+        for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE):
+            exec(compile(block, page, "exec"), namespace)
+    finally:
+        for name in set(POSITION_SCHEMES) - before:
+            unregister(name)
+    assert capsys.readouterr().out
+    if page == "position_scheme.md":  # which promises that distances reach the loss
+        assert namespace["slopes_model"].model.position_encoding.slopes.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+    program = Path(sys.executable).parent / "mkdocs"
+    if not program.exists():
+        pytest.skip("needs the extra docs")
+    words = [str(program), "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
+        assert not loaded, (page, loaded)
+    assert "recipes.md" in (tmp_path / "site" / "llms.txt").read_text()
+    shutil.rmtree(tmp_path / "site")
