@@ -97,6 +97,18 @@ METRICS = Registry("metric", "anyformer.pipelines.metrics")
 SOURCES = Registry("data source", "anyformer.pipelines.data.sources")
 
 
+def less_is_better(name: str | None) -> bool:
+    """Whether the better of two models has less of the loss, or of a metric.
+
+    name: of the metric, or of a number of it: with the split before it, the part of a mixture after it.
+    """
+    name = (name or "").removeprefix("validation_").removeprefix("test_")
+    if name == "loss" or name.startswith("loss_"):
+        return True
+    longest = max((metric for metric in METRICS if f"{name}_".startswith(f"{metric}_")), key=len, default=None)
+    return longest is not None and METRICS[longest].lower
+
+
 def register_objective(cls: type) -> type:
     """Class decorator: the Objective becomes what `objective.name` (or, with section = "task", `task.name`) names."""
     OBJECTIVES.add(cls.name, cls)

@@ -15,6 +15,7 @@ VERBS = (
     "preview",
     "plan",
     "scaling",
+    "sweep",
     "tokenizer",
     "evaluate",
     "generate",
@@ -23,7 +24,7 @@ VERBS = (
     "merge",
     "publish",
 )
-LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "suites", "sources")
+LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "suites", "experiments", "sources")
 PLUGIN_HELP = (
     "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
 )
@@ -81,6 +82,15 @@ def without_plugins(argv: list[str]) -> list[str]:
     """
     from ..plugins import load_plugins
 
+    named, rest = told_plugins(argv)
+    if "" in named:
+        raise UserError("--plugin names no file; write --plugin my_objective.py")
+    load_plugins(named)
+    return rest
+
+
+def told_plugins(argv: list[str]) -> tuple[list[str], list[str]]:
+    """(what `--plugin` names, the other words)."""
     named, rest, words = [], [], iter(argv)
     for word in words:
         option, equals, value = word.partition("=")
@@ -90,10 +100,7 @@ def without_plugins(argv: list[str]) -> list[str]:
             named.append(value)
         else:
             named.append(next(words, ""))
-    if "" in named:
-        raise UserError("--plugin names no file; write --plugin my_objective.py")
-    load_plugins(named)
-    return rest
+    return named, rest
 
 
 def _fail(sentence: str, code: int, debug: bool) -> int:
@@ -167,6 +174,7 @@ def build_parser() -> Parser:
         _add_preview,
         _add_plan,
         _add_scaling,
+        _add_sweep,
         _add_tokenizer,
         _add_evaluate,
         _add_generate,
@@ -261,6 +269,12 @@ def _add_scaling(verbs) -> Parser:
     from .scaling_command import add_scaling  # here: as for evaluate
 
     return add_scaling(verbs)
+
+
+def _add_sweep(verbs) -> Parser:
+    from .sweep_command import add_sweep  # here: as for evaluate
+
+    return add_sweep(verbs)
 
 
 def _add_tokenizer(verbs) -> Parser:

@@ -86,6 +86,11 @@ def suite_rows() -> list[tuple[str, str]]:
     return [(name, shipped_yaml("suites", name)["description"]) for name in shipped("suites")]
 
 
+def experiment_rows() -> list[tuple[str, str]]:
+    """Return (name, one line) of each shipped experiment."""
+    return [(name, shipped_yaml("experiments", name)["description"]) for name in shipped("experiments")]
+
+
 def objective_rows() -> list[tuple[str, str]]:
     """Return (name, one line) of each objective."""
     return [(name, OBJECTIVES[name].summary()) for name in names_of("objective")]
@@ -117,6 +122,7 @@ TABLES = {
     "tasks": (task_rows, ("task", "what the model learns from labelled examples")),
     "metrics": (metric_rows, ("metric", "of", "what it measures")),
     "suites": (suite_rows, ("suite", "what it measures")),
+    "experiments": (experiment_rows, ("experiment", "what it compares, by anyformer sweep")),
     "sources": (source_rows, ("source", "what it reads")),
 }
 
@@ -154,7 +160,7 @@ def print_summary() -> None:
         if kind == "presets":  # too many for a screen
             families = Counter(row[1] for row in preset_rows())
             names = [f"{counted(len(names), 'architecture')}: {', '.join(f'{n} {f}' for f, n in families.items())}"]
-        facts.append((kind, some_of(names, 2 * (width - 15)) if len(names) > MANY else ", ".join(names)))
+        facts.append((kind, some_of(names, 2 * (width - 22)) if len(names) > MANY else ", ".join(names)))
     print(aligned(facts, width))
     print("\nwhat they are: anyformer list KIND, such as anyformer list presets")
     print("settings of one: anyformer list NAME, such as anyformer list masked")

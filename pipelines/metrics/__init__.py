@@ -120,7 +120,7 @@ _OF_CLASSES = {
 }
 METRICS.add(
     "perplexity",
-    MetricRow("tokens", "exp of the mean loss per predicted token", of_losses=methodcaller("perplexity")),
+    MetricRow("tokens", "exp of the mean loss per predicted token", of_losses=methodcaller("perplexity"), lower=True),
 )
 METRICS.add(
     "unigram_perplexity",
@@ -128,6 +128,7 @@ METRICS.add(
         "tokens",
         "that of a model which only counts how often each token occurs in the training text",
         of_losses=methodcaller("unigram_perplexity"),
+        lower=True,
         every_token=True,
         whole_text=True,
         needs_train=True,
@@ -139,6 +140,7 @@ METRICS.add(
         "tokens",
         "exp of the summed loss per word and line end, so that tokenizers can be compared",
         of_losses=methodcaller("word_perplexity"),
+        lower=True,
         every_token=True,
         whole_text=True,
     ),
@@ -149,6 +151,7 @@ METRICS.add(
         "pixels",
         "mean loss per pixel in bits, of images reduced to the recipe's colours",
         of_losses=methodcaller("bits_per_pixel"),
+        lower=True,
     ),
 )
 METRICS.add(
@@ -157,6 +160,7 @@ METRICS.add(
         "pixels",
         "that for each of the three numbers of a colour; of grey images the same",
         of_losses=methodcaller("bits_per_dimension"),
+        lower=True,
     ),
 )
 METRICS.add(

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from ..accounting.flops import prefers_bf16
 from ..errors import UserError, first_line
-from ..plugins import METRICS
+from ..plugins import less_is_better
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
@@ -174,8 +174,3 @@ def refusals() -> Iterator[None]:
         yield
     except (ValueError, TypeError, ImportError, KeyError) as error:
         raise UserError(f"training: transformers refuses these settings: {first_line(error)}") from error
-
-
-def less_is_better(metric: str | None) -> bool:
-    """Whether the better of two models has less of the loss, or of a metric."""
-    return metric == "loss" or (metric in METRICS and METRICS[metric].lower)

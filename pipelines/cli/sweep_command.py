@@ -1,0 +1,148 @@
+"""`anyformer sweep`: a recipe with every combination of some settings, and which of them is best."""
+
+import os
+from pathlib import Path
+
+from ..errors import UserError
+from ..words import counted
+from .commands import Parser, _add_overrides, _add_trust, _at_least, main, told_plugins
+from .seeds import seeds_of
+
+
+def add_sweep(verbs) -> Parser:
+    """Add the verb to the parser's."""
+    parser = verbs.add_parser(
+        "sweep",
+        help="train a recipe with every combination of some settings, and compare the runs",
+        description="Train a recipe with every combination of the values that settings are given in brackets, or a\n"
+        "shipped experiment or a YAML file of your own (anyformer list experiments). Each run is an ordinary one in a\n"
+        "folder that is named by its settings; the same command goes on where it was stopped. It ends in a table,\n"
+        "sweep.csv and comparison.html.",
+        epilog="examples:\n"
+        "  anyformer sweep quickstart 'training.learning_rate=[1e-3,3e-3]' training.max_steps=100\n"
+        "  anyformer sweep quickstart 'model.position_encoding=[rotary,alibi,none]' --seeds 3 --jobs 2\n"
+        "  anyformer sweep quickstart 'training.learning_rate={min: 1e-4, max: 1e-2, log: true}' \\\n"
+        "    --sampler optuna --runs 12\n"
+        "  anyformer sweep norm_position\n\n"
+        "A list that is one value of a setting stands in a list of its own: 'setting=[[a,b]]'.",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe or a sweep: a YAML file, or a shipped name")
+    _add_overrides(parser)
+    parser.add_argument("--seeds", metavar="N", help="so many seeds (or those of a list, 1,2,3) for each combination")
+    parser.add_argument("--sampler", choices=("grid", "random", "optuna"), help="how combinations are chosen")
+    parser.add_argument("--runs", type=_at_least(1), metavar="N", help="combinations that random and optuna try")
+    parser.add_argument(
+        "--metric", metavar="NAME", help="what runs are ordered by, such as accuracy or test_bleu (default: loss)"
+    )
+    parser.add_argument("--jobs", type=_at_least(1), default=1, metavar="N", help="runs at a time (default 1)")
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the runs (default: the recipe's output_dir-sweep)")
+    parser.add_argument(
+        "--legal-only", action="store_true", help="leave out combinations that exclude each other, instead of an error"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the runs and stop")
+    _add_trust(parser)
+    parser.set_defaults(run=_run_sweep)
+    return parser
+
+
+def _run_sweep(args) -> int:
+    from ..experiments.samplers import known_combinations
+    from ..experiments.sweep_file import is_sweep_file, read_sweep
+    from ..recipes.compose import load_recipe
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("anyformer sweep starts its runs itself; call it without torchrun or accelerate launch")
+    own = {name: getattr(args, name) for name in ("seeds", "sampler", "runs", "metric")}
+    sweep = read_sweep(args.recipe, args.overrides, **own)
+    recipe = load_recipe(sweep.settings.recipe, sweep.fixed)
+    if recipe.publish.repo_id is not None:
+        raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with a sweep, whose runs are many")
+    known = known_combinations(sweep, recipe.training.seed)
+    if known is not None:
+        known = legal(known, sweep, args.legal_only)
+    folder = Path(recipe.training.output_dir)
+    folder = folder.parent / Path(args.recipe).stem if is_sweep_file(args.recipe) else Path(f"{folder}-sweep")
+    plugins = [word for name in told_plugins(args.argv)[0] for word in ("--plugin", name)]
+    trust = ["--trust-remote-code"] if args.trust_remote_code else []
+    words = [*plugins, "train", sweep.settings.recipe, *trust, *sweep.fixed]
+
+    from ..experiments.sweep import ONE_SEED, SweepRuns
+
+    seeds = ONE_SEED if sweep.settings.seeds is None else seeds_of(str(sweep.settings.seeds), recipe.training.seed)
+    runs = SweepRuns(sweep, recipe, Path(args.out) if args.out else folder, known, seeds, words, main)
+    if args.dry_run:
+        for combination in known or ():
+            print(*(str(run.folder) for run in runs.runs_of(combination)), sep="\n")
+        return 0
+    count = (sweep.settings.runs if known is None else len(known)) * len(seeds)
+    print(f"{counted(count, 'run')} in {runs.folder}, {args.jobs} at a time; what each prints is in its .log")
+    code = train(runs, args.jobs)
+    print_table(runs)
+    if code:
+        print("stopped; the same command goes on from there")
+    return code
+
+
+def legal(known: list, sweep, leave_out: bool) -> list:
+    """Those combinations that make a recipe. Raises UserError for the first that does not, or where none is left."""
+    from ..recipes.compose import load_recipe
+
+    found, first = [], None
+    for combination in known:
+        try:
+            load_recipe(sweep.settings.recipe, [*sweep.fixed, *combination.settings])
+            found.append(combination)
+        except UserError as error:
+            first = first or f"{combination.name}: {error}"
+    if first is None or (leave_out and found):
+        if first is not None:
+            print(f"{counted(len(known) - len(found), 'combination')} left out; {first}")
+        return found
+    others = len(known) - len(found) - 1
+    more = f", and {counted(others, 'other')} like it" if others else ""
+    way_out = "; --legal-only leaves such combinations out" if found else ""
+    raise UserError(f"{first}{more}{way_out}")
+
+
+def train(runs, at_once: int) -> int:
+    """Make the runs, on a terminal with the newest line of each; the exit code."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        return runs.train(at_once)
+    with console.status("starting") as status:
+        runs.say = lambda line: console.print(line, markup=False)
+        return runs.train(at_once, lambda lines: status.update(escape("\n".join(lines)) or "starting"))
+
+
+def print_table(runs) -> None:
+    """The combinations, the best first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..experiments.samplers import written
+    from ..training.progress import short_metric
+    from .listing import PIPE_WIDTH
+
+    terminal = Console(highlight=False)
+    console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    rows = runs.ordered()
+    varied = list(dict.fromkeys(key for combination, *_ in rows for key in combination.values))
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for key in varied:
+        table.add_column(key.rpartition(".")[2])
+    for name in (runs.metric.replace("_", " "), "minutes", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for combination, own, mean, deviation in rows:
+        values = [written(combination.values[key]) if key in combination.values else "" for key in varied]
+        figure = (
+            "" if mean is None else short_metric(mean) + ("" if deviation is None else f" ± {short_metric(deviation)}")
+        )
+        seconds = [run.facts["wall_seconds"] for run in own if run.facts.get("wall_seconds")]
+        minutes = f"{sum(seconds) / 60:.1f}" if seconds else ""
+        states = dict.fromkeys(run.state for run in own if run.state != "finished")
+        table.add_row(*values, figure, minutes, "; ".join(states))
+    console.print(table)
+    console.print(f"written: {runs.folder}/sweep.csv", markup=False, soft_wrap=True)

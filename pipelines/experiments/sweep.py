@@ -1,0 +1,193 @@
+"""A sweep: one recipe with every combination of some settings, as ordinary runs, and what became of each."""
+
+import csv
+import io
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..plugins import less_is_better
+from ..recipes.schema import Recipe
+from ..storage.atomic import write_atomically
+from ..training.progress import short_metric
+from .samplers import Combination, Optuna
+from .sweep_file import Sweep, setting
+from .workers import Command, run_commands
+
+TABLE, CHOSEN, PAGE = "sweep.csv", "chosen.json", "comparison.html"
+SAID = "anyformer: "  # before the sentence with which a command of ours ends in an error
+ONE_SEED = (None,)
+
+
+@dataclass
+class Run:
+    """One run of a sweep. state: waiting, running, finished, or why it failed."""
+
+    combination: Combination
+    seed: int | None
+    folder: Path
+    state: str = "waiting"
+    metrics: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def overrides(self) -> list[str]:
+        """The settings that make it of the sweep's recipe."""
+        seed = [] if self.seed is None else [f"training.seed={self.seed}"]
+        return [*self.combination.settings, *seed, setting("training.output_dir", str(self.folder))]
+
+    def read(self) -> None:
+        """What its finished run has written."""
+        run = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+        self.state, self.metrics = "finished", run["metrics"]
+        self.facts = {name: run.get(name) for name in ("steps", "wall_seconds", "parameters")}
+
+
+def metric_of(sweep: Sweep, recipe: Recipe) -> str:
+    """The number that runs are ordered by, with its split: `validation_accuracy`.
+
+    Raises UserError for a metric that the recipe does not measure.
+    """
+    given = sweep.settings.metric or recipe.evaluation.best_metric or "loss"
+    name = given if given.startswith(("validation_", "test_")) else f"validation_{given}"
+    bare, known = name.partition("_")[2], ["loss", *recipe.evaluation.metrics]
+    if not any(f"{bare}_".startswith(f"{metric}_") for metric in known):
+        raise UserError(
+            f"--metric {given}: the recipe measures {', '.join(known)}; name one of them, or add it to "
+            f"evaluation.metrics"
+        )
+    return name
+
+
+class SweepRuns:
+    """The runs of a sweep in a folder of its own, made one after the other or some at a time.
+
+    Args:
+        known: the combinations of a grid or of a random choice; None where Optuna chooses.
+        seeds: of each combination; (None,) for the recipe's own.
+        words: of the command that trains the recipe, to which the settings of a run are added.
+        entry: runs a command in a process of its own, see `run_commands`.
+        say: gets a line for people.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        recipe: Recipe,
+        folder: Path,
+        known: list[Combination] | None,
+        seeds: list[int] | tuple[None],
+        words: list[str],
+        entry: Callable[[list[str]], int],
+        say: Callable[[str], None] = print,
+    ):
+        self.sweep, self.recipe, self.folder, self.known, self.seeds = sweep, recipe, folder, known, seeds
+        self.words, self.entry, self.say = words, entry, say
+        self.metric = metric_of(sweep, recipe)
+        self.runs: list[Run] = []
+        self._of: dict[str, tuple[Run, float]] = {}
+
+    def runs_of(self, combination: Combination) -> list[Run]:
+        """A run for each seed, in folders named by what is varied."""
+        place = self.folder / combination.name
+        if self.seeds == ONE_SEED:
+            return [Run(combination, None, place)]
+        return [Run(combination, seed, place / f"seed-{seed}") for seed in self.seeds]
+
+    def train(self, at_once: int, watch: Callable[[list[str]], None] = lambda lines: None) -> int:
+        """Make the runs, or go on; returns 0, or 128 + n where signal n stopped them.
+
+        A run that fails is said and counted, and the others are made. sweep.csv is written after each.
+        """
+        code = run_commands(
+            self._chosen_by_results() if self.known is None else self._known_at_once(),
+            at_once,
+            self.entry,
+            self._ended,
+            lambda running: watch([f"{Path(command.log).stem}: {command.last_line()}" for command in running]),
+        )
+        self.write_table()
+        return code
+
+    def _known_at_once(self) -> Iterator[Command]:
+        for combination in self.known:
+            self.runs += self.runs_of(combination)
+        for run in list(self.runs):
+            yield self._begin(run)
+
+    def _chosen_by_results(self) -> Iterator[Command]:
+        """Commands of the combinations Optuna chooses; it is told of one when the runs of all its seeds have ended."""
+        path = self.folder / CHOSEN
+        question = {"recipe": self.sweep.settings.recipe, "fixed": self.sweep.fixed, "metric": self.metric}
+        question["varied"] = {key: str(values) for key, values in self.sweep.varied.items()}
+        question["variants"] = self.sweep.variants
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {**question, "chosen": []}
+        if {name: value for name, value in before.items() if name != "chosen"} != question:
+            raise UserError(f"{self.folder} holds another sweep by Optuna; choose another folder by --out")
+        optuna = Optuna(self.sweep, self.recipe.training.seed, less_is_better(self.metric), before["chosen"])
+        open_trials: list[tuple[Any, list[Run]]] = []
+        for number in range(self.sweep.settings.runs):
+            for trial, runs in list(open_trials):
+                if all(run.state not in ("waiting", "running") for run in runs):
+                    values = [run.metrics[self.metric] for run in runs if self.metric in run.metrics]
+                    optuna.tell(trial, statistics.fmean(values) if len(values) == len(runs) else None)
+                    open_trials.remove((trial, runs))
+            combination, trial = optuna.choose(number)
+            write_atomically(path, json.dumps(question | {"chosen": optuna.chosen}, indent=1))
+            runs = self.runs_of(combination)
+            open_trials.append((trial, runs))
+            self.runs += runs
+            for run in runs:
+                yield self._begin(run)
+
+    def _begin(self, run: Run) -> Command:
+        command = Command([*self.words, *run.overrides()], run.folder.parent / f"{run.folder.name}.log")
+        self._of[str(command.log)] = run, time.monotonic()
+        run.state = "running"
+        return command
+
+    def _ended(self, command: Command, code: int) -> None:
+        run, begun = self._of[str(command.log)]
+        name = run.folder.relative_to(self.folder)
+        if code == 0:
+            run.read()
+            value = run.metrics.get(self.metric)
+            figure = f"no {self.metric}" if value is None else f"{self.metric.replace('_', ' ')} {short_metric(value)}"
+            self.say(f"{name}: {figure}, {(time.monotonic() - begun) / 60:.1f} min")
+        else:
+            last = command.last_line()
+            reason = last.removeprefix(SAID) if last.startswith(SAID) else f"ended with {code}; see {command.log}"
+            run.state = "stopped" if code > 128 else reason
+            self.say(f"{name}: {run.state}")
+        self.write_table()
+
+    def ordered(self) -> list[tuple[Combination, list[Run], float | None, float | None]]:
+        """(combination, its runs, mean of the metric, deviation over seeds), the best first, failed ones last."""
+        groups: dict[str, list[Run]] = {}
+        for run in self.runs:
+            groups.setdefault(run.combination.name, []).append(run)
+        rows = []
+        for runs in groups.values():
+            values = [run.metrics[self.metric] for run in runs if self.metric in run.metrics]
+            mean = statistics.fmean(values) if values else None
+            rows.append((runs[0].combination, runs, mean, statistics.stdev(values) if len(values) > 1 else None))
+        sign = 1 if less_is_better(self.metric) else -1
+        return sorted(rows, key=lambda row: (row[2] is None, 0 if row[2] is None else sign * row[2]))
+
+    def write_table(self) -> None:
+        """sweep.csv: a line for each run, with what was varied, its state and its metrics."""
+        varied = list(dict.fromkeys(key for run in self.runs for key in run.combination.values))
+        metrics = list(dict.fromkeys(name for run in self.runs for name in run.metrics))
+        facts = list(dict.fromkeys(name for run in self.runs for name in run.facts))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*varied, "seed", "state", *metrics, *facts, "folder"])
+        for run in self.runs:
+            values = [run.combination.values.get(key) for key in varied]
+            numbers = [run.metrics.get(name) for name in metrics] + [run.facts.get(name) for name in facts]
+            writer.writerow([*values, run.seed, run.state, *numbers, run.folder])
+        write_atomically(self.folder / TABLE, text.getvalue())

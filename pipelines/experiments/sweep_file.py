@@ -1,0 +1,176 @@
+"""What a sweep varies: lists on the command line, or a YAML file in configs/experiments or of the user."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import UserError, did_you_mean
+from ..recipes.files import read_yaml_file, shipped
+from ..recipes.schema import doc
+from ..recipes.strict_yaml import parse_yaml
+from ..recipes.types import as_mapping, build, show
+
+SECTIONS = ("model", "tokenizer", "data", "objective", "task", "training", "evaluation")  # of a recipe
+RANGE = {"min", "max", "log"}
+Sampler = Literal["grid", "random", "optuna"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers between two ends, which samplers other than the grid draw from; whole numbers where both ends are."""
+
+    min: float
+    max: float
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.min, int) and isinstance(self.max, int)
+
+    def at(self, share: float) -> float:
+        """The number at a share in [0, 1) of the way, in logarithms where `log`."""
+        if self.log:
+            value = math.exp(math.log(self.min) + share * (math.log(self.max) - math.log(self.min)))
+        else:
+            value = self.min + share * (self.max - self.min)
+        return min(self.max, round(value)) if self.whole else min(self.max, max(self.min, float(f"{value:.4g}")))
+
+
+@dataclass
+class SweepSettings:
+    """How the runs of a sweep are chosen; what a sweep's YAML has beside a recipe's sections, `vary` and `variants`."""
+
+    recipe: str = doc("a YAML file, or the name of a shipped recipe")
+    description: str = doc("one line, for people", default="")
+    metric: str | None = doc("what runs are ordered by; null: validation_loss, or the recipe's evaluation.best_metric")
+    sampler: Sampler = doc("grid: every combination; random: some of them; optuna: chosen by the results", "grid")
+    runs: int | None = doc("combinations tried; null: all of a grid", at_least=1)
+    seeds: int | str | None = doc(
+        "a number of seeds, or a list such as 1,2,3, for each combination; null: the recipe's own"
+    )
+
+
+@dataclass
+class Sweep:
+    """A recipe with settings that all runs share, and what is varied.
+
+    varied: {setting: values, or a Range}. variants: {name: settings that go together}, one more thing that is varied.
+    """
+
+    settings: SweepSettings
+    fixed: list[str] = field(default_factory=list)
+    varied: dict[str, list | Range] = field(default_factory=dict)
+    variants: dict[str, list[str]] = field(default_factory=dict)
+
+
+def is_sweep_file(name_or_path: str) -> bool:
+    """Whether the word names a file of a sweep: one that is shipped, or a YAML with a line that begins `recipe:`."""
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        try:
+            return any(line.startswith("recipe:") for line in path.read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError):  # load_recipe has a sentence for it
+            return False
+    return name_or_path in shipped("experiments")
+
+
+def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> Sweep:
+    """The sweep of a file or of a recipe, with what the command line says.
+
+    Args:
+        overrides: `section.key=value`; a list or a range {min, max, log} as the value is varied, and a list that is
+            one value stands in a list of its own, [[a, b]]. They win over the file's.
+        settings: of SweepSettings, which win over the file's; None leaves one out.
+
+    Raises:
+        UserError: an unknown key, a range without ends, nothing that varies, or as `load_recipe`.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    if is_sweep_file(name_or_path):
+        sweep = _sweep_of_file(name_or_path, given)
+    else:
+        sweep = Sweep(build(SweepSettings, {**given, "recipe": name_or_path}, "sweep"))
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        values = _varied(parse_yaml(value, key), key) if equals and value.lstrip()[:1] in ("[", "{") else None
+        if values is None:
+            sweep.varied.pop(key, None)
+            sweep.fixed.append(text)
+        else:
+            sweep.varied[key] = values
+    if not sweep.varied and len(sweep.variants) < 2:
+        raise UserError(
+            f"sweep {name_or_path}: nothing varies; give values in brackets, such as "
+            f"'training.learning_rate=[1e-3,3e-3]'"
+        )
+    _check_sampler(sweep)
+    return sweep
+
+
+def _sweep_of_file(name_or_path: str, given: dict) -> Sweep:
+    data, stem = read_yaml_file(name_or_path, "experiments", "sweep")
+    where, known = f"sweep {stem}", [*SweepSettings.__dataclass_fields__, *SECTIONS, "vary", "variants"]
+    for key in data:
+        if key not in known:
+            raise UserError(f"{where}: {key!r} is not known{did_you_mean(key, known)}")
+    own = {key: value for key, value in data.items() if key in SweepSettings.__dataclass_fields__}
+    sweep = Sweep(build(SweepSettings, {**own, **given}, where))
+    beside = Path(name_or_path).expanduser().parent / sweep.settings.recipe
+    sweep.settings.recipe = str(beside) if beside.is_file() else sweep.settings.recipe
+    sweep.fixed = _settings_of({key: data[key] for key in SECTIONS if key in data}, where)
+    for key, value in as_mapping(data.get("vary"), f"{where}: vary").items():
+        sweep.varied[key] = _varied(value, f"{where}: vary.{key}")
+        if sweep.varied[key] is None:
+            raise UserError(f"{where}: vary.{key}={show(value)} is no list of values; write [a, b], or set it above")
+    for name, sections in as_mapping(data.get("variants"), f"{where}: variants").items():
+        place = f"{where}: variants.{name}"
+        for key in as_mapping(sections, place):
+            if key not in SECTIONS:
+                raise UserError(f"{place}: {key!r} is not known{did_you_mean(key, SECTIONS)}")
+        sweep.variants[str(name)] = _settings_of(as_mapping(sections, place), place)
+    return sweep
+
+
+def _settings_of(sections: dict, where: str) -> list[str]:
+    """Sections of a recipe as settings of the command line."""
+    return [
+        setting(f"{section}.{key}", value)
+        for section, settings in sections.items()
+        for key, value in as_mapping(settings, f"{where}: {section}").items()
+    ]
+
+
+def setting(key: str, value: Any) -> str:
+    """A setting as the command line has it."""
+    return f"{key}={json.dumps(value)}"
+
+
+def _varied(value: Any, where: str) -> list | Range | None:
+    """The values of a list, a range, or None where the value is a single one. Raises UserError for a wrong range."""
+    if isinstance(value, dict) and {"min", "max"} <= value.keys() <= RANGE:
+        ends = value["min"], value["max"]
+        numbers = all(isinstance(end, (int, float)) and not isinstance(end, bool) for end in ends)
+        if not numbers or not ends[0] < ends[1] or (value.get("log") and ends[0] <= 0):
+            raise UserError(f"{where}={show(value)} is no range; min must be below max, and above 0 with log")
+        return Range(*ends, bool(value.get("log", False)))
+    if not isinstance(value, list):
+        return None
+    twice = [one for number, one in enumerate(value) if one in value[:number]]
+    if not value or twice:
+        raise UserError(f"{where}={show(value)} " + (f"names {show(twice[0])} twice" if twice else "has no values"))
+    return value
+
+
+def _check_sampler(sweep: Sweep) -> None:
+    """Raise UserError for a range in a grid, or where a sampler does not know how many runs it should choose."""
+    settings, ranges = sweep.settings, [key for key, values in sweep.varied.items() if isinstance(values, Range)]
+    if settings.sampler == "grid":
+        if ranges:
+            raise UserError(f"{ranges[0]} is a range, which a grid cannot walk; give --sampler random or optuna")
+        if settings.runs is not None:
+            raise UserError(f"--runs {settings.runs}: a grid tries every combination; give --sampler random or optuna")
+    elif settings.runs is None:
+        raise UserError(f"--sampler {settings.sampler} needs --runs, the number of combinations it tries")

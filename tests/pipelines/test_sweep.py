@@ -1,0 +1,171 @@
+"""A sweep: which combinations, named how, and real runs of them, killed and gone on with."""
+
+import csv
+import json
+import signal
+
+import pytest
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.experiments.samplers import Optuna, drawn, grid, known_combinations
+from anyformer.pipelines.experiments.sweep_file import Range, read_sweep
+from anyformer.pipelines.plugins import less_is_better
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.files import shipped
+from processes import Process
+
+
+def test_a_grid_has_every_combination_and_names_it_by_what_varies():
+    sweep = read_sweep(
+        "quickstart", ["model.norm_position=[pre,post]", "training.warmup_steps=[0,10]", "training.bf16=false"]
+    )
+    found = grid(sweep)
+    assert [one.name for one in found][:2] == ["norm_position=pre,warmup_steps=0", "norm_position=pre,warmup_steps=10"]
+    assert len(found) == 4 and sweep.fixed == ["training.bf16=false"]
+    recipe = load_recipe("quickstart", [*sweep.fixed, *found[-1].settings])
+    assert recipe.model.fields["norm_position"] == "post" and recipe.training.warmup_steps == 10
+    # A list in brackets of its own is one value; two settings of one name are told apart by their sections.
+    listed = read_sweep("quickstart", ["data.files=[[a.txt,b.txt],[c.txt]]", "model.files=[x,y]"])
+    assert grid(listed)[0].name == "data.files=a.txt-b.txt,model.files=x"
+
+
+def test_random_combinations_differ_and_more_of_them_begin_with_the_same():
+    sweep = read_sweep(
+        "quickstart", ["training.learning_rate={min: 1e-4, max: 1e-2, log: true}"], sampler="random", runs=5
+    )
+    few, many = drawn(sweep, 5, seed=1), drawn(sweep, 9, seed=1)
+    assert many[:5] == few and len({one.name for one in many}) == 9
+    rates = [one.values["training.learning_rate"] for one in drawn(sweep, 200, seed=2)]
+    assert min(rates) >= 1e-4 and max(rates) <= 1e-2 and 60 < sum(rate < 1e-3 for rate in rates) < 140
+    assert {Range(1, 3).at(share / 100) for share in range(100)} == {1, 2, 3}
+    listed = read_sweep("quickstart", ["training.seed=[1,2,3]"], sampler="random", runs=50)
+    assert len(known_combinations(listed, 0)) == 3  # there are no more
+
+
+def test_optuna_goes_on_as_if_it_had_not_been_stopped():
+    pytest.importorskip("optuna")
+    sweep = read_sweep(
+        "quickstart",
+        ["training.learning_rate={min: 1e-4, max: 1e-1, log: true}", "model.norm_position=[pre,post]"],
+        sampler="optuna",
+        runs=30,
+    )
+
+    def reached(values):  # best at 3e-3 and pre
+        return abs(values["training.learning_rate"] - 3e-3) + (values["model.norm_position"] == "post")
+
+    def search(count, chosen):
+        optuna, found = Optuna(sweep, 3, True, chosen), []
+        for number in range(count):
+            combination, trial = optuna.choose(number)
+            found.append(combination)
+            optuna.tell(trial, reached(combination.values))
+        return found, optuna.chosen
+
+    whole, _ = search(30, [])
+    _, chosen = search(12, [])
+    again, _ = search(30, json.loads(json.dumps(chosen)))
+    assert again == whole
+    assert min(map(reached, (one.values for one in whole))) < 2e-3
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["training.learning_rate=1e-3"], "nothing varies; give values in brackets"),
+        (["training.learning_rate=[1e-3,1e-3]"], "training.learning_rate=[0.001, 0.001] names 0.001 twice"),
+        (["training.learning_rate=[]"], "has no values"),
+        (["training.learning_rate={min: 1, max: 0}"], "is no range; min must be below max"),
+        (["training.learning_rate={min: 0, max: 1}"], "is a range, which a grid cannot walk"),
+        (["training.seed=[1,2]", "--runs", "2"], "--runs 2: a grid tries every combination"),
+        (["training.seed=[1,2]", "--sampler", "random"], "--sampler random needs --runs"),
+        (["training.seed=[1,2]", "--metric", "acuracy"], "--metric acuracy: the recipe measures loss, perplexity"),
+        (["training.sead=[1,2]"], "training.sead"),
+        (["model.norm_position=[pre,past]"], "norm_position=past: model.norm_position"),
+        (["training.seed=[1,2]", "publish.repo_id=me/it"], "does not go with a sweep"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_one_sentence(words, says, tiny_recipe, tmp_path, command, capsys):
+    assert command("sweep", tiny_recipe(), *words) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "run-sweep").exists()
+
+
+@pytest.mark.parametrize("name", list(shipped("experiments")))
+def test_each_shipped_experiment_makes_recipes(name):
+    sweep = read_sweep(name, [])
+    for combination in grid(sweep):
+        load_recipe(sweep.settings.recipe, [*sweep.fixed, *combination.settings])
+
+
+def test_a_file_of_a_sweep_has_variants_and_names_its_mistakes(tiny_recipe, tmp_path):
+    tiny_recipe()
+    path = tmp_path / "mine.yaml"
+    text = "recipe: tiny.yaml\ntraining: {max_steps: 3}\nvary: {training.seed: [1, 2]}\n"
+    path.write_text(
+        text
+        + "variants:\n  sines: {model: {position_encoding: sinusoidal}}\n  none: {model: {position_encoding: none}}\n"
+    )
+    sweep = read_sweep(str(path), ["training.seed=[5,6,7]"])
+    assert [one.name for one in grid(sweep)][2:4] == ["sines,seed=7", "none,seed=5"]
+    recipe = load_recipe(sweep.settings.recipe, [*sweep.fixed, *grid(sweep)[3].settings])
+    assert (recipe.model.fields["position_encoding"], recipe.training.seed, recipe.training.max_steps) == ("none", 5, 3)
+    for more, says in (
+        ("varry: {}", "did you mean vary"),
+        ("seeds: 0.5", "sweep mine.seeds=0.5 is not an integer"),
+        ("sampler: girds", "did you mean grid"),
+    ):
+        path.write_text(f"{text}{more}\n")
+        with pytest.raises(UserError, match=says):
+            read_sweep(str(path), [])
+
+
+def test_less_of_a_metric_is_better_by_its_name():
+    assert all(
+        map(less_is_better, ("loss", "validation_loss", "test_loss_text", "validation_perplexity", "perplexity"))
+    )
+    assert not any(map(less_is_better, (None, "accuracy", "test_accuracy_sst2", "validation_bleu", "nonsense")))
+
+
+@pytest.mark.slow
+def test_runs_of_a_sweep_are_ordinary_ones_gone_on_with_after_a_signal(tiny_recipe, command, tmp_path, capsys):
+    recipe, folder = tiny_recipe(), tmp_path / "run-sweep"
+    words = ("sweep", recipe, "training.learning_rate=[5e-3,1e-9]", "model.norm_position=[pre,post]", "--jobs", "2")
+    stopped = Process(command, *words, output=tmp_path / "first.txt")
+    stopped.wait_until(lambda: any(folder.glob("*/checkpoint-*")))
+    stopped.kill(signal.SIGTERM)
+    assert stopped.wait() == 128 + signal.SIGTERM, stopped.text()
+    assert "stopped; the same command goes on from there" in stopped.text()
+    assert command(*words) == 0
+    assert "going on from" in "".join(log.read_text() for log in folder.glob("*.log"))
+    shown = capsys.readouterr().out
+    with open(folder / "sweep.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["finished"] * 4
+    assert shown.index("0.005") < shown.index("1e-09")
+    alone = tmp_path / "alone"
+    assert (
+        command(
+            "train", recipe, "training.learning_rate=5e-3", "model.norm_position=post", f"training.output_dir={alone}"
+        )
+        == 0
+    )
+    same = next(
+        row for row in rows if row["training.learning_rate"] == "0.005" and row["model.norm_position"] == "post"
+    )
+    run = json.loads((alone / "run.json").read_text())
+    assert float(same["validation_loss"]) == run["metrics"]["validation_loss"]
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_told_and_the_others_are_made(tiny_recipe, command, tmp_path, capsys):
+    words = (
+        "sweep",
+        tiny_recipe(),
+        "training.learning_rate=[5e-3,1e12]",
+        "training.max_grad_norm=0",
+        "training.max_steps=8",
+    )
+    assert command(*words) == 0
+    with open(tmp_path / "run-sweep" / "sweep.csv", newline="") as file:
+        good, bad = csv.DictReader(file)
+    assert good["state"] == "finished" and "loss" in bad["state"] and not bad["validation_loss"]
+    assert bad["state"] in capsys.readouterr().out
