@@ -44,6 +44,7 @@ def anchors(text: str) -> set[str]:
 
 def test_everything_that_can_be_listed_has_its_place(pages):
     places = {"recipes": ["recipes.md"], "objectives": docs_pages.LEARNING, "tasks": docs_pages.LEARNING}
+    places["experiments"] = ["experiments.md"]
     for kind, (make, _) in TABLES.items():
         found = set().union(*(anchors(pages[name]) for name in places.get(kind, ["reference/lists.md"])))
         assert {row[0] for row in make()} <= found, kind
