@@ -14,8 +14,10 @@ RUNS = "runs"  # where the shipped recipes put theirs
 HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
-def locate_model(name_or_path: str) -> str:
+def locate_model(name_or_path: str, what: str = "MODEL") -> str:
     """Return the argument of `from_pretrained`: a model's or adapter's folder, or the name of a Hub repository.
+
+    what: the argument or setting that names it, for errors.
 
     Raises:
         UserError: no such folder, or a folder without a model.
@@ -27,13 +29,13 @@ def locate_model(name_or_path: str) -> str:
         checkpoints = [path for path in folder.glob("checkpoint-*") if _holds_model(path)]
         if checkpoints:
             newest = max(checkpoints, key=lambda path: path.stat().st_mtime)
-            raise UserError(f"MODEL={name_or_path}: the run there is not finished; its newest checkpoint is {newest}")
-        raise UserError(f"MODEL={name_or_path}: no model in this folder (it has no config.json)")
+            raise UserError(f"{what}={name_or_path}: the run there is not finished; its newest checkpoint is {newest}")
+        raise UserError(f"{what}={name_or_path}: no model in this folder (it has no config.json)")
     if folder.exists():
-        raise UserError(f"MODEL={name_or_path} is a file; give the folder of a model")
+        raise UserError(f"{what}={name_or_path} is a file; give the folder of a model")
     if not HUB_NAME.fullmatch(name_or_path):
-        raise UserError(f"MODEL={name_or_path}: no such folder, and not a name the Hub could have (owner/name)")
-    _check_runs(name_or_path, folder)
+        raise UserError(f"{what}={name_or_path}: no such folder, and not a name the Hub could have (owner/name)")
+    _check_runs(name_or_path, folder, what)
     return name_or_path
 
 
@@ -41,14 +43,14 @@ def _holds_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() or is_adapter(folder)
 
 
-def _check_runs(name_or_path: str, folder: Path) -> None:
+def _check_runs(name_or_path: str, folder: Path, what: str) -> None:
     """Raise UserError for a missing folder among runs, which is no repository on the Hub: runs/mine."""
     place = folder.parent
     runs = [path.name for path in place.iterdir() if (path / "run.json").is_file()] if place.is_dir() else []
     if place != Path(".") and runs:
-        raise UserError(f"MODEL={name_or_path}: no such folder{did_you_mean(folder.name, runs, f'{place}/')}")
+        raise UserError(f"{what}={name_or_path}: no such folder{did_you_mean(folder.name, runs, f'{place}/')}")
     if len(folder.parts) > 1 and folder.parts[0] == RUNS:
-        raise UserError(f"MODEL={name_or_path}: no such folder; anyformer train quickstart makes {RUNS}/quickstart")
+        raise UserError(f"{what}={name_or_path}: no such folder; anyformer train quickstart makes {RUNS}/quickstart")
 
 
 def check_sampling(

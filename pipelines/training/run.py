@@ -20,6 +20,7 @@ from ..adapters import ADAPTER_CONFIG, load_model
 from ..backends import backends_of
 from ..data.reference import weights_identity
 from ..errors import UserError
+from ..generation import locate_model
 from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import METRICS
@@ -123,6 +124,8 @@ def prepared(recipe: Recipe, arguments, per_step: int | None = None) -> tuple[Pr
     per_step: rows of a step of the run that goes on; None: as the recipe says.
     """
     main = arguments.process_index == 0
+    if recipe.model.name_or_path is not None:
+        locate_model(recipe.model.name_or_path, "model.name_or_path")
     with arguments.main_process_first(local=False, desc="preparing data"):
         data = prepare_data(recipe, progress=main and sys.stdout.isatty())
     if recipe.training.lora is not None:

@@ -38,6 +38,10 @@ MISTAKES = {
         ["model={name_or_path: nowhere/model}", "tokenizer={name_or_path: nowhere/model}"],
         ["nowhere/model"],
     ),
+    "a-run-that-was-never-made": (
+        ["model.name_or_path=runs/mine"],
+        ["model.name_or_path=runs/mine: no such folder"],
+    ),
 }
 
 
@@ -53,6 +57,14 @@ def test_a_mistake_is_one_sentence_and_exit_code_2_and_nothing_is_written(
     for words in says:
         assert words in sentence
     assert not any(p.is_file() for p in (tmp_path / "run").rglob("*"))
+
+
+def test_an_unfinished_run_is_no_model_to_begin_from(tiny_recipe, command, tmp_path, capsys):
+    checkpoint = tmp_path / "begun" / "checkpoint-5"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    assert command("train", tiny_recipe(), f"model.name_or_path={tmp_path / 'begun'}") == 2
+    assert f"the run there is not finished; its newest checkpoint is {checkpoint}" in capsys.readouterr().err
 
 
 def test_an_empty_corpus_is_refused(tiny_recipe, command, tmp_path, capsys):
