@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .attention_blocks import Blocks, attend_in_blocks
 from .attention_masks import fold_into_bias
 from .attention_varlen import varlen_sdpa
 from .normalization import build_norm
@@ -76,6 +77,14 @@ def attention_by_documents(
     """Each document by itself, as if it were a row of its own; there is no mask, and no weights are returned."""
     causal = module.is_causal
     return varlen_sdpa(query, key, value, document_lengths, causal, scaling, dropout, sliding_window), None
+
+
+def attention_in_blocks(
+    module, query, key, value, attention_mask, scaling, dropout=0.0, position_bias=None, **kwargs
+) -> tuple:
+    """Near keys and few others in blocks of queries; `attention_mask` are Blocks, and no weights are returned."""
+    blocks = attention_mask if position_bias is None else attention_mask.with_bias(position_bias)
+    return attend_in_blocks(query, key, value, blocks, scaling, dropout), None
 
 
 class Attention(nn.Module):
@@ -184,6 +193,8 @@ class Attention(nn.Module):
 
         document_lengths: None, or the lengths of the documents in all rows; they are then attended one by one.
         """
+        if isinstance(attention_mask, Blocks):
+            return attention_in_blocks
         if document_lengths is not None:
             return attention_by_documents
         if self.implementation() == "paged|eager" and "cache" in kwargs:

@@ -5,8 +5,11 @@ can do causality by itself).
 """
 
 import torch
+from transformers import DynamicCache
 from transformers.masking_utils import (
     and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
     create_causal_mask,
@@ -14,7 +17,8 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from .traits import ATTENTION_KINDS, implementation, implements
+from .attention_blocks import make_blocks, pays, window_rule
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation, implements
 
 
 def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
@@ -35,10 +39,56 @@ def strided_mask_function(config):
     return strided
 
 
-def causal_masks(config, inputs_embeds, attention_mask, past_key_values, document_ids=None, kinds=None) -> dict:
+def mask_function(config, kind: str, is_causal: bool):
+    """What a kind of attention sees, padding and documents aside: what transformers' `create_...` begin with, too."""
+    own = implementation("mask", kind)
+    if ATTENTION_KINDS[kind].windowed:  # config.sliding_window counts the query in causal windows only
+        base = window_rule(config.sliding_window + (not is_causal), is_causal)
+    else:
+        base = causal_mask_function if is_causal else bidirectional_mask_function
+    return base if own is None else and_masks(base, own(config))
+
+
+def blocks_of(config, kind: str, x_BTD, attention_mask, past_key_values=None, documents=None, global_tokens=None):
+    """The Blocks in which layers of a kind are computed faster than under a mask, or None. Arguments as of the masks.
+
+    Only for sdpa: `eager` shows every score, other backends skip by themselves what is hidden. Tokens that meet keys of
+    a cache keep the mask, as does a program without branches, which serves all lengths.
+
+    Args:
+        global_tokens: None, or (index, whether it is one), both (B, N).
+    """
+    traits = ATTENTION_KINDS[kind]
+    near = None if traits.near is None else traits.near(config)
+    stride = 0 if traits.stride is None else traits.stride(config)
+    if (
+        near is None
+        or config._attn_implementation != "sdpa"
+        or POSITION_SCHEMES[config.position_encoding].acts_on == "attention"
+        or torch.compiler.is_exporting()
+        or (attention_mask is not None and attention_mask.ndim != 2)
+        or (past_key_values is not None and not _is_prefill(past_key_values))
+        or not pays(near, stride, x_BTD.shape[1], 0 if global_tokens is None else global_tokens[0].shape[1])
+    ):
+        return None
+    real = None if attention_mask is None else attention_mask != 0
+    return make_blocks(
+        mask_function(config, kind, config.is_causal), near, stride, x_BTD, real, documents, global_tokens
+    )
+
+
+def _is_prefill(past_key_values) -> bool:
+    """Whether the tokens are the first ones of a cache whose layers hand back just what they are given."""
+    return type(past_key_values) is DynamicCache and past_key_values.get_seq_length() == 0
+
+
+def causal_masks(
+    config, inputs_embeds, attention_mask, past_key_values, document_ids=None, kinds=None, in_blocks: bool = False
+) -> dict:
     """Return {kind of attention: mask} for the kinds the config names; for those with states, their token positions.
 
     Args:
+        in_blocks: whether a mask may be Blocks.
         kinds: the config's kinds of attention, for callers that have them at hand.
         inputs_embeds: (B, T, D); only its shape, dtype and device are read.
         attention_mask: None, a (B, S) padding mask, a ready mask of four axes, or (as `generate` prepares for static
@@ -72,6 +122,10 @@ def causal_masks(config, inputs_embeds, attention_mask, past_key_values, documen
         if plain and own is None and fits_window:
             masks[kind] = None
             continue
+        if in_blocks:
+            masks[kind] = blocks_of(config, kind, inputs_embeds, attention_mask, past_key_values, document_ids)
+            if masks[kind] is not None:
+                continue
         overlays = packed if own is None else [*packed, own(config)]
         create = create_sliding_window_causal_mask if traits.windowed else create_causal_mask
         masks[kind] = create(
@@ -117,12 +171,20 @@ def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens
 
 
 def bidirectional_masks(
-    config, inputs_embeds, attention_mask, document_ids=None, kinds=None, global_attention_mask=None
+    config,
+    inputs_embeds,
+    attention_mask,
+    document_ids=None,
+    kinds=None,
+    global_attention_mask=None,
+    global_tokens=None,
+    in_blocks: bool = False,
 ) -> dict:
     """As `causal_masks`, for layers whose queries also see the tokens after them; there is no cache.
 
     Args:
         global_attention_mask: None, or (B, T), nonzero where every token sees this one in local_global_attention.
+        global_tokens: None, or the index of these tokens and whether it is one, both (B, N), for Blocks.
     """
     if isinstance(attention_mask, dict):
         return attention_mask
@@ -138,6 +200,13 @@ def bidirectional_masks(
         if plain and own is None and fits_window:
             masks[kind] = None
             continue
+        if in_blocks:
+            everywhere = global_tokens if traits.global_tokens else None
+            masks[kind] = blocks_of(
+                config, kind, inputs_embeds, attention_mask, documents=document_ids, global_tokens=everywhere
+            )
+            if masks[kind] is not None:
+                continue
         create = create_bidirectional_sliding_window_mask if traits.windowed else create_bidirectional_mask
         overlays, kwargs = packed if own is None else [*packed, own(config)], {}
         if traits.global_tokens and global_attention_mask is not None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from .attention_blocks import attend_in_blocks, make_blocks, window_rule
 from .linear_cross_entropy import SLOW_ON_CPU
 
 try:
@@ -25,9 +26,6 @@ KERNEL_OPTIONS = frozenset() if varlen_attn is None else frozenset(inspect.signa
 # On a CPU the gradients of sdpa in bf16 take 6 x as long as in fp32 for documents of 12 tokens, 2 x for 330, as long
 # for 512, and less above (AMX, torch 2.15).
 SHORT_DOCUMENT = 512
-
-# A window's queries are taken this many at a time, or as many as the window is long, if that is more.
-QUERIES_PER_BLOCK = 128
 
 
 def document_lengths(document_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> list[int]:
@@ -112,32 +110,13 @@ def _one_by_one(query, key, value, lengths, is_causal, scaling, dropout, window)
     for (length, count), *parts in zip(runs, query.split(sizes), key.split(sizes), value.split(sizes)):
         parts = [x.unflatten(0, (count, length)).transpose(1, 2) for x in parts]
         if window is None or window >= length:
-            out = _sdpa(*parts, scaling, dropout, is_causal=is_causal)
+            out = _sdpa(*parts, scaling, dropout, is_causal=is_causal).transpose(1, 2)
         else:
-            out = _windowed(*parts, is_causal, scaling, dropout, window)
-        outputs.append(out.transpose(1, 2).flatten(0, 1))
+            near = window - 1, 0 if is_causal else window - 1
+            blocks = make_blocks(window_rule(window, is_causal), near, 0, parts[0][:, 0])
+            out = attend_in_blocks(*parts, blocks, scaling, dropout)
+        outputs.append(out.flatten(0, 1))
     return torch.cat(outputs)
-
-
-def _windowed(query, key, value, is_causal, scaling, dropout, window) -> torch.Tensor:
-    """(C, H, L, K), (C, G, L, K) twice -> (C, H, L, K), in blocks of queries with the keys in their windows."""
-    size, lookback = max(QUERIES_PER_BLOCK, window), window - 1
-    queries, keys, values = (x.split(size, dim=2) for x in (query, key, value))
-    outputs = []
-    for i, block in enumerate(queries):
-        # A block is at least as long as a window, so that windows end within the neighbouring blocks.
-        before = lookback if i > 0 else 0
-        after = min(lookback, queries[i + 1].shape[2]) if not is_causal and i + 1 < len(queries) else 0
-        near = []
-        for blocks in (keys, values):
-            parts = [blocks[i - 1].narrow(2, size - before, before)] if before else []
-            parts += [blocks[i]] + ([blocks[i + 1].narrow(2, 0, after)] if after else [])
-            near.append(torch.cat(parts, dim=2))
-        q = torch.arange(block.shape[2], device=block.device)[:, None] + before
-        distance = q - torch.arange(near[0].shape[2], device=block.device)
-        seen = (distance < window) & (distance >= 0 if is_causal else distance > -window)
-        outputs.append(_sdpa(block, *near, scaling, dropout, attn_mask=seen))
-    return torch.cat(outputs, dim=2)
 
 
 def _sdpa(query, key, value, scaling, dropout, **mask) -> torch.Tensor:

@@ -121,12 +121,18 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
         x_BTE = super().project_embeddings(x_BTE, position_ids)
         return x_BTE if self.embedding_projection is None else self.embedding_projection(x_BTE)
 
+    def build_masks(self, x_BTE, batch) -> tuple:
+        if not self.config.has_global_tokens:
+            return super().build_masks(x_BTE, batch)
+        context = global_attention_context(
+            self.config, x_BTE, batch.global_attention_mask, batch.attention_mask, batch.documents
+        )
+        batch.global_tokens = None if context is None else context[:2]
+        masks, seen = super().build_masks(x_BTE, batch)
+        return masks, seen | {"global_context": context}
+
     def extra_layer_kwargs(self, x_BTD, batch) -> dict:
         extra = {}
-        if self.config.has_global_tokens:
-            extra["global_context"] = global_attention_context(
-                self.config, x_BTD, batch.global_attention_mask, batch.attention_mask, batch.documents
-            )
         if self.conv is not None:
             extra["conv_context"] = (batch.attention_mask, batch.documents)
         return extra

@@ -144,7 +144,7 @@ def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_
     """Run a position scheme once per forward pass: return (embeddings, keyword arguments for each layer).
 
     `kinds` is the kind of attention of each layer; `layers_by_kind` maps a kind to (index of one of its layers, its
-    `layer_types` name). known_distances: None, or {kind: (T, S)} of keys in pages.
+    `layer_types` name). known_distances: None, or {kind: (T, S)} of keys in pages, or in blocks.
     """
     acts_on = POSITION_SCHEMES[config.position_encoding].acts_on
     if acts_on is None:
@@ -171,7 +171,7 @@ def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config, 
     for kind, (layer_idx, _) in layers_by_kind.items():
         past, keys, first_key = 0, length, 0
         traits = ATTENTION_KINDS[kind]
-        if known_distances is not None:
+        if known_distances is not None and kind in known_distances:
             distances[kind] = known_distances[kind]
         elif traits.segments:
             attention = implementation("attention", kind, traits.module)

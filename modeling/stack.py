@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.utils.generic import is_flash_attention_requested
 
+from .attention_blocks import Blocks
 from .attention_masks import (
     bidirectional_masks,
     causal_masks,
@@ -38,7 +39,8 @@ class Batch:
     documents: None, or (B, T) ids of packed documents, which do not see each other. global_attention_mask: None or
     (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
     losses and statistics; None: all count. unpadded: None, or how padded rows became one row. distances: None, or
-    {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages.
+    {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages. global_tokens:
+    None, or the index of the global tokens and whether it is one, both (B, N).
     """
 
     attention_mask: torch.Tensor | dict | None
@@ -50,6 +52,7 @@ class Batch:
     loss_mask: torch.Tensor | None = None
     unpadded: Unpadded | None = None
     distances: dict | None = None
+    global_tokens: tuple | None = None
 
     def without_padding(self, x_BTE):
         """(B, T, E) as the layers see it: (1, N, E) where the batch was unpadded."""
@@ -147,6 +150,7 @@ class TransformerStack:
             x_BTE = x_BTE * self.config.embedding_multiplier
         x_BTE, added_BTE = batch.without_padding(x_BTE), batch.without_padding(added_BTE)
         masks, seen = self.build_masks(x_BTE, batch)
+        distances = {kind: mask.distances for kind, mask in masks.items() if isinstance(mask, Blocks)}
         x_BTE, per_layer = apply_positions(
             self.positions,
             x_BTE,
@@ -155,7 +159,7 @@ class TransformerStack:
             self.attention_kinds,
             self.layers_by_kind,
             self.config,
-            batch.distances,
+            distances if batch.distances is None else batch.distances,
         )
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(self.attention_kinds, per_layer)]
@@ -185,10 +189,11 @@ class TransformerStack:
             lengths = document_lengths(documents, attention_mask)
             if len(lengths) * SHORT_DOCUMENT <= x_BTE.shape[0] * x_BTE.shape[1]:
                 return dict.fromkeys(kinds), {"document_lengths": lengths}
+        common = {"document_ids": documents, "kinds": kinds, "in_blocks": self.attends_in_blocks()}
         if self.config.is_causal:
-            return causal_masks(self.config, x_BTE, attention_mask, batch.past_key_values, documents, kinds), seen
-        masks = bidirectional_masks(self.config, x_BTE, attention_mask, documents, kinds, batch.global_attention_mask)
-        return masks, seen
+            return causal_masks(self.config, x_BTE, attention_mask, batch.past_key_values, **common), seen
+        common |= {"global_attention_mask": batch.global_attention_mask, "global_tokens": batch.global_tokens}
+        return bidirectional_masks(self.config, x_BTE, attention_mask, **common), seen
 
     def fold_masks(self, per_layer: list[dict]) -> list[dict]:
         """Masks and score biases as one tensor, made once for all layers that share them."""
@@ -196,10 +201,15 @@ class TransformerStack:
         for own in per_layer:
             if "position_bias" in own:
                 mask, bias = own["attention_mask"], own["position_bias"]
+                # Reentrant checkpointing finds no gradient of a tensor within Blocks.
+                if isinstance(mask, Blocks) and bias.requires_grad:
+                    folded.append(own)
+                    continue
                 # By identity, and not by `id`: a compiled step would guard on that number, and never be used again.
                 both = next((both for m, b, both in done if m is mask and b is bias), None)
                 if both is None:
-                    both = fold_into_bias(bias, mask, self.config.is_causal)
+                    in_blocks = isinstance(mask, Blocks)
+                    both = mask.with_bias(bias) if in_blocks else fold_into_bias(bias, mask, self.config.is_causal)
                     done.append((mask, bias, both))
                 own = {"attention_mask": both}
             folded.append(own)
@@ -216,6 +226,10 @@ class TransformerStack:
             and all(ATTENTION_KINDS[kind].separable for kind in self.layers_by_kind)
             and attends_documents_apart(x_BTE, self.config.attention_dropout if self.training else 0.0)
         )
+
+    def attends_in_blocks(self) -> bool:
+        """Whether kinds of attention that see few keys are computed in blocks: not where weights are dropped."""
+        return not (self.training and self.config.attention_dropout > 0)
 
     def attends_packed_rows_apart(self, x_BTE) -> bool:
         """On a GPU packed rows keep their mask: lengths would have to be read on the host in every step."""

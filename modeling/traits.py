@@ -81,6 +81,9 @@ class Kind:
     that all layers are of this kind. lookback: config -> how many tokens before a query a layer may look at, for kinds
     whose cache is states or segments. memories: such a cache's matrices (K x (K + 1) in fp32 for each key/value head).
     windowed: whether a query sees the `sliding_window` tokens before it (in an encoder, to each side) only.
+    near, stride: config -> where a mask that depends on distances only shows keys, so that rows can be computed in
+    blocks (attention_blocks.py): the most tokens before and after a query that it may see one by one, and the distance
+    of further ones before them, of causal kinds only. None: anywhere; none further.
     flash: whether flash kernels compute it, or it runs without a backend. separable: whether packed documents can be
     attended one by one. segments: whether it attends block by block. global_tokens: whether some tokens see all.
     own_scores: whether a class of its own computes it (role "attention"); otherwise it is a mask (role "mask", unless
@@ -95,6 +98,8 @@ class Kind:
     lookback: Callable[..., int] | None = None
     memories: int = 0
     windowed: bool = False
+    near: Callable[..., tuple[int, int]] | None = None
+    stride: Callable[..., int] | None = None
     flash: bool = False
     separable: bool = False
     segments: bool = False
@@ -170,6 +175,10 @@ def _global_projections(sizes) -> int:
     queries = sizes.linear(sizes.D, sizes.H * sizes.K, sizes.c.attention_bias)
     values = sizes.linear(sizes.D, sizes.G * sizes.K, sizes.c.attention_bias)
     return queries + sizes.linear(sizes.D, sizes.G * sizes.K, sizes.key_bias) + values
+
+
+def _window(c) -> tuple[int, int]:
+    return (c.sliding_window - 1, 0) if c.is_causal else (c.sliding_window, c.sliding_window)
 
 
 WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, to each side)"}
@@ -277,6 +286,7 @@ ATTENTION_KINDS = {
         companions={"sliding_window": 4},
         layer_type="sliding_attention",
         windowed=True,
+        near=_window,
         flash=True,
         separable=True,
     ),
@@ -284,12 +294,15 @@ ATTENTION_KINDS = {
         families=(DECODER, MOE),
         needs=STRIDE,
         companions={"attention_stride": 3},
+        near=lambda c: (c.attention_stride - 1, 0),
+        stride=lambda c: c.attention_stride,
     ),
     "local_global_attention": Kind(
         families=(ENCODER,),
         needs=WINDOW,
         companions={"sliding_window": 3},
         windowed=True,
+        near=_window,
         global_tokens=True,
         own_scores=True,
         splits_heads=False,

@@ -3,8 +3,13 @@
 A model of 2 layers without a head processes one row: a forward pass without gradients, and a forward and backward
 pass. The kinds compute different functions, so only their costs are compared. Memory is the peak beyond weights and
 inputs, as torch's profiler records it. The plot is written beside this file.
+
+In bf16 (autocast) and fp32. The ratios of each kind to full attention, with their goals, are those of the longest row;
+then the length from which a kind takes less time, interpolated between the lengths that were measured.
 """
 
+import contextlib
+import math
 from pathlib import Path
 
 import method
@@ -23,6 +28,16 @@ KINDS = {
     "compressive": {"attention_pattern": ["compressive_attention"], "segment_length": WINDOW},
     "recurrent": {"segment_length": WINDOW, "memory_length": WINDOW},
 }
+# Times of full attention over those of a kind, at 4,096 tokens and windows of 128.
+GOALS = {
+    ("sliding", "forward"): 2.5,
+    ("sliding", "training"): 2.0,
+    ("strided", "forward"): 1.5,
+    ("strided", "training"): 1.5,
+    ("local+global", "forward"): 1.8,
+    ("local+global", "training"): 1.8,
+}
+GOAL_LENGTH = 4096
 HEADER = (
     "| what | kind | forward, us/token | training, us/token | forward, KiB/token | training, KiB/token | "
     "training time of full |\n|---|---|---|---|---|---|---|"
@@ -44,7 +59,11 @@ def trunk(kind: str, args):
     return AnyformerDecoderModel(AnyformerDecoderConfig(**fields, **KINDS[kind])), {"use_cache": False}
 
 
-def passes(kind: str, length: int, args) -> tuple:
+def autocast(dtype: str):
+    return torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else contextlib.nullcontext()
+
+
+def passes(kind: str, length: int, args, dtype: str = "fp32") -> tuple:
     """Two functions: a forward pass, and one with its backward pass."""
     model, kwargs = trunk(kind, args)
     ids = torch.randint(64, (1, length), generator=torch.Generator().manual_seed(0))
@@ -52,27 +71,29 @@ def passes(kind: str, length: int, args) -> tuple:
         kwargs["global_attention_mask"] = torch.nn.functional.pad(torch.ones(1, 1), (0, length - 1)).long()
 
     def forward():
-        with torch.no_grad():
+        with torch.no_grad(), autocast(dtype):
             model.eval()(ids, **kwargs)
 
     def training():
         for parameter in model.parameters():
             parameter.grad = None
-        model.train()(ids, **kwargs).last_hidden_state.square().mean().backward()
+        with autocast(dtype):
+            loss = model.train()(ids, **kwargs).last_hidden_state.square().mean()
+        loss.backward()
 
     return forward, training
 
 
-def measure(length: int, args) -> list[dict]:
-    """One line per kind: seconds and bytes per token of both passes."""
-    both = {kind: passes(kind, length, args) for kind in args.kinds}
+def measure(length: int, args, dtype: str) -> list[dict]:
+    """One line per kind: seconds and bytes per token of both passes, and their timings."""
+    both = {kind: passes(kind, length, args, dtype) for kind in args.kinds}
     rows = [{"kind": kind, "length": length} for kind in args.kinds]
     for number, name in enumerate(("forward", "training")):
         arms = {kind: functions[number] for kind, functions in both.items()}
         timings = method.compare(arms, args.kinds[0], args.rounds, warm=1)
         for row in rows:
             seconds = timings[row["kind"]].milliseconds / 1e3
-            row |= {f"{name}_us": 1e6 * seconds / length}
+            row |= {f"{name}_us": 1e6 * seconds / length, name: timings}
             row |= {f"{name}_kib": method.peak_bytes(arms[row["kind"]]) / 1024 / length}
     return rows
 
@@ -84,23 +105,66 @@ def main(argv=None):
     p.add_argument("--hidden", type=int, default=128)
     p.add_argument("--heads", type=int, default=4)
     p.add_argument("--plot", default=str(Path(__file__).with_name("length.png")), help="picture to write; empty: none")
+    p.add_argument("--dtype", choices=("fp32", "bf16"), nargs="+", default=["fp32"], help="the plot shows the first")
     args = method.start(p, argv)
     if args.quick:
         args.length, args.rounds = [length for length in args.length if length <= 1024], min(args.rounds, 2)
-    print(HEADER)
-    rows = []
-    for length in args.length:
-        found = measure(length, args)
-        full = next((row["training_us"] for row in found if row["kind"] == "full"), None)
-        for row in found:
-            cells = [f"T={length} D={args.hidden} L=2", row["kind"]]
-            cells += [f"{row[name]:.1f}" for name in ("forward_us", "training_us", "forward_kib", "training_kib")]
-            cells.append(f"{row['training_us'] / full:.2f} x" if full else "-")
-            print(f"| {' | '.join(cells)} |", flush=True)
-        rows += found
-    if args.plot:
-        plot_against_length(rows, Path(args.plot))
-        print(f"written to {args.plot}")
+    for number, dtype in enumerate(args.dtype):
+        print(HEADER if number == 0 else f"\n{HEADER}")
+        rows = []
+        for length in args.length:
+            rows += print_rows(measure(length, args, dtype), args, dtype, length)
+        if "full" in args.kinds:
+            compare_with_full(rows, args, dtype)
+        if args.plot and number == 0:
+            plot_against_length(rows, Path(args.plot))
+            print(f"written to {args.plot}")
+
+
+def print_rows(found: list[dict], args, dtype: str, length: int) -> list[dict]:
+    full = next((row["training_us"] for row in found if row["kind"] == "full"), None)
+    for row in found:
+        cells = [f"{dtype} T={length} D={args.hidden} L=2", row["kind"]]
+        cells += [f"{row[name]:.1f}" for name in ("forward_us", "training_us", "forward_kib", "training_kib")]
+        cells.append(f"{row['training_us'] / full:.2f} x" if full else "-")
+        print(f"| {' | '.join(cells)} |", flush=True)
+    return found
+
+
+def compare_with_full(rows: list[dict], args, dtype: str) -> None:
+    """Ratios at the longest row, and from which length on each kind takes less time than full attention."""
+    longest = max(args.length)
+    last = [row for row in rows if row["length"] == longest]
+    print(f"\n{method.HEADER}")
+    for name in ("forward", "training"):
+        what = f"{dtype} {name} T={longest} D={args.hidden} L=2"
+        timings = last[0][name]
+        void = method.is_void(timings) or args.kinds[0] != "full"
+        print(method.guard_row(what, args.kinds[0], timings))
+        for kind in args.kinds:
+            goal = GOALS.get((kind, name)) if longest == GOAL_LENGTH else None
+            if kind != "full":
+                timing = method.relative_to(timings, "full", kind)
+                print(method.row(what, kind, "full", timing, goal and method.Goal(goal), void), flush=True)
+    for kind in args.kinds:
+        if kind != "full":
+            found = [f"{crossover(rows, kind, f'{name}_us')} ({name})" for name in ("forward", "training")]
+            print(f"{dtype}: {kind} takes less time than full attention from {', '.join(found)} tokens on")
+
+
+def crossover(rows: list[dict], kind: str, name: str) -> str:
+    """The length at which a kind's time per token falls below full attention's, on a logarithmic scale of lengths."""
+    times = {(row["kind"], row["length"]): row[name] for row in rows}
+    lengths = sorted({row["length"] for row in rows})
+    gains = [math.log(times["full", length] / times[kind, length]) for length in lengths]
+    if gains[-1] <= 0:
+        return f"more than {lengths[-1]:,}"
+    slower = [i for i, gain in enumerate(gains) if gain <= 0]
+    if not slower:
+        return f"{lengths[0]:,} or fewer"
+    i = slower[-1]
+    share = -gains[i] / (gains[i + 1] - gains[i])
+    return f"about {round(math.exp(math.log(lengths[i]) * (1 - share) + math.log(lengths[i + 1]) * share)):,}"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Arms are run in turn, each round in another order; a round gives one ratio per a
 than 1 is faster); the figure is the median over rounds with a bootstrap interval of 90 %. Time is the process's CPU
 clock with one thread: other processes affect it only through caches, clock speed and memory. The guard, which is the
 reference run a second time, shows that remaining noise: unless its ratio is within 0.97-1.03 the run is void, neither
-passed nor failed. Arms must compute equal results before they are timed.
+passed nor failed; so is a run in bf16 (`what` begins with it) on a CPU without instructions for it, which measures an
+emulation. Arms must compute equal results before they are timed.
 """
 
 import argparse
@@ -166,6 +167,17 @@ def is_void(timings: dict) -> bool:
     return not GUARD_RANGE[0] <= timings[GUARD].ratio <= GUARD_RANGE[1]
 
 
+def instruction_sets() -> list[str]:
+    """Those of this CPU that decide a benchmark."""
+    known = torch.cpu.get_capabilities()
+    return [name for name in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if known.get(name)]
+
+
+def is_emulated(what: str) -> bool:
+    """Whether a run named `what` is in bf16 on a CPU that has no instructions for it."""
+    return what.startswith("bf16") and not {"avx512_bf16", "amx_bf16"} & set(instruction_sets())
+
+
 def require_equal(values: dict[str, float], tolerance: float = LOSS_TOLERANCE) -> None:
     """Exit with a sentence unless all arms computed the same number."""
     (first, expected), *others = values.items()
@@ -182,7 +194,7 @@ HEADER = "| what | arm | ratio to | ratio (90 % interval) | ms | goal | verdict 
 def row(what: str, arm: str, peer: str, timing: Timing, goal: Goal | None, void: bool, better: str = "faster") -> str:
     """One line of the markdown table."""
     low, high = timing.interval
-    verdict = "-" if goal is None else "void" if void else goal.verdict(low, high)
+    verdict = "-" if goal is None else "void" if void or is_emulated(what) else goal.verdict(low, high)
     cells = (
         what,
         arm,
@@ -199,7 +211,7 @@ def guard_row(what: str, reference: str, timings: dict) -> str:
     """The guard's line: reference against itself."""
     low, high = timings[GUARD].interval
     figures = f"{timings[GUARD].ratio:.3f} ({low:.3f}-{high:.3f})"
-    verdict = "void" if is_void(timings) else "valid"
+    verdict = "void: no bf16 instructions" if is_emulated(what) else "void" if is_void(timings) else "valid"
     span = f"{GUARD_RANGE[0]}-{GUARD_RANGE[1]}"
     return f"| {what} | guard | {reference} | {figures} | {timings[GUARD].milliseconds:.1f} | {span} | {verdict} |"
 
@@ -228,7 +240,6 @@ def machine() -> str:
             if "model name" in line
         ]
         cpu = names[0] if names else cpu
-    flags = [name for name in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if torch.cpu.get_capabilities().get(name)]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     versions = ", ".join(
         f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -240,7 +251,7 @@ def machine() -> str:
             ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
         ).stdout.strip()
     return (
-        f"machine: {cpu}, {os.cpu_count()} cores ({' '.join(flags)}), {device}\n"
+        f"machine: {cpu}, {os.cpu_count()} cores ({' '.join(instruction_sets())}), {device}\n"
         f"versions: Python {platform.python_version()}, {versions}\n"
         f"commit: {commit or 'unknown'}; load {os.getloadavg()[0]:.1f}; {time.strftime('%Y-%m-%d %H:%M')}\n"
         f"command: python {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()

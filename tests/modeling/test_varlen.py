@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from anyformer.modeling import attention_varlen
+from anyformer.modeling import attention_blocks, attention_varlen
 from anyformer.modeling.attention_varlen import document_lengths, varlen_sdpa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +67,7 @@ def packed_rows(draw):
 )
 def test_documents_alone_equal_documents_under_a_mask(rows, heads, is_causal, window, block, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_varlen, "QUERIES_PER_BLOCK", block)
+        patch.setattr(attention_blocks, "QUERIES_PER_BLOCK", block)
         leaves = inputs(len(rows), sum(rows[0]), *heads, seed=seed)
         lengths = [length for row in rows for length in row]
         got = varlen_sdpa(*leaves, lengths, is_causal, SCALING, window=window)
@@ -96,7 +96,7 @@ def test_no_tensor_grows_with_the_square_of_the_tokens():
     for lengths, window in (([512, 512], None), ([1024], 64), ([24, 1000], 64)):
         with Sizes():
             varlen_sdpa(*leaves, lengths, False, SCALING, window=window).sum().backward()
-    assert 0 < max(largest) < 1024 * 128
+    assert 0 < max(largest) <= 1024 * 256  # a mask for all blocks at once: 256 keys a query, however long the row
 
 
 def test_dropout_drops_weights_and_one_seed_gives_one_result():
