@@ -1,7 +1,8 @@
 """Linear layer + cross-entropy without the [tokens, vocabulary] logits.
 
 N tokens, R rows of them at a time, D hidden size, V vocabulary. The logits of R rows are made, turned into gradients of
-hidden states and weight at once, and dropped, so memory grows with R x V, not with N x V.
+hidden states and weight at once, and dropped, so memory grows with R x V, not with N x V. Or, on a CPU in bf16, those
+of C words of the vocabulary at a time, which are made twice.
 """
 
 import re
@@ -13,6 +14,8 @@ IGNORE_INDEX = -100
 # Unless the caller sets a limit, a chunk takes an eighth of what all logits would take in fp32, or this many bytes if
 # that is more: below, chunking saves no memory that matters, and products of few rows are slow.
 CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
+# Logits of some words of the vocabulary are so many at a time (of 2^18 to 2^22 the fastest at 1,024 and 4,096 tokens).
+LOGITS_OF_WORDS = 1 << 20
 
 
 def _slow_on_cpu() -> frozenset:
@@ -82,39 +85,111 @@ def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_g
     return loss, e_RV.to(x_RD.dtype), scale_R1, grad_bias_V
 
 
-class _LinearCrossEntropySum(torch.autograd.Function):
-    """sum over i of the cross-entropy of softmax(x_i W^T + b) against y_i, with all gradients made in the forward pass
-    (same three products).
+def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing, needs) -> tuple:
+    """The summed loss and the gradients of x, weight and bias, some rows at a time, by three products.
 
     With e = exp(logits - max) and s = sum of e, the gradient of a row's loss is (e - s target) / s. The division and
     the zero of rows that do not count are applied to the (R, D) sides of the products, not to the (R, V) ones.
     """
+    needs_x, needs_weight, needs_bias = needs
+    grads_x, grad_weight, grad_bias = [], None, None
+    weight, bias = weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype)
+    total = x_ND.new_zeros((), dtype=torch.float32)
+    for x_RD, labels_R in zip(x_ND.split(rows), labels_N.split(rows)):
+        x_RD = x_RD.to(dtype)
+        loss, e_RV, scale_R1, bias_part = _loss_of_rows(
+            x_RD, weight, bias, labels_R, softcap, smoothing, any(needs), needs_bias
+        )
+        total = total + loss
+        if needs_x:
+            grads_x.append(((e_RV @ weight) * scale_R1).to(x_ND.dtype))
+        if needs_weight:
+            scaled_RD = (x_RD * scale_R1).to(dtype)
+            if grad_weight is None:
+                grad_weight = (e_RV.t() @ scaled_RD).float()  # fp32 even for half operands: it sums up all chunks
+            elif torch.compiler.is_compiling():
+                _add_product_compiled(grad_weight, e_RV, scaled_RD)
+            else:
+                _add_product(grad_weight, e_RV, scaled_RD)
+        if needs_bias:
+            grad_bias = bias_part if grad_bias is None else grad_bias + bias_part
+        del e_RV  # or the next chunk would be made while this one is still held
+    return total, torch.cat(grads_x) if needs_x else None, grad_weight, grad_bias
+
+
+def _by_words(x_ND, weight_VD, bias_V, labels_N, dtype, words, needs) -> tuple:
+    """As `_by_rows`, some words of the vocabulary at a time: the gradient of their weights is one product, not a sum
+    over chunks, for which a second [V, D] would be made, read and written at each.
+
+    The sums of all words are needed before any gradient, so the logits are made twice: a product more, which bf16
+    instructions do in less time than that. With p the softmax over the words of a chunk and r the share of the chunk in
+    a row's sum, the gradient of a row's loss is r (p - target / r); r, and the zero of rows that do not count, are
+    applied to the (N, D) sides.
+    """
+    needs_x, needs_weight, needs_bias = needs
+    x_ND, x_dtype = x_ND.to(dtype), x_ND.dtype
+    counted_N1 = (labels_N != IGNORE_INDEX)[:, None]
+    target_N1 = torch.where(counted_N1, labels_N[:, None], 0)
+    biases = [None] * -(-weight_VD.shape[0] // words) if bias_V is None else bias_V.split(words)
+    starts = range(0, weight_VD.shape[0], words)
+
+    def chunks():
+        """Words' weights, logits, and of each target its index and whether it is among the words."""
+        for start, weight_CD, bias_C in zip(starts, weight_VD.split(words), biases):
+            weight_CD, index_N1 = weight_CD.to(dtype), target_N1 - start
+            logits_NC = x_ND @ weight_CD.t() if bias_C is None else torch.addmm(bias_C.to(dtype), x_ND, weight_CD.t())
+            last = weight_CD.shape[0] - 1
+            yield weight_CD, logits_NC, index_N1.clamp(0, last), (index_N1 >= 0) & (index_N1 <= last)
+
+    at_target_N1, log_sums = x_ND.new_zeros(target_N1.shape, dtype=torch.float32), []
+    for _, logits_NC, index_N1, is_here_N1 in chunks():
+        logits_NC = logits_NC.float()
+        at_target_N1 += torch.where(is_here_N1, logits_NC.gather(1, index_N1), 0)
+        # The largest probability is e^top / sum; to sum e^logit here would be slow where it is denormal.
+        largest_N1 = logits_NC.softmax(dim=-1).amax(dim=-1, keepdim=True)
+        log_sums.append(logits_NC.amax(dim=-1, keepdim=True) - largest_N1.log())
+    log_sums_NS = torch.cat(log_sums, dim=1)
+    log_sum_N1 = log_sums_NS.logsumexp(dim=1, keepdim=True)
+    total = torch.where(counted_N1, log_sum_N1 - at_target_N1, 0).sum()
+    if not any(needs):
+        return total, None, None, None
+
+    shares_NS = (log_sums_NS - log_sum_N1).exp().clamp(min=1e-30)  # 1 / r has to be finite
+    grad_x = torch.zeros_like(x_ND, dtype=torch.float32) if needs_x else None
+    grad_weight, grad_bias = torch.empty_like(weight_VD) if needs_weight else None, []
+    for start, share_N1, (weight_CD, logits_NC, index_N1, is_here_N1) in zip(
+        starts, shares_NS.split(1, dim=1), chunks()
+    ):
+        minus_target_N1 = -(is_here_N1 / share_N1)
+        share_N1 = share_N1 * counted_N1
+        if needs_bias:  # before p is rounded to half, as above
+            p_NC = logits_NC.float().softmax(dim=-1).scatter_add_(1, index_N1, minus_target_N1)
+            grad_bias.append((p_NC.t() @ share_N1)[:, 0])
+            p_NC = p_NC.to(dtype)
+        else:
+            p_NC = logits_NC.softmax(dim=-1).scatter_add_(1, index_N1, minus_target_N1.to(dtype))
+        if needs_x:
+            grad_x.addcmul_(p_NC @ weight_CD, share_N1)
+        if needs_weight:
+            grad_weight[start : start + words] = p_NC.t() @ (x_ND * share_N1).to(dtype)
+    grad_x = None if grad_x is None else grad_x.to(x_dtype)
+    return total, grad_x, grad_weight, torch.cat(grad_bias) if needs_bias else None
+
+
+class _LinearCrossEntropySum(torch.autograd.Function):
+    """sum over i of the cross-entropy of softmax(x_i W^T + b) against y_i, with all gradients made in the forward pass.
+
+    rows, words: of a chunk; words is None where rows are taken, and otherwise rows is.
+    """
 
     @staticmethod
-    def forward(ctx, x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing):
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grads_x, grad_weight, grad_bias = [], None, None
-        weight, bias = weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype)
-        total = x_ND.new_zeros((), dtype=torch.float32)
-        for x_RD, labels_R in zip(x_ND.split(rows), labels_N.split(rows)):
-            x_RD = x_RD.to(dtype)
-            needs = needs_x or needs_weight or needs_bias, needs_bias
-            loss, e_RV, scale_R1, bias_part = _loss_of_rows(x_RD, weight, bias, labels_R, softcap, smoothing, *needs)
-            total = total + loss
-            if needs_x:
-                grads_x.append(((e_RV @ weight) * scale_R1).to(x_ND.dtype))
-            if needs_weight:
-                scaled_RD = (x_RD * scale_R1).to(dtype)
-                if grad_weight is None:
-                    grad_weight = (e_RV.t() @ scaled_RD).float()  # fp32 even for half operands: it sums up all chunks
-                elif torch.compiler.is_compiling():
-                    _add_product_compiled(grad_weight, e_RV, scaled_RD)
-                else:
-                    _add_product(grad_weight, e_RV, scaled_RD)
-            if needs_bias:
-                grad_bias = bias_part if grad_bias is None else grad_bias + bias_part
-            del e_RV  # or the next chunk would be made while this one is still held
-        ctx.save_for_backward(torch.cat(grads_x) if needs_x else None, grad_weight, grad_bias)
+    def forward(ctx, x_ND, weight_VD, bias_V, labels_N, dtype, rows, words, softcap, smoothing):
+        inputs, needs = (x_ND, weight_VD, bias_V, labels_N, dtype), ctx.needs_input_grad[:3]
+        if words is not None:
+            total, *gradients = _by_words(*inputs, words, needs)
+        else:
+            total, *gradients = _by_rows(*inputs, rows, softcap, smoothing, needs)
+        ctx.save_for_backward(*gradients)
         return total
 
     @staticmethod
@@ -126,7 +201,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         else:  # they are not needed again; scaling a copy would cost a second [V, D]
             ctx.maybe_clear_saved_tensors()
             scaled = (None if g is None else g.mul_(grad_total) for g in gradients)
-        return *scaled, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -158,9 +233,13 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device_type)
     if device_type == "cpu" and dtype in SLOW_ON_CPU:
         dtype = torch.float32
-    rows = _rows_per_chunk(hidden.shape[0], weight.shape[0], dtype, logits_per_chunk, softcap)
+    rows, words = _rows_per_chunk(hidden.shape[0], weight.shape[0], dtype, logits_per_chunk, softcap), None
+    is_plain = softcap is None and label_smoothing == 0 and not torch.compiler.is_compiling()
+    if is_plain and device_type == "cpu" and dtype == torch.bfloat16:
+        words = max(1, (logits_per_chunk or LOGITS_OF_WORDS) // max(1, hidden.shape[0]))
+        words = words if words < weight.shape[0] else None  # one chunk would be made twice for nothing
     with torch.autocast(device_type, enabled=False):
-        total = _LinearCrossEntropySum.apply(hidden, weight, bias, labels, dtype, rows, softcap, label_smoothing)
+        total = _LinearCrossEntropySum.apply(hidden, weight, bias, labels, dtype, rows, words, softcap, label_smoothing)
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum()
     elif torch.is_tensor(num_items_in_batch):

@@ -114,7 +114,7 @@ def test_only_what_requires_gradients_gets_one_and_a_second_backward_gives_the_s
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["products in bf16", "cpu without bf16"])
-@pytest.mark.parametrize("biased, smoothing", [(False, 0.0), (True, 0.1)])
+@pytest.mark.parametrize("biased, smoothing", [(False, 0.0), (True, 0.0), (True, 0.1)])
 def test_under_autocast_gradients_reach_the_fp32_weight_in_fp32(fast, biased, smoothing, monkeypatch):
     monkeypatch.setattr(
         "anyformer.modeling.linear_cross_entropy.SLOW_ON_CPU", frozenset() if fast else frozenset([torch.bfloat16])
@@ -172,6 +172,17 @@ def test_no_tensor_of_tokens_times_vocabulary_is_kept():
     with Sizes() as sizes:
         linear_cross_entropy(x, w, labels, logits_per_chunk=16 * v).backward()
     assert max(sizes.of_new_tensors) <= 16 * v < n * v
+
+
+def test_in_bf16_the_weights_gradient_is_the_only_tensor_of_its_size(monkeypatch):
+    monkeypatch.setattr("anyformer.modeling.linear_cross_entropy.SLOW_ON_CPU", frozenset())
+    n, d, v = 64, 32, 1000
+    x, labels = torch.randn(n, d).requires_grad_(), torch.randint(0, v, (n,))
+    for weight_dtype in (torch.float32, torch.bfloat16):
+        w = torch.randn(v, d, dtype=weight_dtype).requires_grad_()
+        with Sizes() as sizes, torch.autocast("cpu", torch.bfloat16):
+            linear_cross_entropy(x, w, labels, logits_per_chunk=100 * n).backward()
+        assert sorted(sizes.of_new_tensors)[-2:] == [100 * n, v * d] and w.grad.dtype == weight_dtype
 
 
 def test_chunks_take_an_eighth_of_the_logits_of_a_large_vocabulary_and_all_of_a_small_one():
