@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from anyformer.modeling.legality import attention_kinds
 from anyformer.modeling.legality_experts import mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_TYPES, PLAIN, POSITION_SCHEMES, SEQ2SEQ
+from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITION_SCHEMES, SEQ2SEQ
 
 FP32, HALF = 4, 2
 # Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).
@@ -102,9 +102,8 @@ class _Layer:
         return tokens * self.D * FP32
 
     def norm(self, width: int) -> int:
-        """Of a token: the norm's input; torch's RMSNorm on CPUs keeps the normalised values, too."""
-        plain = NORM_TYPES[self.c.norm_type].has_bias or not self.how.on_cpu
-        return width * FP32 * (1 if plain else 2)
+        """Of a token: the norm's input."""
+        return width * FP32
 
     def read(self, width: int, products: int) -> int:
         """Of a token: what linear layers with one input keep of it. Autocast makes a copy for each of them."""
