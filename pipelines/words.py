@@ -19,6 +19,18 @@ def short_number(count: float) -> str:
     return f"{count:.0f}"
 
 
+def human_time(seconds: float) -> str:
+    """90 -> '1:30', 3725 -> '1:02:05'."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def short_metric(value: float) -> str:
+    """A metric for people: 0.8620, 60.3, 12,345.6."""
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
 def aligned(facts: Iterable[tuple[str, str]], width: int | None = None) -> str:
     """Facts (label, text) as lines whose texts stand below each other, broken at words; width None: not broken."""
     facts = list(facts)

@@ -70,6 +70,9 @@ def own_cache_and_seed(tmp_path, monkeypatch):
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "anyformer-cache"))
     # Which only a power cut could tell from a write: what a killed process wrote stays.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    # The report of a run loads its model and draws its loss; test_report.py is about that.
+    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", -1)
+    monkeypatch.setattr("anyformer.pipelines.reporting.figures.draw_loss", lambda folder: False)
     torch.manual_seed(0)
     yield
     if len(sys.modules) > _frozen_modules + 200:

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = ("anyformer", "modeling", "pipelines", "configs")  # what the distribution is made of
-DATA = (".yaml", ".json", ".jinja", ".html")
+DATA = (".yaml", ".json", ".jinja", ".html", ".css", ".js")
 
 TINY = [
     *("model.num_hidden_layers=1", "model.hidden_size=32", "model.intermediate_size=64"),

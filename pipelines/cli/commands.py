@@ -20,6 +20,7 @@ VERBS = (
     "evaluate",
     "generate",
     "inspect",
+    "report",
     "convert",
     "merge",
     "publish",
@@ -179,6 +180,7 @@ def build_parser() -> Parser:
         _add_evaluate,
         _add_generate,
         _add_inspect,
+        _add_report,
         _add_convert,
         _add_merge,
         _add_publish,
@@ -323,6 +325,12 @@ def _add_inspect(verbs) -> Parser:
     from .inspect_command import add_inspect  # here: as for evaluate
 
     return add_inspect(verbs)
+
+
+def _add_report(verbs) -> Parser:
+    from .report_command import add_report  # here: as for evaluate
+
+    return add_report(verbs)
 
 
 def _add_convert(verbs) -> Parser:

@@ -3,14 +3,9 @@
 from rich.console import Console
 
 from ..objectives.prepare import describe_data, prepare_data
+from ..objectives.showing import spread
 from ..recipes.schema import Recipe
 from ..words import aligned
-
-
-def spread(total: int, wanted: int) -> list[int]:
-    """`wanted` row numbers from first to last, evenly spread."""
-    wanted = min(wanted, total)
-    return sorted({round(i * (total - 1) / max(1, wanted - 1)) for i in range(wanted)})
 
 
 def rows_to_show(train, wanted: int) -> list[int]:

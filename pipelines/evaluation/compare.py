@@ -8,8 +8,8 @@ from rich.table import Table
 from ..errors import UserError
 from ..metrics.comparison import differences
 from ..recipes.schema import Recipe
-from ..training.interpret import between
-from ..training.progress import human_time, short_metric
+from ..reporting.interpret import between
+from ..words import human_time, short_metric
 from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, wide_console, with_bounds, write_json
 
 

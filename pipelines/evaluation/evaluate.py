@@ -29,14 +29,14 @@ from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
+from ..reporting.interpret import between
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import computes_in_half, training_arguments
-from ..training.interpret import between
 from ..training.models import check_length
-from ..training.progress import human_time, short_metric
 from ..training.run_folder import package_versions
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
+from ..words import human_time, short_metric
 
 
 @dataclass

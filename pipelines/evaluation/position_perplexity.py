@@ -22,8 +22,7 @@ from ..recipes.schema import Recipe
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.models import check_length
-from ..training.progress import human_time
-from ..words import counted, watched
+from ..words import counted, human_time, watched
 from .evaluate import load
 
 BUCKETS = 32

@@ -9,7 +9,7 @@ import evaluate
 from rich.table import Table
 
 from ..recipes.schema import Recipe
-from ..training.progress import human_time
+from ..words import human_time
 from .compare import check_loads
 from .evaluate import Evaluation, measure, prepare_evaluation, wide_console, with_bounds, write_json
 from .suite_file import Suite, read_suite

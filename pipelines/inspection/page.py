@@ -1,9 +1,12 @@
-"""The page of an inspection: one HTML file with everything in it."""
+"""The page of an inspection: one HTML file with everything in it, and the parts that other pages are made of."""
 
 import html
 import json
+import math
+import re
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from ..storage.atomic import write_atomically
 
@@ -11,10 +14,56 @@ from ..storage.atomic import write_atomically
 def write_page(path: Path, facts: dict) -> int:
     """Write the page; returns its size in bytes.
 
-    facts: {"model": name, "about": [sentences], "views": [what views.py gives of each text or image]}.
+    facts: {"model": name, "about": a sentence, "views": [what views.py gives of each text or image]}.
     """
-    template = (resources.files(__package__) / "page.html").read_text(encoding="utf-8")
-    data = json.dumps(facts, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    page = template.replace("%TITLE%", html.escape(facts["model"])).replace("%DATA%", data)
+    page = filled(
+        part("page.html"),
+        TITLE=html.escape(facts["model"]),
+        ABOUT=html.escape(facts["about"]),
+        STYLE=look() + maps_style(),
+        MAPS=maps_of(facts["views"]),
+    )
     write_atomically(path, page)
     return len(page.encode())
+
+
+def look() -> str:
+    """The style that our pages share: colours of light and dark, texts, tables, buttons."""
+    return part("look.css")
+
+
+def maps_style() -> str:
+    """The style of what maps_of gives."""
+    return part("maps.css")
+
+
+def maps_of(views: list[dict], level: str = "h2") -> str:
+    """The attention maps of some views as a part of a page, script included; once in a page, for its ids.
+
+    level: of its headings.
+    """
+    return filled(part("maps.html"), LEVEL=level, DATA=as_script({"views": views}), SCRIPT=part("maps.js"))
+
+
+def part(name: str) -> str:
+    """A file beside this one."""
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def filled(template: str, **values: str) -> str:
+    """The template with %NAME% replaced by each value, in one go: what a value holds is never replaced."""
+    return re.sub(r"%([A-Z]+)%", lambda found: values[found[1]], template)
+
+
+def as_script(value: Any) -> str:
+    """Plain data as JSON that may stand in a script element: nothing in it ends the element."""
+    return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def finite(value: Any) -> Any:
+    """The same with None for numbers that JSON has no words for, as a run that has diverged gives them."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

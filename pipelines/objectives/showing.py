@@ -15,6 +15,12 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")  # as SentencePiece names the bytes 
 SHADES, MOST_PIXELS = " .:-=+*#%@", 56
 
 
+def spread(total: int, wanted: int) -> list[int]:
+    """`wanted` row numbers from first to last, evenly spread."""
+    wanted = min(wanted, total)
+    return sorted({round(i * (total - 1) / max(1, wanted - 1)) for i in range(wanted)})
+
+
 def marked(*parts: str | tuple[str, str]) -> Text:
     """A legend: plain words, and (words, style) for what a mark looks like."""
     return Text.assemble(*parts)

@@ -23,6 +23,7 @@ from .objective_facts import objective_facts
 from .run_facts import SIZES, RunFacts
 
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
+CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
@@ -187,6 +188,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "suite_metrics": facts.suite_metrics,
         "signatures": run.get("signatures") or {},
         "samples": facts.samples,
+        "curve": CURVE if (model.path / CURVE).is_file() else None,
         "picture": picture if picture and (model.path / picture).is_file() else None,
         "environment": (run.get("versions") or {}) | ({"seed": run["seed"]} if "seed" in run else {}) | _backends(run),
     }

@@ -35,7 +35,7 @@ PUBLISHED = [
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
-    *("router.jsonl", "router.png"),
+    *("router.jsonl", "router.png", "loss.png"),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
 ]
 MODULES = "[0-9]_*/config.json"  # of the modules that sentence-transformers puts on the model

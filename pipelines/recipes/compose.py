@@ -362,12 +362,13 @@ def _training_section(data: Any) -> TrainingSection:
 # ------------------------------------------------------------------------------------- comparing, describing
 
 
-def _flatten(value: Any, path: str = "") -> dict[str, Any]:
+def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
+    """A recipe as plain data, one level deep: {"training.learning_rate": 0.003, ...}."""
     if not isinstance(value, dict) or not value:
         return {path: value}
     flat = {}
     for key, item in value.items():
-        flat |= _flatten(item, f"{path}.{key}" if path else str(key))
+        flat |= flat_settings(item, f"{path}.{key}" if path else str(key))
     return flat
 
 
@@ -382,8 +383,8 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
     Keys one of them lacks (written by another version) count as their defaults.
     """
-    before, after = _flatten(_of_one_objective(old)), _flatten(_of_one_objective(new))
-    defaults = _flatten(Recipe().to_dict()) | _flatten(_default_sections(new))
+    before, after = flat_settings(_of_one_objective(old)), flat_settings(_of_one_objective(new))
+    defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
     for path in dict.fromkeys([*after, *before]):
         if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):
             continue

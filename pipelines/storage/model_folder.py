@@ -3,6 +3,7 @@
 import ast
 import functools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,22 +75,8 @@ class ModelFolder:
 
         Raises UserError for a file that is no complete safetensors file.
         """
-        from safetensors import SafetensorError, safe_open
-
-        total = 0
-        for file in self.weight_files():
-            if file.suffix != ".safetensors":
-                continue
-            try:
-                with safe_open(file, framework="np") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 - not a mapping, iterating over it fails
-                        count = 1
-                        for size in tensors.get_slice(name).get_shape():
-                            count *= size
-                        total += count
-            except SafetensorError as error:
-                raise UserError(f"{file} is damaged ({error}); save the model again") from error
-        return total
+        files = (file for file in self.weight_files() if file.suffix == ".safetensors")
+        return sum(count for file in files for count in tensor_sizes(file).values())
 
     def code_files(self) -> dict[str, Path]:
         """Every code file the model loads with, by name: those of `auto_map` and all siblings they import.
@@ -133,6 +120,18 @@ class ModelFolder:
                     f"{self.path} lacks {supplied[0]}, and its {name} is of another anyformer version; load the model "
                     f"with from_pretrained and save it again"
                 )
+
+
+def tensor_sizes(file: Path) -> dict[str, int]:
+    """{tensor: its numbers} of a safetensors file, from its header; raises UserError for a file that is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as tensors:
+            names = tensors.keys()  # not a mapping: iterating over it fails
+            return {name: math.prod(tensors.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({error}); save the model again") from error
 
 
 def remove_supplied_code(folder: Path) -> None:

@@ -4,7 +4,7 @@ import statistics
 
 from rich.table import Table
 
-from .progress import short_metric
+from ..words import short_metric
 
 
 def compared(runs: dict[str, dict[str, float]]) -> dict[str, dict]:

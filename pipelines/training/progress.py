@@ -11,18 +11,8 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from ..storage.atomic import write_atomically
-
-
-def human_time(seconds: float) -> str:
-    """90 -> '1:30', 3725 -> '1:02:05'."""
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def short_metric(value: float) -> str:
-    """A metric for people: 0.8620, 60.3, 12,345.6."""
-    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
+from ..storage.metrics_file import METRICS_FILE, read_metrics
+from ..words import human_time, short_metric
 
 
 def progress_words(logs: dict, eta: float | None = None) -> list[str]:
@@ -150,26 +140,10 @@ class ProgressLine(TrainerCallback):
             self.bar = None
 
 
-def read_metrics(path: Path) -> tuple[list[dict], int]:
-    """(the entries of a metrics.jsonl, how many lines were damaged); the half of a last line is not counted as such."""
-    entries, damaged = [], 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            entry = json.loads(line)
-            if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-                raise ValueError("no entry of ours")
-        except (ValueError, RecursionError):
-            damaged += line.endswith(b"\n")  # a killed run may leave half a line
-            continue
-        if line.endswith(b"\n"):
-            entries.append(entry)
-    return entries, damaged
-
-
 class MetricsFile(TrainerCallback):
     """Appends every logged metric to metrics.jsonl: {"step": ..., "time": seconds since the epoch, ...}."""
 
-    name = "metrics.jsonl"
+    name = METRICS_FILE
 
     def __init__(self, output_dir: str | Path):
         self.path = Path(output_dir) / self.name

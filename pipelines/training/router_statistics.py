@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from ..plots import can_plot, plot_routers
-from .progress import MetricsFile, read_metrics
+from ..storage.metrics_file import ROUTER_FILE, read_metrics
+from .progress import MetricsFile
 from .run_folder import say
 
 PICTURE = "router.png"
@@ -34,7 +35,7 @@ class RouterStatistics(MetricsFile):
     get everything. `collapsed` has the layers of which that is so.
     """
 
-    name = "router.jsonl"
+    name = ROUTER_FILE
 
     def __init__(self, output_dir: str | Path, warns_below: float | None = None):
         super().__init__(output_dir)

@@ -27,6 +27,7 @@ from ..plugins import METRICS
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import MESH, check_processes, engine_of
 from ..recipes.schema import Recipe, TrainingSection
+from ..reporting.interpret import validations_of
 from ..storage.atomic import write_atomically
 from ..storage.cache import sha
 from ..storage.checkpoints import STAGING, list_checkpoints
@@ -42,13 +43,14 @@ from .dry_run import try_step
 from .elastic import UNIVERSAL, check_engine_of, reads_universal, shared_out_anew
 from .engines import asked_engine, check_one_device
 from .from_weights import set_aside_before
-from .interpret import validations_of
 from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
 from .mesh import engine_name, parameters_of
 from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .plain_data import forged_files_named
+from .recorded_rows import record_rows
+from .report import ReportPage, draw_card_picture, report_finished
 from .run_folder import RunFolder
 from .step_guard import check_step_guard
 from .stop_signal import StopAtOnce
@@ -208,7 +210,14 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
     trainer = build_trainer(recipe, folder, arguments, data, model)
     checkpoint = told_by_main(main, lambda: checkpoint_to_go_on(trainer, folder))
     if main:
-        folder.write("running", world_size=arguments.world_size, rows_per_step=rows_of(arguments))
+        folder.write(
+            "running",
+            world_size=arguments.world_size,
+            rows_per_step=rows_of(arguments),
+            total_steps=folder.total_steps(recipe.training),
+        )
+        record_rows(folder, data)
+        trainer.add_callback(ReportPage(folder.path))
     if main and not quiet:
         print_start(recipe, data, trainer, checkpoint, folder.auto_batch)
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
@@ -367,7 +376,9 @@ def run(
         for name, text in data.objective.files(trainer.model.config).items():
             (folder.path / name).parent.mkdir(exist_ok=True)
             write_atomically(folder.path / name, text)
+        draw_card_picture(folder.path)
         prepare_folder(folder.path)
+        report_finished(folder.path, trainer.args, recipe.trust_remote_code)
         if not quiet:
             print_result(folder.path, folder.identity() | facts, data.objective)
         publish_finished(recipe, folder, facts)

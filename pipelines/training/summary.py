@@ -12,13 +12,13 @@ from ..objectives.base import Objective
 from ..objectives.prepare import PreparedData, describe_data
 from ..recipes.parallelism import words_of
 from ..recipes.schema import Recipe
-from ..words import aligned, counted, short_number
+from ..reporting.interpret import interpret, with_interval
+from ..reporting.report import REPORT
+from ..words import aligned, counted, human_time, short_number
 from .arguments import rows_of
 from .elastic import processes_of
-from .interpret import interpret, with_interval
 from .lora import plain, trainable_parameters
 from .mesh import parameters_of
-from .progress import human_time
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
@@ -121,7 +121,9 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     if trained is not None and trained < parameters:
         print_facts([("trained", f"{trained:,} of {parameters:,} parameters, {trained / parameters:.2%}")])
     print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
-    there = [name for name in ("README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()]
+    there = [
+        name for name in (REPORT, "README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()
+    ]
     console.print(f"look at: {' · '.join(there)}", markup=False)
     console.print(f"next: {objective.how_to_use(folder)}", markup=False)
     console.print(f"      anyformer publish {folder} your-name/your-model", markup=False)

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 from anyformer.pipelines.metrics import wilson
-from anyformer.pipelines.training.interpret import interpret, validations_of, with_interval
+from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.learning_rate import begin_above_zero
 from anyformer.pipelines.training.progress import MetricsFile, describe
 from anyformer.pipelines.training.trackers import Wandb

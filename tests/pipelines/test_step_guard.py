@@ -10,7 +10,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
-from anyformer.pipelines.training.progress import read_metrics
+from anyformer.pipelines.storage.metrics_file import read_metrics
 from anyformer.pipelines.training.router_statistics import RouterStatistics, at_work
 from anyformer.pipelines.training.step_guard import ENOUGH, StepGuard, check_step_guard
 from anyformer.pipelines.training.trainer import AnyformerTrainer

@@ -1,8 +1,7 @@
 """What the numbers at the end of a run say, in sentences, and how sure they are."""
 
 from ..plugins import METRICS
-from ..words import counted
-from .progress import short_metric
+from ..words import counted, short_metric
 
 # A validation that was better than the last one by less than this share is noise of the rows that it was measured on.
 CLEARLY_BETTER = 0.005

@@ -1,0 +1,245 @@
+"""The curves of runs as plain data, which the page's script and matplotlib draw alike.
+
+A chart: {"id", "title", "unit", "kind", "series", "marks"}. kind: how its numbers are written (number, percent, rate).
+A series: {"name", "run", "x", "y"} and, where they hold, "noisy" (drawn faint below its moving mean), "points" (each
+value is a measurement of its own) and "of" ("training" or "validation"). x are steps; "axes" of each run say what
+tokens and seconds they stand for. zero: the axis begins at 0.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..plugins import METRICS
+from .run_log import RunLog, is_metric, is_number
+
+MOST = 1000  # points of a series: more than a screen has columns for a chart
+KNOWN = {
+    *("step", "time", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "memory_gb", "tokens"),
+    *("skipped_steps", "grad_norm_warning"),
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something measured while a run goes on: where it stands in the log, and how it is drawn."""
+
+    key: str
+    title: str
+    unit: str
+    kind: str = "number"
+    zero: bool = True
+    noisy: bool = False
+    scale: float = 1.0
+
+
+OF_TRAINING = (
+    Quantity("learning_rate", "Learning rate", "", "number"),
+    Quantity("grad_norm", "Gradient norm", "before clipping", noisy=True),
+    Quantity("tokens_per_second", "Throughput", "tokens per second", noisy=True),
+    Quantity("mfu", "MFU", "share of the peak FLOP/s", "percent", noisy=True),
+    Quantity("memory_gb", "Memory", "GB, the most so far"),
+)
+OF_ROUTERS = (
+    Quantity("router_load_cv", "Balance of the experts", "deviation of their loads, of an equal share"),
+    Quantity("router_entropy", "Entropy of the routers", "nats"),
+    Quantity("router_dropped", "Dropped", "share of the tokens' choices", "percent"),
+    Quantity("router_aux_loss", "Balance loss of the routers", "before its coefficient", zero=False),
+    Quantity("router_z_loss", "z-loss of the routers", "before its coefficient"),
+)
+
+
+def thinned(x: list, y: list) -> tuple[list, list]:
+    """At most about MOST points: the least and the greatest value of each stretch, so that no spike is lost."""
+    if len(x) <= MOST:
+        return x, y
+    size, places = len(x) / (MOST // 2), set()
+    for number in range(MOST // 2):
+        stretch = range(int(number * size), min(len(x), int((number + 1) * size)))
+        places |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}
+    chosen = sorted(places | {0, len(x) - 1})
+    return [x[place] for place in chosen], [y[place] for place in chosen]
+
+
+def rounded(value: float) -> float:
+    """Five digits: more than can be seen, and half the page."""
+    return float(f"{value:.5g}")
+
+
+def series(lines: Iterable[dict], key: str, name: str, run: int = 0, scale: float = 1.0, **more: Any) -> dict | None:
+    """The values of a key in some lines of a log; None where it is in none of them."""
+    pairs = [(line["step"], line[key] * scale) for line in lines if is_number(line.get(key))]
+    pairs = [(x, y) for x, y in pairs if y - y == 0]  # neither NaN nor infinite
+    if not pairs:
+        return None
+    x, y = thinned(*(list(column) for column in zip(*pairs)))
+    return {"name": name, "run": run, "x": x, "y": [rounded(value) for value in y]} | more
+
+
+def chart(name: str, title: str, unit: str, found: list[dict | None], **more: Any) -> dict | None:
+    """A chart of those series that there are; None where there is none."""
+    kept = [one for one in found if one is not None]
+    return (
+        {"id": name, "title": title, "unit": unit, "kind": "number", "series": kept, "marks": []} | more
+        if kept
+        else None
+    )
+
+
+def axes_of(log: RunLog) -> dict[str, list[float]]:
+    """The run's axes, thinned: between two of their points they are straight."""
+    columns, every = log.axes, max(1, len(log.train) // 300)
+    chosen = sorted({*range(0, len(log.train), every), len(log.train) - 1} - {-1})
+    return {
+        name: [rounded(values[place]) if name != "step" else values[place] for place in chosen]
+        for name, values in columns.items()
+    }
+
+
+def marks_of(log: RunLog) -> list[dict]:
+    """Steps worth a line across a chart: the best one, and those at which warm-up and decay began anew."""
+    best, found = log.run.get("best_step"), []
+    if best and best != log.steps:
+        found.append({"x": best, "label": "best"})
+    return found + [{"x": step, "label": "restart"} for step in log.section("training").get("restarts") or []]
+
+
+# ---------------------------------------------------------------------------------------------------- one run
+
+
+def is_share(name: str, values: list[float]) -> bool:
+    """Whether a metric's values are shares, which are drawn together."""
+    return max(values) <= 1 and min(values) >= -1 and name not in ("loss",)
+
+
+def is_part_of_loss(name: str) -> bool:
+    return name.startswith("loss_") or name.endswith("_loss")
+
+
+def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
+    """The charts of one run."""
+    marks = marks_of(log)
+    found = [
+        chart(
+            "loss",
+            "Loss",
+            loss_unit,
+            [
+                series(log.train, "loss", "training", noisy=True, of="training"),
+                series(log.validations, "validation_loss", "validation", points=True, of="validation"),
+            ],
+            wide=True,
+            marks=marks,
+        ),
+        *_parts_of_loss(log, loss_unit),
+        *_validated(log, marks),
+        *(_of_training(log, quantity) for quantity in OF_TRAINING),
+        _router_loads(log),
+        *(_of_training(log, quantity) for quantity in OF_ROUTERS),
+        *_others(log),
+    ]
+    return [one for one in found if one is not None]
+
+
+def _of_training(log: RunLog, quantity: Quantity) -> dict | None:
+    values = series(log.train, quantity.key, quantity.title.lower(), scale=quantity.scale, noisy=quantity.noisy)
+    return chart(quantity.key, quantity.title, quantity.unit, [values], kind=quantity.kind, zero=quantity.zero)
+
+
+def _keys(lines: list[dict]) -> list[str]:
+    return list(dict.fromkeys(key for line in lines for key, value in line.items() if is_number(value)))
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _parts_of_loss(log: RunLog, unit: str) -> list[dict | None]:
+    found = []
+    own = [key for key in _keys(log.train) if is_part_of_loss(key) and not key.startswith("router_")]
+    for key in own:
+        name = _words(key.removeprefix("loss_").removesuffix("_loss"))
+        pair = [
+            series(log.train, key, "training", noisy=True, of="training"),
+            series(log.validations, f"validation_{key}", "validation", points=True, of="validation"),
+        ]
+        found.append(chart(key, f"Loss of {name}", unit, pair))
+    return found
+
+
+def _validated(log: RunLog, marks: list[dict]) -> list[dict | None]:
+    """Metrics of the validations: shares in one chart, each other one in its own."""
+    names = [key for key in _keys(log.validations) if is_metric(key) and not is_part_of_loss(key.partition("_")[2])]
+    found = {
+        name: series(log.validations, name, _words(name.partition("_")[2]), points=True)
+        for name in names
+        if name != "validation_loss"
+    }
+    shares = [one for name, one in found.items() if one is not None and is_share(name, one["y"])]
+    together = chart("shares", "Validation", "", shares[:8], marks=marks) if shares else None
+    if together is not None and len(shares) == 1:
+        together["title"] = f"Validation {shares[0]['name']}"
+    rest = [
+        chart(name, f"Validation {_words(name.partition('_')[2])}", "", [one])
+        for name, one in found.items()
+        if one is not None and one not in shares
+    ]
+    return [together, *rest]
+
+
+def _router_loads(log: RunLog) -> dict | None:
+    pair = [
+        series(log.train, "router_load_max", "most used expert"),
+        series(log.train, "router_load_min", "least used expert"),
+    ]
+    return chart("router_load", "Load of the experts", "tokens, of an equal share", pair, zero=True)
+
+
+def _others(log: RunLog) -> list[dict | None]:
+    """What an objective measures of its own while it trains, such as the accuracy of a second head."""
+    names = [
+        key
+        for key in _keys(log.train)
+        if key not in KNOWN and not is_part_of_loss(key) and not key.startswith("router_")
+    ]
+    return [
+        chart(name, f"Training {_words(name)}", "", [series(log.train, name, _words(name), noisy=True)])
+        for name in names
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- several runs
+
+
+def charts_of_runs(logs: list[RunLog], names: list[str], loss_unit: str = "nats") -> list[dict]:
+    """A chart for each quantity, with a series for each run that has it."""
+    found = []
+
+    def add(key: str, title: str, unit: str, lines, noisy=False, points=False, **more):
+        rows = [
+            series(lines(log), key, name, run, noisy=noisy, points=points)
+            for run, (log, name) in enumerate(zip(logs, names))
+        ]
+        found.append(chart(key, title, unit, rows, **more))
+
+    add("loss", "Training loss", loss_unit, lambda log: log.train, noisy=True, wide=True)
+    metrics = list(dict.fromkeys(key for log in logs for key in _keys(log.validations) if is_metric(key)))
+    for key in sorted(metrics, key=lambda key: key != "validation_loss"):
+        is_loss = is_part_of_loss(f"_{key}") or key == "validation_loss"
+        add(key, f"V{_words(key)[1:]}", loss_unit if is_loss else "", lambda log: log.validations, points=True)
+    parts = list(
+        dict.fromkeys(
+            key for log in logs for key in _keys(log.train) if is_part_of_loss(key) and not key.startswith("router_")
+        )
+    )
+    for key in parts:
+        add(key, f"Training, {_words(key)}", loss_unit, lambda log: log.train, noisy=True)
+    for one in (*OF_TRAINING, *OF_ROUTERS):
+        add(one.key, one.title, one.unit, lambda log: log.train, noisy=one.noisy, kind=one.kind, zero=one.zero)
+    return [one for one in found if one is not None]
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether less of a metric is better."""
+    row = METRICS.get(metric)
+    return metric == "loss" or is_part_of_loss(metric) or (row is not None and row.lower)

@@ -1,0 +1,77 @@
+"""The curves of runs as files: PNG for cards and slides, SVG for documents."""
+
+from pathlib import Path
+
+from ..errors import UserError
+from ..plots import figure
+from ..publishing.model_card import CURVE
+from ..publishing.objective_facts import objective_facts
+from .charts import charts_of_run, charts_of_runs
+from .run_log import RunLog, read_run
+
+KINDS = ("png", "svg")
+# The colours of the page on white (report.css), told apart by people who see fewer of them.
+COLORS = ("#0068b8", "#b84a00", "#00734f", "#a03c82", "#7d6200", "#00788c", "#6e4f9e", "#57606a")
+
+
+def draw_loss(folder: Path) -> bool:
+    """Draw the losses of a run into its folder, for its model card; returns whether there are any.
+
+    Raises UserError where matplotlib is not installed.
+    """
+    log = read_run(folder)
+    charts = [one for one in charts_of_run(log, objective_facts(log.recipe).loss_unit) if one["id"] == "loss"]
+    for one in charts:
+        draw(one, [log.name], folder / CURVE, width=6.4, height=3.2)
+    return bool(charts)
+
+
+def draw_figures(logs: list[RunLog], names: list[str], folder: Path) -> list[Path]:
+    """Draw each chart of a run, or of several, as PNG and SVG; returns the files.
+
+    Raises UserError where matplotlib is not installed, or the runs have logged nothing yet.
+    """
+    unit = objective_facts(logs[0].recipe).loss_unit
+    charts = charts_of_run(logs[0], unit) if len(logs) == 1 else charts_of_runs(logs, names, unit)
+    if not charts:
+        raise UserError(f"RUN={logs[0].folder} has logged nothing yet, so there are no figures; train it first")
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{one['id']}.{kind}" for one in charts for kind in KINDS]
+    for one in charts:
+        for kind in KINDS:
+            draw(one, names, folder / f"{one['id']}.{kind}")
+    return files
+
+
+def smoothed(values: list[float]) -> list[float]:
+    """As charts.js has it: the mean of the values around, fewer of them at the beginning."""
+    half, count, found = max(1, round(len(values) / 60)), len(values), []
+    for place in range(count):
+        near = values[place - min(place, half) : min(count, place + 1 + min(place, half))]
+        found.append(sum(near) / len(near))
+    return found
+
+
+def draw(chart: dict, runs: list[str], path: Path, width: float = 5.4, height: float = 3.2) -> None:
+    """Draw one chart (charts.py) into a file, whose ending says what it is."""
+    with figure(path, width=width, height=height) as axes:
+        for number, one in enumerate(chart["series"]):
+            color = COLORS[(one["run"] if len(runs) > 1 else number) % len(COLORS)]
+            values = one["y"]
+            if one.get("noisy") and len(values) > 40:
+                axes.plot(one["x"], values, color=color, alpha=0.25, linewidth=0.7)
+                values = smoothed(values)
+            marker = "o" if (one.get("points") and len(values) <= 60) or len(values) == 1 else None
+            axes.plot(one["x"], values, color=color, linewidth=1.6, marker=marker, markersize=3.5, label=one["name"])
+        for mark in chart["marks"]:
+            axes.axvline(mark["x"], color="0.6", linewidth=0.8, linestyle=":")
+        axes.set(title=chart["title"], xlabel="step", ylabel=chart["unit"])
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        if chart.get("zero"):
+            axes.set_ylim(
+                bottom=min(0, axes.get_ylim()[0]) if min(map(min, (s["y"] for s in chart["series"]))) < 0 else 0
+            )
+        if chart["kind"] == "percent":
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        if len(chart["series"]) > 1:
+            axes.legend()

@@ -1,0 +1,59 @@
+"""The metrics of a run with their intervals, and of several with the significance of what they differ in.
+
+Of shares of examples the interval is Wilson's (1927), of other metrics there is none here: a run keeps no predictions,
+and `anyformer evaluate` gives the bootstrap's. Two shares differ significantly where Newcombe's interval of their
+difference (1998, method 10), which is made of both Wilson intervals as if the examples were others, does not hold 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+from ..plugins import METRICS
+from ..words import short_metric
+from .interpret import between
+from .run_log import RunLog
+
+
+@dataclass
+class Measured:
+    """A metric of a split. low, high: its 95 % interval, None where it has no formula or the examples are not known."""
+
+    split: str
+    metric: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    examples: int | None = None
+
+    @property
+    def words(self) -> str:
+        """The value for people."""
+        return short_metric(self.value)
+
+    @property
+    def interval(self) -> str:
+        """The interval for people; empty where there is none."""
+        return "" if self.low is None else between(self.low, self.high)[1:-1].removeprefix("95 %: ")
+
+
+def measured(log: RunLog) -> list[Measured]:
+    """The metrics of a run."""
+    found = []
+    for name, value in log.metrics.items():
+        split, _, metric = name.partition("_")
+        row, examples = METRICS.get(metric), (log.run.get("data", {}).get(split) or {}).get("examples")
+        if not log.is_finished:
+            examples = min(examples or 0, log.section("evaluation").get("max_rows") or math.inf) or None
+        one = Measured(split, metric, value, examples=examples)
+        if row is not None and row.interval is not None and examples:
+            one.low, one.high = row.interval(value, examples)
+        found.append(one)
+    return found
+
+
+def newcombe(first: Measured, second: Measured) -> tuple[float, float]:
+    """The 95 % interval of second - first, of two shares with their Wilson intervals."""
+    gained = second.value - first.value
+    low = math.hypot(second.value - second.low, first.high - first.value)
+    high = math.hypot(second.high - second.value, first.value - first.low)
+    return gained - low, gained + high

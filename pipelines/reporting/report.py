@@ -1,0 +1,296 @@
+"""The page of a run, made of what lies in its folder: report.html."""
+
+from pathlib import Path
+from typing import Any
+
+from ..publishing.objective_facts import objective_facts
+from ..publishing.run_facts import RunFacts
+from ..recipes.strict_yaml import format_yaml
+from ..storage.checkpoints import list_checkpoints
+from ..words import counted, human_time, short_metric, short_number
+from . import markdown, rows
+from .charts import axes_of, charts_of_run
+from .interpret import interpret
+from .maps import maps_of_run
+from .metrics_table import Measured, measured
+from .page import write_page
+from .parameters import parameters_by_part
+from .run_log import RunLog, is_number, read_run
+from .settings import settings_table
+
+REPORT = "report.html"
+FIRST_COLUMNS = ("documents", "examples", "rows", "tokens", "bytes", "fill_rate")
+
+
+def write_report(
+    folder: Path | str, out: Path | None = None, *, with_maps: bool = True, trust_remote_code: bool = False
+) -> int:
+    """Write the page of a run, finished or not, and return its bytes. Nothing but its folder is read.
+
+    Args:
+        out: the page; None: report.html in the folder.
+        with_maps: whether the finished model is loaded to show what it attends to.
+        trust_remote_code: whether code that comes with that model may run.
+
+    Raises:
+        UserError: no run in the folder, or one whose run.json is damaged.
+    """
+    log = read_run(folder)
+    found, facts = rows.read_rows(log.folder), RunFacts(recipe=log.recipe, run=log.run)
+    maps, maps_note = maps_of_run(log, found, trust_remote_code) if with_maps else ("", "")
+    loss_unit = objective_facts(log.recipe).loss_unit
+    values = {
+        "title": f"{log.name}: report",
+        "log": log,
+        "kind": kind_of(log),
+        "share": log.steps / log.total_steps if log.total_steps else None,
+        "goes_on": goes_on(log),
+        "tiles": tiles(log),
+        "notes": [*log.damaged, *(interpret(log.run) if log.is_finished else [])],
+        "metrics": measured(log),
+        "metrics_note": metrics_note(log, loss_unit),
+        "signatures": log.run.get("signatures") or {},
+        "samples": samples_of(log),
+        "loads": loads_of(log),
+        "maps": maps,
+        "maps_note": maps_note,
+        "looked_at": "an image of the training data"
+        if found.get("image")
+        else "a text of the training data"
+        if found.get("text")
+        else "a sample of its own",
+        **recipe_values(log),
+        **data_values(log, facts, found),
+        **weight_values(log),
+        "environment": environment_of(log),
+        **card_values(log),
+    }
+    values["parts"] = parts_of(values)
+    charts = charts_of_run(log, loss_unit)
+    return write_page(
+        out or log.folder / REPORT, "report.html.jinja", charts=charts, axes=[axes_of(log)], runs=[log.name], **values
+    )
+
+
+def parts_of(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """(id, words) of the page's parts that there are."""
+    there = {
+        "curves-of": ("Curves", True),
+        "metrics": ("Metrics", values["metrics"]),
+        "samples": ("Samples", values["samples"]),
+        "experts": ("Experts", values["loads"]),
+        "attention": ("Attention", values["maps"] or values["maps_note"]),
+        "recipe": ("Recipe", True),
+        "data": ("Data", True),
+        "parameters": ("Parameters", values["weights"]),
+        "environment": ("Environment", True),
+        "load": ("How to load", values["load"]),
+        "card": ("Model card", values["card"]),
+    }
+    return [(name, words) for name, (words, is_there) in there.items() if is_there]
+
+
+# ---------------------------------------------------------------------------------------------------- the top
+
+
+def kind_of(log: RunLog) -> str:
+    """What is trained, in words: the objective or task, and the model it is trained on."""
+    learned = (log.section("task") or log.section("objective")).get("name") or "training"
+    model = log.section("model")
+    base = model.get("name_or_path")
+    what = f"from {Path(base).name}" if base else model.get("preset") or model.get("family")
+    return f"{learned.replace('_', ' ')}{f', {what}' if what else ''}"
+
+
+def goes_on(log: RunLog) -> str:
+    """Where a run that has not finished would go on from."""
+    if log.is_finished:
+        return ""
+    found = list_checkpoints(log.folder)
+    start = (
+        f"from {found[0].name}, its newest checkpoint" if found else "from its beginning, for it has no checkpoint yet"
+    )
+    return f"If it is not running any more, the same training command goes on {start}."
+
+
+def tiles(log: RunLog) -> list[tuple[str, str, str]]:
+    """(label, value, more) of the numbers that matter most."""
+    found = []
+    main = main_metrics(log)
+    for one in main:
+        found.append(
+            (f"{one.split} {one.metric.replace('_', ' ')}", one.words, f"95 %: {one.interval}" if one.interval else "")
+        )
+    if not main and log.train:
+        found.append(("training loss", short_metric(log.train[-1]["loss"]), f"at step {log.train[-1]['step']:,}"))
+    total = log.total_steps
+    found.append(("steps", f"{log.steps:,}", f"of {total:,}" if total and not log.is_finished else ""))
+    if log.tokens:
+        found.append(("tokens trained on", short_number(log.tokens), throughput(log)))
+    if log.seconds:
+        found.append(
+            ("time", human_time(log.seconds), f"on {counted(log.run.get('world_size') or 1, 'process', 'processes')}")
+        )
+    parameters, trained = log.run.get("parameters"), log.run.get("trained_parameters")
+    if parameters:
+        found.append(
+            (
+                "parameters",
+                short_number(parameters),
+                f"{short_number(trained)} of them trained" if trained and trained < parameters else "",
+            )
+        )
+    return found
+
+
+def main_metrics(log: RunLog) -> list[Measured]:
+    """Two metrics that say most: of the test split where there is one, and no loss where there is another."""
+    found = measured(log)
+    for split in ("test", "validation"):
+        own = [one for one in found if one.split == split and "unigram" not in one.metric]
+        asked = log.section("evaluation").get("metrics") or []
+        own.sort(key=lambda one: (one.metric not in asked, asked.index(one.metric) if one.metric in asked else 0))
+        if own:
+            return own[:2]
+    return []
+
+
+def throughput(log: RunLog) -> str:
+    """The median of the tokens per second."""
+    rates = sorted(line["tokens_per_second"] for line in log.train if is_number(line.get("tokens_per_second")))
+    return f"{rates[len(rates) // 2]:,.0f} a second" if rates else ""
+
+
+# ---------------------------------------------------------------------------------------------------- the parts
+
+
+def metrics_note(log: RunLog, loss_unit: str) -> str:
+    """How the metrics are to be read."""
+    of_last = (
+        ""
+        if log.is_finished
+        else f"Of the last validation, at step {log.validations[-1]['step']:,}. "
+        if log.validations
+        else ""
+    )
+    with_bounds = any(one.low is not None for one in measured(log))
+    bounds = (
+        "Intervals of shares of examples are Wilson's; "
+        if with_bounds
+        else "Shares of examples would have Wilson's intervals; "
+    )
+    return (
+        f"{of_last}The loss is in {loss_unit}. {bounds}anyformer evaluate gives the bootstrap's for the other metrics."
+    )
+
+
+def samples_of(log: RunLog) -> list[dict[str, str]]:
+    """What the finished model was asked and what it said."""
+    answers = objective_facts(log.recipe).samples_are_answers
+    return [
+        {"title": f"{'asked' if answers else 'begun with'}: {str(one.get('prompt', ''))[:1000]}", **one}
+        for one in log.run.get("samples") or []
+        if isinstance(one, dict) and one.get("text")
+    ]
+
+
+def loads_of(log: RunLog) -> dict[str, Any] | None:
+    """The last line of router.jsonl, in equal shares."""
+    if not log.routers or "load" not in log.routers[-1]:
+        return None
+    last = log.routers[-1]
+    return {
+        "step": last["step"],
+        "rows": [[share * len(row) for share in row] for row in last["load"]],
+        "dropped": last.get("dropped"),
+    }
+
+
+def recipe_values(log: RunLog) -> dict[str, Any]:
+    """The recipe, and what of it is not as it was shipped."""
+    table = settings_table(log.recipe)
+    name, preset = table["shipped"], table["preset"]
+    beside = f"the preset {preset} and the defaults" if preset else "the defaults"
+    words = f"What {beside} do not say."
+    if name and table["changed"]:
+        changed = f"{counted(table['changed'], 'setting')} {'was' if table['changed'] == 1 else 'were'} changed"
+        words += f" Of the shipped recipe {name} {changed}: shaded, with what it says."
+    elif name:
+        words += f" All as the shipped recipe {name} says, but for the place it was written to."
+    return {"settings": table, "recipe_words": words, "recipe_text": format_yaml(log.recipe)}
+
+
+def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of the splits, and rows of the training data."""
+    known = {split: of for split, of in (log.run.get("data") or {}).items() if isinstance(of, dict)}
+    names = dict.fromkeys(name for of in known.values() for name, value in of.items() if is_number(value))
+    columns = [
+        *(name for name in FIRST_COLUMNS if name in names),
+        *(name for name in names if name not in FIRST_COLUMNS),
+    ]
+    splits = {
+        split: {name: number(name, of[name]) for name in columns if is_number(of.get(name))}
+        for split, of in known.items()
+    }
+    shares = [
+        f"{split}, {name.replace('_', ' ')}: {', '.join(f'{key} {value:,}' for key, value in of[name].items())}"
+        for split, of in known.items()
+        for name in of
+        if isinstance(of[name], dict)
+        and 0 < len(of[name]) <= 12
+        and all(map(is_number, of[name].values()))
+        and any(of[name].values())
+    ]
+    shown = [rows.as_html(row) for row in found.get("rows", []) if isinstance(row, str)]
+    return {
+        "source_names": f"Trained on: {facts.source_names}." if facts.source_names else "",
+        "splits": splits,
+        "columns": columns,
+        "shares": shares,
+        "rows": shown,
+        "legend": rows.as_html(found.get("legend") or ""),
+        "is_picture": bool(found.get("image")),
+        "fingerprint": (log.run.get("data") or {}).get("fingerprint"),
+    }
+
+
+def number(name: str, value: float) -> str:
+    """A size for people; a rate in per cent."""
+    return (
+        f"{value:.2%}"
+        if isinstance(value, float) and value <= 1
+        else f"{value:,.0f}"
+        if value == int(value)
+        else f"{value:,.2f}"
+    )
+
+
+def weight_values(log: RunLog) -> dict[str, Any]:
+    """The parameters by what they are for."""
+    found = parameters_by_part(log.folder)
+    trained, all_of_them = log.run.get("trained_parameters"), log.run.get("parameters")
+    partly = (
+        f" {trained:,} of {all_of_them:,} were trained." if trained and all_of_them and trained < all_of_them else ""
+    )
+    where = "As the saved model has them" if log.is_finished else "As the newest checkpoint has them"
+    note = f"{where}; what is tied or shared counts once.{partly}"
+    return {"weights": found, "total": sum(row["parameters"] for row in found), "weights_note": note}
+
+
+def environment_of(log: RunLog) -> dict[str, Any]:
+    """What it ran on and with."""
+    run = log.run
+    found = {f"{what} by": name for what, name in (run.get("backends") or {}).items()}
+    found |= {"hardware": run.get("hardware"), "processes": run.get("world_size"), "engine": run.get("engine")}
+    found |= {"rows of a step": run.get("rows_per_step"), "seed": run.get("seed")} | (run.get("versions") or {})
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def card_values(log: RunLog) -> dict[str, str]:
+    """The model card and its part on loading, as HTML; empty where there is none yet."""
+    file = log.folder / "README.md"
+    if not log.is_finished or not file.is_file():
+        return {"card": "", "load": ""}
+    text = file.read_text(encoding="utf-8", errors="replace")
+    load = markdown.section_of(text, "How to load")
+    return {"card": markdown.as_html(text), "load": markdown.as_html(load) if load else ""}

@@ -1,0 +1,50 @@
+"""Rows of the training data as people read them, from what the run left in its folder at its beginning (rows.json)."""
+
+import html
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .run_log import ROWS_FILE
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+
+def read_rows(folder: Path) -> dict[str, Any]:
+    """{"legend", "rows": texts with the colours of a terminal, "text" or "image" to look into the model with}; {} where
+    the run has left none."""
+    try:
+        found = json.loads((folder / ROWS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # of an older run, or half a file: the page does without
+    return found if isinstance(found, dict) and isinstance(found.get("rows"), list) else {}
+
+
+def as_html(ansi: str) -> str:
+    """A text with the colours of a terminal as HTML: a span with the names of the styles for each piece."""
+    from rich.ansi import AnsiDecoder
+
+    return "\n".join(map(line_as_html, AnsiDecoder().decode(ansi)))
+
+
+def line_as_html(line: "Text") -> str:
+    if "──" in line.plain:  # a rule with its title
+        return f"<b>{html.escape(line.plain.strip('─ '))}</b>"
+    edges, shown = {at for span in line.spans for at in (span.start, span.end)} - {0, len(line)}, []
+    for piece in line.divide(sorted(edges)):
+        styles = dict.fromkeys(name for span in piece.spans for name in style_names(span.style))
+        plain = html.escape(piece.plain)
+        if "reverse" in styles:  # light on dark, whatever its colour is
+            plain = f"<span>{plain}</span>"
+        shown.append(f'<span class="{" ".join(styles)}">{plain}</span>' if styles else plain)
+    return "".join(shown)
+
+
+def style_names(style) -> list[str]:
+    """The classes of a style of rich."""
+    color = style.color.name if style.color is not None else None
+    found = [color] if color in COLORS else []
+    return found + [name for name in ("bold", "dim", "underline", "strike", "reverse") if getattr(style, name)]

@@ -1,0 +1,219 @@
+"""What the folder of a run says of it, finished, running or killed: settings, curves, metrics, how far it is."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..recipes.compose import flat_settings
+from ..recipes.schema import Recipe
+from ..storage.checkpoints import list_checkpoints, step_of
+from ..storage.metrics_file import METRICS_FILE, ROUTER_FILE, read_metrics
+
+ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
+
+
+@dataclass
+class RunLog:
+    """A run, from its folder alone.
+
+    run: what run.json holds. entries: the lines of metrics.jsonl. routers: those of router.jsonl. damaged: sentences
+    about files that cannot be read whole.
+    """
+
+    folder: Path
+    run: dict[str, Any]
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    routers: list[dict[str, Any]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.folder.resolve().name
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The composed recipe as plain data."""
+        return self.run["recipe"]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended, and its model is saved."""
+        return self.run.get("status") == "finished"
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the recipe, empty where it is not there."""
+        return self.recipe.get(name) or {}
+
+    # ---- curves
+
+    @cached_property
+    def train(self) -> list[dict[str, Any]]:
+        """The lines of the training itself: loss, learning rate and whatever is measured beside them."""
+        return [line for line in self.entries if "loss" in line and "learning_rate" in line]
+
+    @cached_property
+    def validations(self) -> list[dict[str, Any]]:
+        """The lines of the validations during training; the last measurement, after its end, is none of them."""
+        last = self.train[-1]["step"] if self.train else 0
+        ends = [number for number, line in enumerate(self.entries) if "train_runtime" in line and line["step"] >= last]
+        lines = self.entries[: ends[-1]] if ends else self.entries
+        found = {line["step"]: line for line in lines if "validation_loss" in line}
+        return list(found.values())
+
+    @cached_property
+    def axes(self) -> dict[str, list[float]]:
+        """{"step", "tokens", "seconds"} of each line of the training, from its beginning.
+
+        Tokens are counted anew when a run goes on, and the time between its processes is not its own.
+        """
+        found: dict[str, list[float]] = {"step": [], "tokens": [], "seconds": []}
+        tokens = seconds = before = clock = 0.0
+        for line in self.train:
+            counted = line.get("tokens", 0)
+            is_begun_anew = counted < before or not found["step"]
+            new = counted if is_begun_anew else counted - before
+            at_work = new / line["tokens_per_second"] if line.get("tokens_per_second") else 0.0
+            seconds += at_work if is_begun_anew else max(at_work, line.get("time", clock) - clock)
+            tokens, before, clock = tokens + new, counted, line.get("time", clock)
+            for name, value in (("step", line["step"]), ("tokens", tokens), ("seconds", seconds)):
+                found[name].append(value)
+        return found
+
+    # ---- how far it is
+
+    @property
+    def steps(self) -> int:
+        """The last step that is known of."""
+        known = [self.run.get("steps") or 0, *(line["step"] for line in self.entries[-1:])]
+        return max(known + [step_of(checkpoint) for checkpoint in list_checkpoints(self.folder)[:1]])
+
+    @cached_property
+    def total_steps(self) -> int | None:
+        """All steps of the whole run, as far as the folder says."""
+        if self.is_finished:
+            return self.run.get("steps")
+        most = self.section("training").get("max_steps") or -1
+        known = self.run.get("total_steps") or (most if most > 0 else None)
+        for checkpoint in list_checkpoints(self.folder)[:1] if known is None else ():
+            try:
+                known = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")).get("max_steps")
+            except (OSError, ValueError, AttributeError):
+                known = None  # of another engine, or just being removed: the page says the step alone
+        return known
+
+    @property
+    def seconds(self) -> float | None:
+        """Of training, evaluations between its steps included."""
+        trained = self.axes["seconds"][-1] if self.train else None
+        return max(trained or 0, self.run.get("wall_seconds") or 0) or None
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens trained on."""
+        return int(self.axes["tokens"][-1]) if self.train and self.axes["tokens"][-1] else None
+
+    @property
+    def progress(self) -> str:
+        """How far the run is, in a sentence."""
+        if self.is_finished:
+            return f"finished after {self.steps:,} steps"
+        total, step = self.total_steps, self.steps
+        share = f" of {total:,} ({step / total:.0%})" if total else ""
+        if not self.entries and not step:
+            return f"begun, and nothing measured yet{f'; {total:,} steps to make' if total else ''}"
+        at = self.entries[-1].get("time") if self.entries else None
+        when = f", last heard of on {time.strftime('%Y-%m-%d at %H:%M:%S', time.localtime(at))}" if at else ""
+        return f"not finished: step {step:,}{share}{when}; this page shows what there is until then"
+
+    # ---- what it has come to
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """{"test_accuracy": ...} of the finished model; of a run that is not, those of the last validation."""
+        if self.is_finished:
+            return {name: value for name, value in self.run.get("metrics", {}).items() if is_number(value)}
+        last = self.validations[-1] if self.validations else {}
+        return {name: value for name, value in last.items() if is_metric(name) and is_number(value)}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its path, with the defaults of those that the saved recipe does not have."""
+        return flat_settings(Recipe().to_dict()) | flat_settings(self.recipe)
+
+
+NOT_METRICS = ("nll", "predictions", "runtime", "samples_per_second", "steps_per_second")
+
+
+def is_metric(name: str) -> bool:
+    """Whether a logged name, such as validation_accuracy, is of a metric of a split."""
+    split, _, metric = name.partition("_")
+    return split in ("validation", "test") and bool(metric) and metric not in NOT_METRICS
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_run(folder: Path | str) -> RunLog:
+    """What a run's folder says.
+
+    Raises:
+        UserError: there is no run in it, or its run.json is damaged.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"RUN={folder} is no folder; name the folder of a run, such as runs/quickstart")
+    file = folder / "run.json"
+    if not file.is_file():
+        inside = sorted(path.parent.name for path in folder.glob("*/run.json"))
+        hint = f"name the runs in it, such as {folder / inside[0]}" if inside else "name the output_dir of a run"
+        raise UserError(f"RUN={folder} holds no run, run.json is missing; {hint}")
+    try:
+        run = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{file} is not readable as JSON ({error}); the same training command writes it again"
+        ) from None
+    if not isinstance(run, dict) or not isinstance(run.get("recipe"), dict):
+        raise UserError(f"{file} is of no run that anyformer trained: it has no recipe; name the output_dir of a run")
+    log = RunLog(folder, run)
+    log.entries, log.routers = (_lines(folder / name, log.damaged) for name in (METRICS_FILE, ROUTER_FILE))
+    return log
+
+
+def _lines(file: Path, damaged: list[str]) -> list[dict]:
+    if not file.is_file():
+        return []
+    entries, bad = read_metrics(file)
+    if bad:
+        damaged.append(
+            f"{file.name} has {bad} damaged line{'s' * (bad != 1)}, which {'are' if bad > 1 else 'is'} not shown"
+        )
+    return entries
+
+
+def run_facts_of(folder: Path | str) -> dict[str, Any]:
+    """The facts of a run for a table of several.
+
+    {"folder", "name", "status", "settings": {path: value}, "metrics", "steps", "seconds", "tokens", "parameters",
+    "trained_parameters"}; None for what is not known. Of a run that has not finished, the metrics are those of its last
+    validation. Raises UserError as `read_run`.
+    """
+    log = read_run(folder)
+    return {
+        "folder": str(log.folder),
+        "name": log.name,
+        "status": log.run.get("status"),
+        "settings": log.settings,
+        "metrics": log.metrics,
+        "steps": log.steps,
+        "seconds": log.seconds,
+        "tokens": log.tokens,
+        "parameters": log.run.get("parameters"),
+        "trained_parameters": log.run.get("trained_parameters"),
+    }

@@ -1,0 +1,293 @@
+"""Reports of runs: what a page holds of a finished and a killed run, several compared, and that a browser draws it."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.metrics.comparison import mcnemar
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.reporting import comparison
+from anyformer.pipelines.reporting.charts import MOST, thinned
+from anyformer.pipelines.reporting.comparison import compare_runs
+from anyformer.pipelines.reporting.figures import draw_loss
+from anyformer.pipelines.reporting.metrics_table import Measured, newcombe
+from anyformer.pipelines.reporting.parameters import part_of
+from anyformer.pipelines.reporting.report import write_report
+from anyformer.pipelines.reporting.rows import as_html
+from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
+from anyformer.pipelines.training.report import ReportPage
+from processes import end_in_micro_batch
+
+HOSTILE = "</script><b>bold & sure</b>"
+
+
+def line(step: int, tokens: int, loss: float, **more) -> dict:
+    rates = {"grad_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 100.0, "mfu": 0.1, "memory_gb": 1.0}
+    return {"step": step, "time": 1000.0 + step, "loss": loss, "tokens": tokens} | rates | more
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Factory of a run's folder as a run leaves it, from facts alone."""
+
+    def make(name="run", *, lines=None, tail="", finished=True, settings=(), accuracy=0.8, **facts):
+        folder = tmp_path / name
+        folder.mkdir()
+        overrides = ["data.files=reviews.jsonl", f"training.output_dir={folder}", *settings]
+        recipe = load_recipe("imdb_classify", overrides).to_dict()
+        run = {"recipe": recipe, "seed": 42, "versions": {"torch": "2"}, "world_size": 1, "total_steps": 8}
+        run["data"] = {"train": {"examples": 90, "tokens": 900, "classes": {"bad": 40, "good": 50}}}
+        run["data"] |= {"test": {"examples": 1000, "fill_rate": 0.5}, "fingerprint": "abc"}
+        if finished:
+            run |= {"status": "finished", "steps": 4, "best_step": 2, "wall_seconds": 9.0, "parameters": 12}
+            run |= {"metrics": {"test_loss": 0.5, "test_accuracy": accuracy}, "samples": [], "trained_parameters": 12}
+        else:
+            run |= {"status": "running"}
+        (folder / "run.json").write_text(json.dumps(run | facts))
+        if lines is None:
+            lines = [line(1, 10, 2.0), line(2, 20, 1.5), {"step": 2, "time": 1002.5, "validation_loss": 1.7}]
+            lines += [line(4, 40, float("nan")), {"step": 4, "time": 1004.0, "validation_loss": 1.6}]
+            lines += [
+                {"step": 4, "time": 1005.0, "train_runtime": 4.0},
+                {"step": 4, "time": 1006.0, "validation_loss": 9.0},
+            ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines) + tail)
+        return folder
+
+    return make
+
+
+def curves_of(page) -> dict:
+    return json.loads(
+        re.search(r'<script type="application/json" id="curves">(.*?)</script>', page.read_text(), re.S)[1]
+    )
+
+
+def loads_nothing(page) -> bool:
+    return not re.search(r"<link|@import|url\((?!#)|src=[\"'](?!data:)|import\(|fetch\(", page.read_text())
+
+
+def test_a_page_holds_what_the_folder_says_and_loads_nothing(recorded):
+    rows = {"legend": "", "rows": [f"\x1b[1;32m{HOSTILE}\x1b[0m"]}
+    samples = [{"prompt": HOSTILE, "text": HOSTILE, "reference": "so"}]
+    folder = recorded(settings=["training.learning_rate=0.5"], samples=samples)
+    (folder / "rows.json").write_text(json.dumps(rows))
+    (folder / "README.md").write_text(
+        f"---\ntags: [x]\n---\n# A card\n![tracked](https://there/pixel.png)\n{HOSTILE}\n"
+        "## How to load\n```python\nload()\n```\n"
+    )
+    write_report(folder)
+    page = folder / "report.html"
+    text = page.read_text()
+    assert loads_nothing(page) and "<b>bold" not in text and "load()" in text and "<img" not in text.split("<main>")[1]
+    loss = next(chart for chart in curves_of(page)["charts"] if chart["id"] == "loss")
+    training, validation = loss["series"]
+    assert training["y"] == [2.0, 1.5] and loss["marks"] == [{"x": 2, "label": "best"}]  # NaN is left out
+    assert validation["y"] == [1.7, 1.6]  # the measurement after training is no point of its curve
+    assert re.search(r"test</td><td[^>]*>accuracy</td><td>0.8000</td><td>0.774 to 0.824</td><td>1,000", text)  # Wilson
+    assert re.search(r'class="changed"><td>learning_rate</td><td class="words">0.5</td>', text)
+    assert "finished after 4 steps" in text and "bad 40, good 50" in text
+
+
+def test_a_killed_run_has_a_page_that_says_how_far_it_is(recorded):
+    lines = [line(1, 10, 2.0), line(2, 20, 1.5), line(3, 10, 1.2, time=5000.0), line(6, 40, 1.0, time=5003.0)]
+    folder = recorded(lines=lines, tail='{"step": 7, "lo', finished=False)
+    write_report(folder)
+    text = (folder / "report.html").read_text()
+    assert "not finished: step 6 of 8 (75%)" in text and "nothing measured" not in text
+    facts = run_facts_of(folder)
+    # It went on once: tokens are counted anew there, and the time between the processes is not the run's.
+    assert facts["tokens"] == 60 and facts["seconds"] == pytest.approx(0.1 + 1.0 + 0.1 + 3.0)
+    assert facts["settings"]["training.learning_rate"] == read_run(folder).recipe["training"]["learning_rate"]
+    assert facts["metrics"] == {} and facts["steps"] == 6 and facts["status"] == "running"
+    begun = recorded("begun", lines=[], finished=False)
+    write_report(begun)
+    assert "nothing measured yet; 8 steps to make" in (begun / "report.html").read_text()
+
+
+def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
+    slow, fast = recorded("slow"), recorded("fast", settings=["training.learning_rate=0.5"], accuracy=0.9)
+    out = tmp_path / "page.html"
+    assert compare_runs([slow, fast], out) == len(out.read_bytes())
+    text, drawn = out.read_text(), curves_of(out)
+    assert drawn["runs"] == ["slow", "fast"] and [one["name"] for one in drawn["charts"][0]["series"]] == [
+        "slow",
+        "fast",
+    ]
+    settings = text.split("Settings that differ</h2>")[1]
+    assert re.findall(r"<tr><td>([\w.]+)</td>", settings) == ["training.learning_rate"] and loads_nothing(out)
+    assert re.search(
+        r"slow</td><td class=\"left\">fast</td><td>\+0.1000</td><td>0.069 to 0.131</td>.*yes.*Newcombe", text
+    )
+    compare_runs([slow, fast], out, varied=["training.learning_rate"])
+    assert (
+        curves_of(out)["runs"] == ["learning_rate=0.0003", "learning_rate=0.5"]
+        or "learning_rate=0.5" in curves_of(out)["runs"][1]
+    )
+    for folder, wrong in ((slow, 200), (fast, 100)):
+        answers = [{"row": n, "prediction": int(n >= wrong), "reference": 1} for n in range(1000)]
+        (folder / "predictions.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    compare_runs([slow, fast], out)
+    p = mcnemar(np.arange(1000) >= 200, np.arange(1000) >= 100)[2]
+    assert f"McNemar, exact: p = {p:.4f}" in out.read_text()
+
+
+def test_runs_that_differ_in_the_seed_alone_are_averaged(recorded, tmp_path):
+    folders = [recorded(f"seed-{n}", settings=[f"training.seed={n}"], accuracy=0.7 + n / 10) for n in (0, 1, 2)]
+    compare_runs(folders, tmp_path / "page.html")
+    assert "0.8000 ± 0.1000" in (tmp_path / "page.html").read_text()
+
+
+def test_the_interval_of_a_difference_is_newcombes():
+    """56 of 70 against 48 of 80: Newcombe (1998), table II, method 10: 0.0524 to 0.3339."""
+    from anyformer.pipelines.metrics import wilson
+
+    second, first = (Measured("test", "accuracy", k / n, *wilson(k / n, n)) for k, n in ((56, 70), (48, 80)))
+    assert newcombe(first, second) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+
+
+def test_mistakes_are_one_sentence(recorded, command, tmp_path, capsys):
+    run, begun = recorded("here"), recorded("begun", lines=[], finished=False)
+    (tmp_path / "empty").mkdir()
+    broken = recorded("broken")
+    (broken / "run.json").write_text("{")
+    mistakes = {
+        (tmp_path / "nowhere",): "is no folder",
+        (tmp_path / "empty",): "holds no run, run.json is missing",
+        (tmp_path,): "name the runs in it, such as",
+        (broken,): "is not readable as JSON",
+        (run, run): "is named twice",
+        (run, begun): "has logged nothing yet, so there is nothing to compare",
+        (run, "--out", tmp_path): "is a folder; name a file",
+        (run, "--out", tmp_path / "no" / "page.html"): "there is no folder",
+        (begun, "--figures", tmp_path / "figures"): "has logged nothing yet, so there are no figures",
+    }
+    for words, sentence in mistakes.items():
+        assert command("report", *words) == 2
+        error = capsys.readouterr().err
+        assert sentence in error and len(error.strip().splitlines()) == 1
+    assert command("report", begun) == 0 and "nothing measured yet" in capsys.readouterr().out
+    (run / "predictions.jsonl").write_text("[]\n")
+    with pytest.raises(UserError, match="holds no predictions"):
+        comparison.kept_answers(read_run(run))
+
+
+def test_figures_are_drawn_as_png_and_svg_and_stand_in_the_card(recorded, command, tmp_path, capsys):
+    from anyformer.pipelines.publishing.model_card import render_model_card
+    from anyformer.pipelines.storage.model_folder import ModelFolder
+
+    run = recorded()
+    assert command("report", run, "--figures", tmp_path / "figures") == 0
+    drawn = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert {"loss.png", "loss.svg", "grad_norm.png", "learning_rate.svg"} <= drawn
+    assert draw_loss(run) and (run / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    ModelFolder.parameter_count, count = (lambda self: 12), ModelFolder.parameter_count
+    try:
+        assert "(loss.png)" in render_model_card(ModelFolder(run, {}))
+    finally:
+        ModelFolder.parameter_count = count
+
+
+def test_thinning_keeps_every_spike():
+    values = [0.0] * 100_000
+    values[54_321], values[77] = 9.0, -9.0
+    x, y = thinned(list(range(100_000)), values)
+    assert len(x) <= MOST + 2 and max(y) == 9.0 and min(y) == -9.0 and x == sorted(x) and x[-1] == 99_999
+
+
+def test_rows_keep_their_colours_and_nothing_of_them_is_html():
+    shown = as_html("\x1b[36mcyan \x1b[4munder\x1b[0m plain <i>\n── row 3 ──")
+    assert (
+        shown
+        == '<span class="cyan">cyan </span><span class="cyan underline">under</span> plain &lt;i&gt;\n<b>row 3</b>'
+    )
+
+
+def test_parameters_are_counted_by_what_they_are_for():
+    names = {
+        "model.embed_tokens.weight": "embeddings",
+        "model.layers.0.self_attn.q_proj.weight": "attention",
+        "model.layers.0.mlp.gate_proj.weight": "feed-forward",
+        "model.layers.0.mlp.router.weight": "routers",
+        "model.layers.0.mlp.experts.gate_up_proj": "experts",
+        "model.layers.0.input_layernorm.weight": "norms",
+        "decoder.layers.1.encoder_attn.k_proj.weight": "cross-attention",
+        "bert.encoder.layer.0.attention.output.LayerNorm.bias": "norms",
+        "bert.encoder.layer.0.output.dense.weight": "feed-forward",
+        "transformer.wte.weight": "embeddings",
+        "lm_head.weight": "heads",
+        "classifier.bias": "heads",
+    }
+    assert {name: part_of(name) for name in names} == names
+
+
+def test_a_run_leaves_a_page_at_its_beginning_and_at_its_end(tiny_recipe, command, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    recipe = tiny_recipe(training={"max_steps": 4, "save_steps": 2})
+    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", 10**9)
+    end_in_micro_batch(2, command, "train", recipe, number=signal.SIGKILL, output=tmp_path / "killed.log")
+    text = (run / "report.html").read_text()
+    assert "begun, and nothing measured yet; 4 steps to make" in text
+    assert text.count('<pre class="row"') == 3 and "How to load" not in text
+    assert command("train", recipe) == 0
+    assert "report.html" in capsys.readouterr().out
+    text = (run / "report.html").read_text()
+    assert "finished after 4 steps" in text and 'id="grid"' in text and "from_pretrained" in text
+    assert len(curves_of(run / "report.html")["charts"][0]["series"][0]["x"]) == 4
+    # A page that cannot be written costs a sentence.
+    monkeypatch.setattr("anyformer.pipelines.reporting.report.read_run", lambda folder: 1 / 0)
+    assert command("train", recipe, f"training.output_dir={tmp_path / 'other'}") == 0
+    assert capsys.readouterr().err.count("report.html of") == 2
+
+
+def test_a_page_is_not_written_again_where_that_would_take_too_long(tmp_path):
+    page, written = ReportPage(tmp_path), []
+    page.write = written.append
+    page.took, page.written = 1e6, 0.0
+    page.refresh("state")
+    assert not written
+    page.took = 0.0
+    page.refresh("state")
+    assert written == ["state"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
+def test_a_browser_draws_the_curves_and_answers_keys_and_clicks(recorded, tmp_path):
+    many = [line(n, 10 * n, 5.0 / n, grad_norm=1.0 / n) for n in range(1, 200)]
+    folder = recorded(
+        "first", lines=[*many, {"step": 199, "validation_loss": 0.1}, {"step": 199, "train_runtime": 1.0}]
+    )
+    other = recorded("second", settings=["training.seed=7"])
+    write_report(folder)
+    compare_runs([folder, other], tmp_path / "both.html")
+
+    def after(file, script: str) -> str:
+        clicked = tmp_path / "clicked.html"
+        clicked.write_text(file.read_text().replace("</body>", f"<script>{script}</script></body>"))
+        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--dump-dom"]
+        done = subprocess.run([*words, f"file://{clicked}"], capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout
+
+    page = folder / "report.html"
+    dom = after(page, "")
+    assert f'data-charts="{len(curves_of(page)["charts"])}"' in dom and dom.count("<svg") == len(
+        curves_of(page)["charts"]
+    )
+    press = "document.querySelector('#chart-loss .plot').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}));"
+    said = re.search(r'aria-live="polite">([^<]*)<', after(page, press))[1]
+    assert said.startswith("Loss, step 199, training 0.02") and "validation 0.1" in said
+    log = after(
+        page,
+        "document.querySelector('#chart-loss .head button').click();document.querySelector('[data-x=tokens]').click();",
+    )
+    assert 'aria-pressed="true" aria-label="logarithmic axis of Loss"' in log and ">tokens</text>" in log
+    table = after(page, "document.querySelector('#chart-loss details').open = true;")
+    assert re.search(r"<td>199</td><td>0.02513</td><td>0.1000</td>", table)
+    hidden = after(tmp_path / "both.html", "document.querySelector('[data-run=\"1\"]').click();")
+    assert hidden.count('class="series"') < dom.count('class="series"') * 2 and "second" in hidden
