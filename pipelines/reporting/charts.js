@@ -12,6 +12,7 @@ const svg = (tag, attributes, words) => {
 const state = {x: "step", smooth: true, hidden: new Set(), lit: null};
 const COLORS = 8, TITLES = {step: "step", tokens: "tokens", seconds: "time"};
 const drawn = [];
+const nameOf = (one) => page.runs.length > 1 ? page.labels[one.run] : one.name;
 
 // ---- numbers in words
 
@@ -122,12 +123,12 @@ function Chart(chart, box) {
     if (self.log) { const room = (high / low) ** 0.05 || 1.1; low /= room; high *= room; if (low === high) { low /= 2; high *= 2; } }
     else {
       const room = (high - low || Math.abs(high) || 1) * 0.07;
-      if (chart.zero && low >= 0) low = 0; else low -= room;
+      if (low >= 0 && (chart.zero || low < room)) low = 0; else low -= room;
       high += room;
     }
     const marks = self.log ? logTicks(low, high) : ticks(low, high, chart.wide ? 6 : 4);
-    const names = several && visible.length <= COLORS && page.runs.length <= COLORS ? lines : [];
-    const room = Math.min(150, Math.max(14, ...names.map((line) => 14 + 7.2 * Math.min(22, line.one.name.length))));
+    const names = several && visible.length <= 12 ? lines : [];
+    const room = Math.min(150, Math.max(14, ...names.map((line) => 14 + 7.2 * Math.min(22, nameOf(line.one).length))));
     const left = 12 + 6.6 * Math.max(...marks.map((y) => value(chart, y).length)), right = width - room, top = 10, bottom = height - 34;
     const px = (x) => left + (x - x0) / (x1 - x0 || 1) * (right - left);
     const py = self.log ? (y) => bottom - Math.log(y / low) / Math.log(high / low) * (bottom - top) : (y) => bottom - (y - low) / (high - low) * (bottom - top);
@@ -136,7 +137,7 @@ function Chart(chart, box) {
     area.append(svg("rect", {x: left, y: top - 4, width: right - left + 4, height: bottom - top + 8})); defs.append(area); picture.append(defs);
     for (const y of marks) picture.append(svg("line", {x1: left, x2: right, y1: py(y), y2: py(y), class: "grid"}), svg("text", {x: left - 6, y: py(y) + 4, class: "tick end"}, value(chart, y)));
     picture.append(svg("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}));
-    const across = state.x === "seconds" && !self.zoom ? clockTicks(x1, Math.max(2, (right - left) / 90)) : ticks(x0, x1, Math.max(2, (right - left) / 90));
+    const across = state.x === "seconds" && !self.zoom ? clockTicks(x1, Math.max(2, (right - left) / 80)) : ticks(x0, x1, Math.max(3, (right - left) / 70));
     for (const x of across) picture.append(svg("line", {x1: px(x), x2: px(x), y1: bottom, y2: bottom + 4, class: "axis"}), svg("text", {x: px(x), y: bottom + 17, class: "tick"}, state.x === "step" ? short(x) : along(x)));
     picture.append(svg("text", {x: right, y: height - 3, class: "tick end"}, TITLES[state.x]));
     const body = svg("g", {"clip-path": `url(#${clip})`}); picture.append(body);
@@ -157,7 +158,7 @@ function Chart(chart, box) {
     const labels = names.map((line) => ({line, y: py(line.ys[line.ys.length - 1])})).sort((a, b) => a.y - b.y);
     for (let pass = 0; pass < 8; pass++) for (let n = 1; n < labels.length; n++) { const gap = 14 - (labels[n].y - labels[n - 1].y); if (gap > 0) { labels[n].y += gap / 2; labels[n - 1].y -= gap / 2; } }
     for (const label of labels) {
-      const name = label.line.one.name;
+      const name = nameOf(label.line.one);
       picture.append(svg("text", {x: right + 8, y: Math.max(top + 4, Math.min(bottom, label.y)) + 4, class: "label", style: `fill: ${color(label.line.one, label.line.number)}`}, name.length > 22 ? name.slice(0, 10) + "…" + name.slice(-11) : name));
     }
     const cross = svg("g", {class: "cross"}); picture.append(cross); plot.append(picture);

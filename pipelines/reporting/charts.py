@@ -189,8 +189,8 @@ def _validated(log: RunLog, marks: list[dict]) -> list[dict | None]:
 
 def _router_loads(log: RunLog) -> dict | None:
     pair = [
-        series(log.train, "router_load_max", "most used expert"),
-        series(log.train, "router_load_min", "least used expert"),
+        series(log.train, "router_load_max", "most used"),
+        series(log.train, "router_load_min", "least used"),
     ]
     return chart("router_load", "Load of the experts", "tokens, of an equal share", pair, zero=True)
 

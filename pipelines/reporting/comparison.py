@@ -20,6 +20,7 @@ PREDICTIONS = "predictions.jsonl"  # of anyformer evaluate RUN TASK --prediction
 COUNTS_RIGHT = ("accuracy", "exact_match")  # shares of predictions that are equal to their reference
 SEED = "training.seed"
 NO_SETTINGS = ("name", "description", "training.output_dir")
+LONGEST_LABEL = 16  # characters
 MOST_PAIRS = 45  # differences between two runs that are told one by one
 
 
@@ -42,11 +43,12 @@ def compare_runs(folders: list[Path], out: Path, *, varied: list[str] | None = N
     values = {
         "title": f"{len(logs)} runs compared",
         "heading": f"{counted(len(logs), 'run')} compared",
-        "notes": notes_of(logs, list(units)),
+        "notes": notes_of(logs, names, list(units)),
         "rows": [row_of(log, name, differing, varied) for log, name in zip(logs, names)],
         "row_settings": row_settings(differing, varied),
         "row_metrics": row_metrics(logs),
         "names": names,
+        "labels": labels_of(names),
         "folders": [str(log.folder) for log in logs],
         "settings": [(path, [in_words(value) for value in row]) for path, row in differing.items()],
         "metrics": metrics,
@@ -96,6 +98,12 @@ def names_of(logs: list[RunLog], varied: list[str] | None = None) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
+
+
+def labels_of(names: list[str]) -> list[str]:
+    """What stands beside the curves: the names where they are short, else numbers, which the table of the runs has."""
+    is_short = max(map(len, names)) <= LONGEST_LABEL
+    return names if is_short else [str(number) for number in range(1, len(names) + 1)]
 
 
 # ---------------------------------------------------------------------------------------------------- settings
@@ -250,7 +258,7 @@ def over_seeds(logs: list[RunLog], differing: dict[str, list[Any]]) -> list[dict
     return found
 
 
-def notes_of(logs: list[RunLog], units: list[str]) -> list[str]:
+def notes_of(logs: list[RunLog], names: list[str], units: list[str]) -> list[str]:
     """Sentences on what a reader must know before comparing."""
     found = [f"{log.name}: {sentence}" for log in logs for sentence in log.damaged]
     prints = {(log.run.get("data") or {}).get("fingerprint") for log in logs}
@@ -258,7 +266,7 @@ def notes_of(logs: list[RunLog], units: list[str]) -> list[str]:
         found.append("The runs did not train on the same data; their fingerprints differ.")
     if len(units) > 1:
         found.append(f"Their losses do not compare: they are in {' and in '.join(units)}.")
-    open_ones = [log.name for log in logs if not log.is_finished]
+    open_ones = [name for log, name in zip(logs, names) if not log.is_finished]
     if open_ones:
         found.append(f"Not finished: {', '.join(open_ones)}; their last validation counts.")
     return found

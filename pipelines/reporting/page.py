@@ -33,7 +33,7 @@ def write_page(path: Path, template: str, *, charts: list[dict], axes: list[dict
         .render(
             style=look() + maps_style() + part("report.css"),
             charts=charts,
-            data=as_script({"charts": charts, "axes": axes, "runs": runs}),
+            data=as_script({"charts": charts, "axes": axes, "runs": runs, "labels": values.get("labels", runs)}),
             script=part("charts.js"),
             version=__version__,
             made=time.strftime("%Y-%m-%d at %H:%M"),

@@ -10,7 +10,7 @@ from .run_log import ROWS_FILE
 if TYPE_CHECKING:
     from rich.text import Text
 
-COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+COLORS = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}  # of a terminal, by their numbers
 
 
 def read_rows(folder: Path) -> dict[str, Any]:
@@ -45,6 +45,7 @@ def line_as_html(line: "Text") -> str:
 
 def style_names(style) -> list[str]:
     """The classes of a style of rich."""
-    color = style.color.name if style.color is not None else None
-    found = [color] if color in COLORS else []
-    return found + [name for name in ("bold", "dim", "underline", "strike", "reverse") if getattr(style, name)]
+    color = COLORS.get(style.color.number) if style.color is not None else None
+    return ([color] if color else []) + [
+        name for name in ("bold", "dim", "underline", "strike", "reverse") if getattr(style, name)
+    ]

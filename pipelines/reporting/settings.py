@@ -13,7 +13,9 @@ OF_THE_PLACE = ("training.output_dir", "name", "description")  # which say nothi
 
 def in_words(value: Any) -> str:
     """A setting's value as a recipe has it."""
-    if value is None or value is MISSING:
+    if value is MISSING:
+        return "not set"
+    if value is None:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
@@ -58,7 +60,7 @@ def settings_table(recipe: dict[str, Any]) -> dict[str, Any]:
     for path, value in (before or {}).items():  # what the run has taken out
         section, _, name = path.partition(".")
         if name and path not in said and value not in (None, [], {}):
-            row = {"name": name, "value": "-", "kind": "changed", "before": in_words(value)}
+            row = {"name": name, "value": in_words(MISSING), "kind": "changed", "before": in_words(value)}
             sections.setdefault(section, []).append(row)
     rows = [row for found in sections.values() for row in found]
     return {
