@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..plugins import METRICS
+from ..plugins import less_is_better
 from .run_log import RunLog, is_metric, is_number
 
 MOST = 1000  # points of a series: more than a screen has columns for a chart
@@ -240,6 +240,5 @@ def charts_of_runs(logs: list[RunLog], names: list[str], loss_unit: str = "nats"
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether less of a metric is better."""
-    row = METRICS.get(metric)
-    return metric == "loss" or is_part_of_loss(metric) or (row is not None and row.lower)
+    """Whether less of a metric is better, that of a part of the loss included."""
+    return is_part_of_loss(metric) or less_is_better(metric)
