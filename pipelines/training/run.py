@@ -43,6 +43,7 @@ from .dry_run import try_step
 from .elastic import UNIVERSAL, check_engine_of, reads_universal, shared_out_anew
 from .engines import asked_engine, check_one_device
 from .from_weights import set_aside_before
+from .hardware import hardware_words
 from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
 from .mesh import engine_name, parameters_of
@@ -215,6 +216,7 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
             world_size=arguments.world_size,
             rows_per_step=rows_of(arguments),
             total_steps=folder.total_steps(recipe.training),
+            hardware=hardware_words(arguments.device),
         )
         record_rows(folder, data)
         trainer.add_callback(ReportPage(folder.path))
@@ -361,6 +363,7 @@ def run(
             "best_step": trainer.state.best_global_step,
             "world_size": trainer.args.world_size,
             "rows_per_step": rows_of(trainer.args),
+            "hardware": hardware_words(trainer.args.device),
             "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
             "backends": backends_of(plain(trainer.model)),
             "wall_seconds": round(time.time() - started, 1),
@@ -465,6 +468,7 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
         "best_step",
         "world_size",
         "rows_per_step",
+        "hardware",
         "engine",
         "backends",
         "wall_seconds",

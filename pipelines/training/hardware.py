@@ -1,0 +1,25 @@
+"""What a run computes on, in words."""
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+
+def hardware_words(device: torch.device) -> str:
+    """`NVIDIA H100 80GB HBM3`, or the processor's name and the cores that this process may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{processor_name()}, {cores} cores" if device.type == "cpu" else f"{device.type} of {processor_name()}"
+
+
+def processor_name() -> str:
+    """As the system calls it; of Linux, whose platform module knows the architecture alone, from /proc."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []  # no Linux
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
