@@ -51,7 +51,7 @@ from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .plain_data import forged_files_named
 from .recorded_rows import record_rows
-from .report import ReportPage, draw_card_picture, report_finished
+from .report import ReportPage, draw_card_picture, report_finished, spoken
 from .run_folder import RunFolder
 from .step_guard import check_step_guard
 from .stop_signal import StopAtOnce
@@ -218,7 +218,8 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
             total_steps=folder.total_steps(recipe.training),
             hardware=hardware_words(arguments.device),
         )
-        record_rows(folder, data)
+        with spoken("rows.json", folder.path):
+            record_rows(folder, data)
         trainer.add_callback(ReportPage(folder.path))
     if main and not quiet:
         print_start(recipe, data, trainer, checkpoint, folder.auto_batch)
