@@ -33,7 +33,7 @@ def test_a_run_ends_with_a_model_that_loads_generates_and_beats_the_unigram(tiny
     run, printed = tmp_path / "run", capsys.readouterr().out
     assert "validation unigram perplexity" in printed and "sample after 'The '" in printed
     assert "devices: 1 x cpu" in printed and "tok/s" in printed and "MFU" in printed
-    assert "\nlook at: README.md · metrics.jsonl\n" in printed
+    assert "\nlook at: report.html · README.md · metrics.jsonl\n" in printed
     facts = json.loads((run / "run.json").read_text())
     metrics = facts["metrics"]
     assert facts["status"] == "finished" and facts["steps"] == 150 and facts["seed"] == 42
