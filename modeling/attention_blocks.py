@@ -20,8 +20,8 @@ from .linear_cross_entropy import SLOW_ON_CPU
 # 128, blocks of 256 take 1.2 x the time: their queries meet more keys that they do not see. Plain products, which
 # strides need, gain nothing from long blocks.
 QUERIES_PER_BLOCK, QUERIES_BESIDE_STRIDE = 128, 64
-# Rows shorter than so many times the keys that a query meets in blocks keep the mask.
-LEAST_GAIN = 1.5
+# Rows shorter than so many times the keys that a query meets in blocks keep the mask, for which sdpa has one kernel.
+LEAST_GAIN, LEAST_GAIN_BESIDE_STRIDE = 1.5, 5
 # Plain products make so many scores at a time on a CPU: what stays in its cache.
 SCORES_AT_A_TIME = 1 << 18
 
@@ -64,7 +64,8 @@ def window_rule(window: int, is_causal: bool):
 def pays(near: tuple[int, int], stride: int, length: int, global_tokens: int = 0) -> bool:
     """Whether rows of so many tokens are faster in blocks than under a mask."""
     far = length // stride if stride else 0
-    return length >= LEAST_GAIN * (_block_size(near, stride) + sum(near) + far + global_tokens)
+    gain = LEAST_GAIN_BESIDE_STRIDE if stride else LEAST_GAIN
+    return length >= gain * (_block_size(near, stride) + sum(near) + far + global_tokens)
 
 
 def _block_size(near: tuple[int, int], stride: int) -> int:

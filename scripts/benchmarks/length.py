@@ -21,6 +21,7 @@ from anyformer import AnyformerDecoderConfig, AnyformerDecoderModel, AnyformerEn
 WINDOW, STRIDE = 128, 64
 KINDS = {
     "full": {"attention_pattern": ["full_attention"]},
+    "full, two-sided": {"attention_pattern": ["full_attention"]},
     "sliding": {"attention_pattern": ["sliding_attention"], "sliding_window": WINDOW},
     "strided": {"attention_pattern": ["strided_attention"], "attention_stride": STRIDE},
     "local+global": {"attention_pattern": ["local_global_attention"], "sliding_window": WINDOW // 2},
@@ -28,7 +29,8 @@ KINDS = {
     "compressive": {"attention_pattern": ["compressive_attention"], "segment_length": WINDOW},
     "recurrent": {"segment_length": WINDOW, "memory_length": WINDOW},
 }
-# Times of full attention over those of a kind, at 4,096 tokens and windows of 128.
+ENCODERS = {"full, two-sided", "local+global"}
+# Times of full attention (an encoder's for an encoder's) over those of a kind, at 4,096 tokens and windows of 128.
 GOALS = {
     ("sliding", "forward"): 2.5,
     ("sliding", "training"): 2.0,
@@ -54,7 +56,7 @@ def trunk(kind: str, args):
         "max_position_embeddings": max(args.length),
     }
     torch.manual_seed(0)
-    if kind == "local+global":
+    if kind in ENCODERS:
         return AnyformerEncoderModel(AnyformerEncoderConfig(**fields, **KINDS[kind], add_pooling_layer=False)), {}
     return AnyformerDecoderModel(AnyformerDecoderConfig(**fields, **KINDS[kind])), {"use_cache": False}
 
@@ -114,8 +116,7 @@ def main(argv=None):
         rows = []
         for length in args.length:
             rows += print_rows(measure(length, args, dtype), args, dtype, length)
-        if "full" in args.kinds:
-            compare_with_full(rows, args, dtype)
+        compare_with_full(rows, args, dtype)
         if args.plot and number == 0:
             plot_against_length(rows, Path(args.plot))
             print(f"written to {args.plot}")
@@ -139,24 +140,27 @@ def compare_with_full(rows: list[dict], args, dtype: str) -> None:
     for name in ("forward", "training"):
         what = f"{dtype} {name} T={longest} D={args.hidden} L=2"
         timings = last[0][name]
-        void = method.is_void(timings) or args.kinds[0] != "full"
         print(method.guard_row(what, args.kinds[0], timings))
-        for kind in args.kinds:
+        for kind, peer in peers(args.kinds).items():
             goal = GOALS.get((kind, name)) if longest == GOAL_LENGTH else None
-            if kind != "full":
-                timing = method.relative_to(timings, "full", kind)
-                print(method.row(what, kind, "full", timing, goal and method.Goal(goal), void), flush=True)
-    for kind in args.kinds:
-        if kind != "full":
-            found = [f"{crossover(rows, kind, f'{name}_us')} ({name})" for name in ("forward", "training")]
-            print(f"{dtype}: {kind} takes less time than full attention from {', '.join(found)} tokens on")
+            timing = method.relative_to(timings, peer, kind)
+            print(method.row(what, kind, peer, timing, goal and method.Goal(goal), method.is_void(timings)), flush=True)
+    for kind, peer in peers(args.kinds).items():
+        found = [f"{crossover(rows, kind, peer, f'{name}_us')} ({name})" for name in ("forward", "training")]
+        print(f"{dtype}: {kind} takes less time than {peer} attention from {', '.join(found)} tokens on")
 
 
-def crossover(rows: list[dict], kind: str, name: str) -> str:
-    """The length at which a kind's time per token falls below full attention's, on a logarithmic scale of lengths."""
+def peers(kinds: list[str]) -> dict[str, str]:
+    """{kind: the full attention that sees as many sides}, of those that are measured."""
+    found = {kind: "full, two-sided" if kind in ENCODERS else "full" for kind in kinds}
+    return {kind: peer for kind, peer in found.items() if kind != peer and peer in kinds}
+
+
+def crossover(rows: list[dict], kind: str, peer: str, name: str) -> str:
+    """The length at which a kind's time per token falls below its peer's, on a logarithmic scale of lengths."""
     times = {(row["kind"], row["length"]): row[name] for row in rows}
     lengths = sorted({row["length"] for row in rows})
-    gains = [math.log(times["full", length] / times[kind, length]) for length in lengths]
+    gains = [math.log(times[peer, length] / times[kind, length]) for length in lengths]
     if gains[-1] <= 0:
         return f"more than {lengths[-1]:,}"
     slower = [i for i, gain in enumerate(gains) if gain <= 0]
