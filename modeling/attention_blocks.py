@@ -170,16 +170,16 @@ def attend_in_blocks(query, key, value, blocks: Blocks, scaling: float, dropout:
     with torch.autocast(device_type, enabled=False):
         query, key, value = (x.to(computed_in).transpose(1, 2) for x in (query, key, value))
         batch, length = query.shape[:2]
+        if (groups := query.shape[2] // key.shape[2]) > 1:  # beside a mask sdpa would take its slowest kernel
+            key, value = (x.repeat_interleave(groups, dim=2) for x in (key, value))
         sides = blocks.size, blocks.before, blocks.after
         keys_and_values = [with_neighbours(x, *sides) for x in (key, value)]
         if blocks.index is not None:
             keys_and_values = [_with_everywhere(*each, blocks.index) for each in zip(keys_and_values, (key, value))]
         parts = [_heads_first(x) for x in (in_blocks(query, blocks.size), *keys_and_values)]
         if not with_products:
-            mask, grouped = _mask_in(blocks.near, computed_in), query.shape[2] != key.shape[2]
-            out = scaled_dot_product_attention(
-                *parts, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
-            )
+            mask = _mask_in(blocks.near, computed_in)
+            out = scaled_dot_product_attention(*parts, attn_mask=mask, dropout_p=dropout, scale=scaling)
             return _tokens_first(out, batch, length).to(dtype)
         out, log_sums = (_tokens_first(x, batch, length) for x in attend(*parts, blocks.near, scaling))
         if blocks.far is not None:
@@ -194,11 +194,11 @@ def _mask_in(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask if mask.dtype == dtype else mask.clamp(min=torch.finfo(dtype).min / 2).to(dtype)
 
 
-def _with_everywhere(near_BCWGK, x_BTGK, index_BN) -> torch.Tensor:
-    """(B, C, W + N, G, K): the keys of each block, and those that every block meets."""
-    index = index_BN[..., None, None].expand(-1, -1, *x_BTGK.shape[2:])
-    everywhere = x_BTGK.gather(1, index)[:, None].expand(-1, near_BCWGK.shape[1], -1, -1, -1)
-    return torch.cat((near_BCWGK, everywhere), dim=2)
+def _with_everywhere(near_BCWHK, x_BTHK, index_BN) -> torch.Tensor:
+    """(B, C, W + N, H, K): the keys of each block, and those that every block meets."""
+    index = index_BN[..., None, None].expand(-1, -1, *x_BTHK.shape[2:])
+    everywhere = x_BTHK.gather(1, index)[:, None].expand(-1, near_BCWHK.shape[1], -1, -1, -1)
+    return torch.cat((near_BCWHK, everywhere), dim=2)
 
 
 def _heads_first(x: torch.Tensor) -> torch.Tensor:
@@ -214,11 +214,8 @@ def _tokens_first(x: torch.Tensor, batch: int, length: int) -> torch.Tensor:
 def attend(query, key, value, mask, scaling: float) -> tuple:
     """softmax(q k^T * scaling + mask) v and the logarithm of the softmax's sum, by which parts of one sum are joined.
 
-    query (C, H, L, K), key and value (C, G, W, K), mask (C or 1, H or 1, L, W) -> (C, H, L, K), fp32 (C, H, L, 1).
+    query (C, H, L, K), key and value (C, H, W, K), mask (C or 1, H or 1, L, W) -> (C, H, L, K), fp32 (C, H, L, 1).
     """
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     mask = _mask_in(mask, torch.promote_types(query.dtype, torch.float32))
     return _Attend.apply(query, key, value, mask, scaling)
 
@@ -261,8 +258,8 @@ class _Attend(torch.autograd.Function):
 
 
 def _scores(query, key, mask, scaling) -> torch.Tensor:
-    """In the mask's type, which is fp32 at least."""
-    return torch.add(mask, query @ key.transpose(2, 3), alpha=scaling)
+    """In the mask's type, which is fp32 at least. (Sums of two types are slower than a copy on CPUs.)"""
+    return torch.add(mask, (query @ key.transpose(2, 3)).to(mask.dtype), alpha=scaling)
 
 
 def _cut(query, key, *others):

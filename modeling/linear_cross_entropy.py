@@ -155,7 +155,8 @@ def _by_words(x_ND, weight_VD, bias_V, labels_N, dtype, words, needs) -> tuple:
         return total, None, None, None
 
     shares_NS = (log_sums_NS - log_sum_N1).exp().clamp(min=1e-30)  # 1 / r has to be finite
-    grad_x = torch.zeros_like(x_ND, dtype=torch.float32) if needs_x else None
+    wide_x_ND = x_ND.float()  # once: products of two types are slow on CPUs
+    grad_x = torch.zeros_like(wide_x_ND) if needs_x else None
     grad_weight, grad_bias = torch.empty_like(weight_VD) if needs_weight else None, []
     for start, share_N1, (weight_CD, logits_NC, index_N1, is_here_N1) in zip(
         starts, shares_NS.split(1, dim=1), chunks()
@@ -169,9 +170,9 @@ def _by_words(x_ND, weight_VD, bias_V, labels_N, dtype, words, needs) -> tuple:
         else:
             p_NC = logits_NC.softmax(dim=-1).scatter_add_(1, index_N1, minus_target_N1.to(dtype))
         if needs_x:
-            grad_x.addcmul_(p_NC @ weight_CD, share_N1)
+            grad_x.addcmul_((p_NC @ weight_CD).float(), share_N1)
         if needs_weight:
-            grad_weight[start : start + words] = p_NC.t() @ (x_ND * share_N1).to(dtype)
+            grad_weight[start : start + words] = p_NC.t() @ (wide_x_ND * share_N1).to(dtype)
     grad_x = None if grad_x is None else grad_x.to(x_dtype)
     return total, grad_x, grad_weight, torch.cat(grad_bias) if needs_bias else None
 

@@ -12,6 +12,7 @@ from anyformer.modeling.traits import ATTENTION_KINDS
 from family_variants import EXACT, close, gradients_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -215,15 +216,18 @@ def test_a_trained_bias_gets_its_gradient_through_checkpointed_blocks(reentrant,
 @pytest.mark.parametrize("name", ["sliding-rotary-grouped", "strided-alibi-and-full"])
 def test_one_graph_holds_the_blocks_of_all_lengths(name, small_blocks):
     model, rows = model_and_rows("decoder", name)
-    graphs = []
-    compiled = torch.compile(
-        model.model, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward
-    )
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model.model, fullgraph=True, backend=counter)
     for length in (22, 17, 13, 9):
-        ids = rows[0]["input_ids"][:, :length]
-        expected, got = (run(ids, use_cache=False).last_hidden_state for run in (model.model, compiled))
+        ids, found = rows[0]["input_ids"][:, :length], []
+        for run in (model.model, compiled):
+            out = run(ids, use_cache=False).last_hidden_state
+            found.append((out, gradients_of(model, out.square().sum)))
+        (expected, gradients), (got, compiled_gradients) = found
         close(got, expected, EXACT)
-    assert len(graphs) <= 2
+        for parameter, gradient in gradients.items():
+            close(compiled_gradients[parameter], gradient, EXACT)
+    assert counter.frame_count <= 2
 
 
 # --------------------------------------------------------------------------------------------------------- the costs
