@@ -123,7 +123,8 @@ def print_table(runs) -> None:
     from rich.table import Table
 
     from ..experiments.samplers import written
-    from ..training.progress import short_metric
+    from ..experiments.sweep import PAGE, TABLE
+    from ..words import short_metric
     from .listing import PIPE_WIDTH
 
     terminal = Console(highlight=False)
@@ -145,4 +146,5 @@ def print_table(runs) -> None:
         states = dict.fromkeys(run.state for run in own if run.state != "finished")
         table.add_row(*values, figure, minutes, "; ".join(states))
     console.print(table)
-    console.print(f"written: {runs.folder}/sweep.csv", markup=False, soft_wrap=True)
+    written_files = [name for name in (TABLE, PAGE) if (runs.folder / name).is_file()]
+    console.print(f"written: {runs.folder}/{' and '.join(written_files)}", markup=False, soft_wrap=True)

@@ -13,8 +13,9 @@ from typing import Any
 from ..errors import UserError
 from ..plugins import less_is_better
 from ..recipes.schema import Recipe
+from ..reporting.comparison import compare_runs
 from ..storage.atomic import write_atomically
-from ..training.progress import short_metric
+from ..words import short_metric
 from .samplers import Combination, Optuna
 from .sweep_file import Sweep, setting
 from .workers import Command, run_commands
@@ -101,7 +102,8 @@ class SweepRuns:
     def train(self, at_once: int, watch: Callable[[list[str]], None] = lambda lines: None) -> int:
         """Make the runs, or go on; returns 0, or 128 + n where signal n stopped them.
 
-        A run that fails is said and counted, and the others are made. sweep.csv is written after each.
+        A run that fails is said and counted, and the others are made. sweep.csv is written after each, and
+        comparison.html at the end.
         """
         code = run_commands(
             self._chosen_by_results() if self.known is None else self._known_at_once(),
@@ -111,6 +113,11 @@ class SweepRuns:
             lambda running: watch([f"{Path(command.log).stem}: {command.last_line()}" for command in running]),
         )
         self.write_table()
+        finished = [run.folder for run in self.runs if run.state == "finished"]
+        if len(finished) > 1:
+            # Variants differ in settings that need not be short, or one each: their folders say what they are.
+            varied = None if self.sweep.variants else [*self.sweep.varied]
+            compare_runs(finished, self.folder / PAGE, varied=varied)
         return code
 
     def _known_at_once(self) -> Iterator[Command]:

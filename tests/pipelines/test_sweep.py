@@ -140,6 +140,7 @@ def test_runs_of_a_sweep_are_ordinary_ones_gone_on_with_after_a_signal(tiny_reci
     with open(folder / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["state"] for row in rows] == ["finished"] * 4
+    assert "norm_position" in (folder / "comparison.html").read_text() and "comparison.html" in shown
     assert shown.index("0.005") < shown.index("1e-09")
     alone = tmp_path / "alone"
     assert (
