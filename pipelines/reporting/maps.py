@@ -26,9 +26,12 @@ def maps_of_run(log: RunLog, rows: dict[str, Any], trust_remote_code: bool = Fal
             "",
             f'For a model of this size they are a command of their own: anyformer inspect {log.folder} "some text"',
         )
+    import transformers
+
     from ..inspection.inspect_model import open_model
     from ..inspection.page import maps_of
 
+    transformers.utils.logging.disable_progress_bar()  # of loading weights, which a report is no place for
     try:
         with errors_only():
             view = view_of(open_model(str(log.folder), trust_remote_code), log.folder, rows, text, trust_remote_code)

@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.comparison import mcnemar
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -20,8 +21,11 @@ from anyformer.pipelines.reporting.parameters import part_of
 from anyformer.pipelines.reporting.report import write_report
 from anyformer.pipelines.reporting.rows import as_html
 from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
+from anyformer.pipelines.training.recorded_rows import as_png
 from anyformer.pipelines.training.report import ReportPage
 from processes import end_in_micro_batch
+
+import anyformer
 
 HOSTILE = "</script><b>bold & sure</b>"
 
@@ -242,6 +246,23 @@ def test_a_run_leaves_a_page_at_its_beginning_and_at_its_end(tiny_recipe, comman
     assert "finished after 4 steps" in text and 'id="grid"' in text and "from_pretrained" in text
     assert len(curves_of(run / "report.html")["charts"][0]["series"][0]["x"]) == 4
     assert not any(run.glob(".report*"))
+
+
+def test_a_vision_transformer_is_shown_on_an_image_of_its_data(
+    recorded, tiny_vit_config, monkeypatch, without_code_files
+):
+    from transformers import ViTImageProcessorPil
+
+    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", 10**9)
+    folder, config = recorded(), tiny_vit_config()
+    anyformer.AnyformerViTForImageClassification(config).save_pretrained(folder)
+    height, width = config.image_size if isinstance(config.image_size, (list, tuple)) else [config.image_size] * 2
+    ViTImageProcessorPil(size={"height": height, "width": width}).save_pretrained(folder)
+    image = as_png(torch.arange(3 * height * width, dtype=torch.uint8).view(3, height, width))
+    (folder / "rows.json").write_text(json.dumps({"legend": "", "rows": ["@@ .."], "image": image}))
+    write_report(folder)
+    text = (folder / "report.html").read_text()
+    assert 'id="grid"' in text and "an image of the training data" in text and '<pre class="shades"' in text
 
 
 def test_a_page_is_not_written_again_where_that_would_take_too_long(tmp_path):
