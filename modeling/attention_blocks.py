@@ -18,7 +18,7 @@ from .linear_cross_entropy import SLOW_ON_CPU
 
 # Queries of a block, or as many as its neighbourhood reaches to one side, if that is more. On a CPU and for windows of
 # 128, blocks of 256 take 1.2 x the time: their queries meet more keys that they do not see. Plain products, which
-# strides need, gain nothing from long blocks.
+# strides need, make every score that is met.
 QUERIES_PER_BLOCK, QUERIES_BESIDE_STRIDE = 128, 64
 # Rows shorter than so many times the keys that a query meets in blocks keep the mask, for which sdpa has one kernel.
 LEAST_GAIN, LEAST_GAIN_BESIDE_STRIDE = 1.5, 5
