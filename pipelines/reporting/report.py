@@ -217,7 +217,13 @@ def recipe_values(log: RunLog) -> dict[str, Any]:
         words += f" Of the shipped recipe {name} {changed}: shaded, with what it says."
     elif name:
         words += f" All as the shipped recipe {name} says, but for the place it was written to."
-    return {"settings": table, "recipe_words": words, "recipe_text": format_yaml(log.recipe)}
+    return {"settings": table, "recipe_words": words, "recipe_text": recipe_text(log)}
+
+
+def recipe_text(log: RunLog) -> str:
+    """The composed recipe, as the run has written it."""
+    file = log.folder / "recipe.yaml"
+    return file.read_text(encoding="utf-8") if file.is_file() else format_yaml(log.recipe)
 
 
 def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str, Any]:

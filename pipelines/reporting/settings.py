@@ -1,5 +1,6 @@
 """A run's recipe for people: what it sets itself, where it differs from the shipped recipe, and all the rest."""
 
+from functools import cache
 from typing import Any
 
 from ..errors import UserError
@@ -28,10 +29,10 @@ def in_words(value: Any) -> str:
     return str(value)
 
 
-def shipped_settings(recipe: dict[str, Any]) -> dict[str, Any] | None:
-    """The settings of the shipped recipe of this name; None where none is shipped, or not any more as it was."""
-    name = recipe.get("name")
-    if not isinstance(name, str) or name not in shipped("recipes"):
+@cache  # a run's page is written again and again
+def shipped_settings(name: str) -> dict[str, Any] | None:
+    """The settings of the shipped recipe of this name; None where none is shipped, or its objective is not known."""
+    if name not in shipped("recipes"):
         return None
     try:
         return flat_settings(load_recipe(name).to_dict())
@@ -45,7 +46,11 @@ def settings_table(recipe: dict[str, Any]) -> dict[str, Any]:
     A row: {"name", "value", "kind", "before"}. kind: "changed" (the shipped recipe says `before`), "own" (neither the
     preset nor a default says it) or "default".
     """
-    before, own, said = shipped_settings(recipe), flat_settings(own_settings(recipe)), flat_settings(recipe)
+    before, own, said = (
+        shipped_settings(str(recipe.get("name"))),
+        flat_settings(own_settings(recipe)),
+        flat_settings(recipe),
+    )
     sections: dict[str, list[dict]] = {}
     for path, value in said.items():
         section, _, name = path.partition(".")

@@ -182,11 +182,11 @@ def test_figures_are_drawn_as_png_and_svg_and_stand_in_the_card(recorded, comman
     from anyformer.pipelines.publishing.model_card import render_model_card
     from anyformer.pipelines.storage.model_folder import ModelFolder
 
-    lines = [{"step": n, "time": n, "loss": 1.0 / n, "learning_rate": 0.1 / n, "grad_norm": 1.0} for n in range(1, 60)]
+    lines = [{"step": n, "time": n, "loss": 1.0 / n, "learning_rate": 0.1 / n} for n in range(1, 60)]
     run = recorded(lines=lines)
     assert command("report", run, "--figures", tmp_path / "figures") == 0
     drawn = {file.name for file in (tmp_path / "figures").iterdir()}
-    assert drawn == {f"{name}.{kind}" for name in ("loss", "learning_rate", "grad_norm") for kind in ("png", "svg")}
+    assert drawn == {f"{name}.{kind}" for name in ("loss", "learning_rate") for kind in ("png", "svg")}
     assert draw_loss(run) and (run / "loss.png").read_bytes()[:4] == b"\x89PNG"
     ModelFolder.parameter_count, count = (lambda self: 12), ModelFolder.parameter_count
     try:
