@@ -5,9 +5,13 @@ first use (`anyformer.AnyformerDecoderForCausalLM`).
 """
 
 import importlib
+import importlib.metadata
 import sys
 
-__version__ = "0.1.0"
+try:
+    __version__ = importlib.metadata.version("anyformer")  # of git's tag, when it was installed
+except importlib.metadata.PackageNotFoundError:  # run from the sources, not installed
+    __version__ = "0+unknown"
 
 # Public name -> module that defines it. Everything else is private to its module.
 _EXPORTS = {

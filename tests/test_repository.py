@@ -1,0 +1,88 @@
+"""Files of the repository that services read: they load, and what they run and name exists."""
+
+import json
+import re
+import shlex
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from anyformer.pipelines.cli import commands as cli
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def loaded(path: Path) -> dict:
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # `on` stays a word
+
+
+def steps(path: Path) -> list[dict]:
+    return [step for job in loaded(path)["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_runs_commands_that_exist_with_extras_that_exist(path):
+    workflow = loaded(path)
+    assert {"push", "pull_request"} <= set(workflow["on"]) and workflow["permissions"] == {"contents": "read"}
+    for step in steps(path):
+        assert ("uses" in step) != ("run" in step)
+        if "uses" in step:
+            assert re.fullmatch(r"[\w-]+/[\w.-]+@[\w./-]+", step["uses"])
+            continue
+        words = shlex.split(step["run"])
+        assert words[0] in ("uv", "uvx", "ls"), step["run"]
+        extras = [word for option, word in pairwise(words) if option == "--extra"]
+        assert set(extras) <= set(PROJECT["project"]["optional-dependencies"])
+        if "anyformer" in words:
+            cli.parse(words[words.index("anyformer") + 1 :])
+
+
+def test_the_workflows_cover_every_python_and_the_oldest_versions_that_are_supported():
+    text = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    oldest = {name: re.search(rf'"{name}>=([\d.]+)', str(PROJECT["project"]["dependencies"]).replace("'", '"'))[1]
+              for name in ("torch", "transformers")}  # fmt: skip
+    for name, version in oldest.items():
+        assert f'"{name}=={version}.*"' in text
+    matrix = loaded(ROOT / ".github" / "workflows" / "tests.yml")["jobs"]["fast"]["strategy"]["matrix"]
+    assert matrix["python"] == ["3.11", "3.12", "3.13"]
+    assert f">={matrix['python'][0]}" == PROJECT["project"]["requires-python"]
+
+
+def test_a_release_is_published_from_a_tag_without_a_secret():
+    release = loaded(ROOT / ".github" / "workflows" / "release.yml")
+    job = release["jobs"]["publish"]
+    assert "refs/tags/v" in job["if"] and job["permissions"] == {"id-token": "write"}
+    assert "secrets." not in json.dumps(release)
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_has_what_github_asks_for(path):
+    form = loaded(path)
+    if path.stem == "config":
+        assert form["blank_issues_enabled"] == "true"
+        return
+    assert {"name", "description", "body"} <= set(form)
+    for field in form["body"]:
+        assert field["type"] in ("textarea", "checkboxes") and field["attributes"]["label"]
+
+
+def test_citation_pre_commit_and_development_container_load_and_agree_with_the_project():
+    citation = loaded(ROOT / "CITATION.cff")
+    assert citation["cff-version"] == "1.2.0" and citation["license"] == PROJECT["project"]["license"]
+    assert {"message", "title", "authors"} <= set(citation) and citation["title"] == PROJECT["project"]["name"]
+    hooks = [hook["id"] for repo in loaded(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
+    assert hooks == ["ruff-check", "ruff-format"]
+    folder = ROOT / ".devcontainer"
+    container = json.loads((folder / "devcontainer.json").read_text(encoding="utf-8"))
+    assert (folder / container["build"]["dockerfile"]).is_file()
+    assert f"ARG {next(iter(container['build']['args']))}=" in (ROOT / "docker" / "Dockerfile").read_text()
+
+
+def test_the_changelog_begins_with_what_is_unreleased():
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased" and all(re.fullmatch(r"\d+\.\d+\.\d+.*", text) for text in headings[1:])
