@@ -4,6 +4,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 def counted(number: int, noun: str, nouns: str | None = None) -> str:
@@ -54,3 +55,15 @@ def watched(items: Sequence, what: str) -> Iterator:
     shown = sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"
     with Progress(*columns, disable=not shown, transient=True) as bar:
         yield from bar.track(items, description=what)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on the terminal of the first process what is being done, with the seconds it has taken, until it is done."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    shown = sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"
+    with Progress(*columns, disable=not shown, transient=True) as bar:
+        bar.add_task(what, total=None)
+        yield

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from ..errors import UserError, did_you_mean
+from .output import add_json, quoted, refuse_json, say_next
 
 VERBS = (
     "list",
@@ -24,6 +25,7 @@ VERBS = (
     "convert",
     "merge",
     "publish",
+    "completion",
 )
 LISTED = ("families", "presets", "recipes", "objectives", "tasks", "metrics", "suites", "experiments", "sources")
 PLUGIN_HELP = (
@@ -184,6 +186,7 @@ def build_parser() -> Parser:
         _add_convert,
         _add_merge,
         _add_publish,
+        _add_completion,
     ):
         verb = add(verbs)
         # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
@@ -208,6 +211,7 @@ def _add_list(verbs) -> Parser:
         "kind", nargs="?", help=f"only these ({', '.join(LISTED)}), or the settings of one objective or task"
     )
     what.add_argument("--legal", action="store_true", help="which parts of a model go together, as markdown tables")
+    add_json(parser)
     parser.set_defaults(run=_run_list)
     return parser
 
@@ -292,33 +296,9 @@ def _add_evaluate(verbs) -> Parser:
 
 
 def _add_generate(verbs) -> Parser:
-    parser = verbs.add_parser(
-        "generate",
-        help="continue a text with a trained model",
-        description="Continue a text with a model: the folder of a run, any saved model, or a repository on the Hub.",
-        epilog="examples:\n"
-        '  anyformer generate runs/quickstart "def "\n'
-        '  anyformer generate runs/quickstart "import " --greedy --max-new-tokens 20\n'
-        '  anyformer generate gpt2 "The weather" --top-p 0.9 --seed 7',
-    )
-    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
-    parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
-    parser.add_argument("--max-new-tokens", type=_at_least(1), default=64, help="tokens to add (default 64)")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a question, put by the chat template")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--greedy", action="store_true", help="always the likeliest token (with --num-beams: beam search)")
-    how.add_argument(
-        "--do-sample", action="store_true", help="draw tokens at random; the default, except with --num-beams"
-    )
-    parser.add_argument("--temperature", type=float, help="below 1: likelier tokens more often (default 0.8)")
-    parser.add_argument("--top-k", type=_at_least(1), help="draw from the k likeliest tokens only")
-    parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
-    parser.add_argument("--num-beams", type=_at_least(1), default=1, help="beams of the search (default 1)")
-    parser.add_argument("--seed", type=_at_least(0), default=42, help="the same seed gives the same text (default 42)")
-    _add_backends(parser, "what computes it")
-    _add_trust(parser)
-    parser.set_defaults(run=_run_generate)
-    return parser
+    from .generate_command import add_generate  # here: as for evaluate
+
+    return add_generate(verbs)
 
 
 def _add_inspect(verbs) -> Parser:
@@ -371,6 +351,12 @@ def _add_merge(verbs) -> Parser:
     return parser
 
 
+def _add_completion(verbs) -> Parser:
+    from .completion_command import add_completion  # here: as for evaluate
+
+    return add_completion(verbs)
+
+
 def _add_publish(verbs) -> Parser:
     parser = verbs.add_parser(
         "publish",
@@ -407,15 +393,16 @@ def _run_list(args) -> int:
     if args.legal:
         from .legality_table import legality_markdown
 
+        refuse_json(args, "--legal")
         print(legality_markdown(), end="")
         return 0
     from ..plugins import OBJECTIVES
     from .listing import print_settings, print_tables
 
     if args.kind is None or args.kind in LISTED:
-        print_tables(args.kind)
+        print_tables(args.kind, args.json)
     elif args.kind in OBJECTIVES:
-        print_settings(args.kind)
+        print_settings(args.kind, args.json)
     else:
         raise UserError(f"{args.kind!r}: nothing to list{did_you_mean(args.kind, [*LISTED, *OBJECTIVES])}")
     return 0
@@ -443,35 +430,9 @@ def _run_preview(args) -> int:
     _say_loading()
     from .preview import preview
 
-    return preview(recipe, args.rows)
-
-
-def _run_generate(args) -> int:
-    from ..generation import check_sampling, generate_text, locate_model
-
-    # None: as the kind of model wants it. A decoder draws, an encoder-decoder searches.
-    do_sample = True if args.do_sample else False if args.greedy or args.num_beams > 1 else None
-    sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
-    check_sampling(do_sample is not False, **sampling)
-    model = locate_model(args.model)
-    _say_loading()
-    shown: list[str] = []
-    text = generate_text(
-        model,
-        args.prompt,
-        max_new_tokens=args.max_new_tokens,
-        do_sample=do_sample,
-        num_beams=args.num_beams,
-        seed=args.seed,
-        chat=args.chat,
-        attn_implementation=args.attn_implementation,
-        experts_implementation=args.experts_implementation,
-        trust_remote_code=args.trust_remote_code,
-        on_text=lambda piece: shown.append(piece) or print(piece, end="", flush=True),
-        **sampling,
-    )
-    print(text.removeprefix("".join(shown)))
-    return 0
+    code = preview(recipe, args.rows)
+    say_next(f"anyformer train {quoted(args.recipe)} --dry-run    # one step of it; then without --dry-run")
+    return code
 
 
 def _run_convert(args) -> int:
@@ -482,6 +443,7 @@ def _run_convert(args) -> int:
     backends = {name: getattr(args, name) for name in ("attn_implementation", "experts_implementation")}
     trust = {"trust_remote_code": args.trust_remote_code}
     print(convert(args.model, args.destination, to=args.to, **trust, **backends))
+    say_next(f"anyformer publish {quoted(args.destination)} your-name/your-model")
     return 0
 
 
@@ -491,6 +453,7 @@ def _run_merge(args) -> int:
     check_adapter(args.adapter, args.destination)
     _say_loading()
     print(merge(args.adapter, args.destination, trust_remote_code=args.trust_remote_code))
+    say_next(f"anyformer evaluate {quoted(args.destination)} RECIPE")
     return 0
 
 
@@ -498,4 +461,5 @@ def _run_publish(args) -> int:
     from ..publishing.publish import publish
 
     print(publish(args.folder, args.repo_id, private=args.private, revision=args.revision, license=args.license))
+    say_next(f"anyformer evaluate {quoted(args.repo_id)} RECIPE --trust-remote-code    # or AutoModel.from_pretrained")
     return 0

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
+from .output import add_json, json_alone, quoted, refuse_json, say_next
 
 
 def add_evaluate(verbs) -> Parser:
@@ -75,6 +76,7 @@ def add_evaluate(verbs) -> Parser:
     parser.add_argument(
         "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
     )
+    add_json(parser)
     _add_trust(parser)
     parser.set_defaults(run=run_evaluate)
     return parser
@@ -99,7 +101,14 @@ def run_evaluate(args) -> int:
         raise UserError("--shots is of one model and one task, without --by-position")
     if args.predictions is not None and (args.by_position or run is _suite):
         raise UserError("--predictions are of one task; remove it, or name a single task")
-    return _few_shot(args) if args.shots is not None else run(args)
+    if args.by_position:
+        refuse_json(args, "--by-position")
+    with json_alone(args.json) as args.answer:
+        code = _few_shot(args) if args.shots is not None else run(args)
+    if len(args.models) == 1 and run is _one_model:
+        task = f" {quoted(args.recipe)}" if args.recipe else ""
+        say_next(f"anyformer evaluate {quoted(args.models[0])} ANOTHER_MODEL{task or ' TASK'}    # is one better?")
+    return code
 
 
 def _recipe(args, model: str):
@@ -144,7 +153,7 @@ def _one_model(args) -> int:
     picture = None if output is None else output.with_suffix(".png")
     result = evaluate_model(recipe, split, max_examples=args.max_examples, picture=picture)
     print_evaluation(result)
-    _write(result, output, write_evaluation)
+    _write(args, result, output, write_evaluation)
     _write_predictions(result.answers, args.predictions)
     return 0
 
@@ -167,7 +176,7 @@ def _few_shot(args) -> int:
     shots = Shots(numbers, args.template, words, args.normalized)
     result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples, lm_eval_task=task)
     print_few_shot(result)
-    _write(result, output, write_few_shot)
+    _write(args, result, output, write_few_shot)
     _write_predictions(result.answers, args.predictions)
     if task is not None:
         print(f"lm-eval's task is in {task}")
@@ -188,7 +197,7 @@ def _compare(args) -> int:
 
     result = compare_models(*recipes, split, args.max_examples)
     print_comparison(result)
-    _write(result, output, write_comparison)
+    _write(args, result, output, write_comparison)
     _write_predictions(result.answers(), args.predictions)
     return 0
 
@@ -213,7 +222,7 @@ def _suite(args) -> int:
 
     result = evaluate_suite(suite, model, recipes)
     print_suite(result)
-    _write(result, output, write_suite)
+    _write(args, result, output, write_suite)
     if output is not None and output.parent == Path(model).expanduser():
         from ..publishing.model_card import write_model_card
 
@@ -221,7 +230,8 @@ def _suite(args) -> int:
     return 0
 
 
-def _write(result, output: Path | None, write) -> None:
+def _write(args, result, output: Path | None, write) -> None:
+    args.answer.append(result.facts())
     if output is not None:
         write(result, output)
         print(f"written to {output}")

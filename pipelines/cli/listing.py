@@ -5,6 +5,7 @@ import importlib.util
 import re
 import shutil
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from ..recipes.compose import describe_objective, load_preset, names_of
 from ..recipes.files import shipped, shipped_yaml
 from ..recipes.schema import ModelSection
 from ..words import aligned, counted, short_number
+from .output import print_json
 from .settings_help import explained
 
 # A pipe has no width; wide enough that no row of ours is broken, so that grep finds whole lines.
@@ -127,9 +129,14 @@ TABLES = {
 }
 
 
-def print_settings(name: str) -> None:
+def print_settings(name: str, as_json: bool = False) -> None:
     """Print one objective or task: what it is, the models it trains, and each of its settings."""
     cls = OBJECTIVES[name]
+    if as_json:
+        facts = {"name": name, "section": cls.section, "summary": cls.summary(), "families": list(cls.families)}
+        settings = [vars(row) | {"owners": list(row.owners)} for row in describe_objective(name)]
+        print_json(facts | {"metrics": list(cls.metric_names()), "settings": settings})
+        return
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
     console.print(f"{cls.section} {name}: {cls.summary()}", markup=False)
     console.print(
@@ -167,8 +174,15 @@ def print_summary() -> None:
     print("what goes together in a model: anyformer list --legal")
 
 
-def print_tables(kind: str | None = None) -> None:
+NARROW = 100  # columns of a terminal below which a table of more than two columns has a line for each record's text
+
+
+def print_tables(kind: str | None = None, as_json: bool = False) -> None:
     """Print one table, or where `kind` is None all in a pipe, and their names on a terminal."""
+    if as_json:
+        found = {name: _records(name) for name in TABLES if kind in (None, name)}
+        print_json(found if kind is None else found[kind])
+        return
     if kind is None and sys.stdout.isatty():
         print_summary()
         return
@@ -182,4 +196,24 @@ def print_tables(kind: str | None = None) -> None:
             table.add_row(*row)
         if number:
             console.print()
-        console.print(table)
+        if len(columns) > 2 and console.width < NARROW:
+            _print_records(console, name, make())
+        else:
+            console.print(table)
+
+
+def _print_records(console: Console, title: str, rows: list[tuple[str, ...]]) -> None:
+    """Each record as a line with its name and facts, and its text below, broken at words."""
+    console.print(title, style="bold")
+    for name, *facts, text in rows:
+        console.print(f"[cyan]{name}[/]  {'  '.join(facts)}", highlight=False)
+        lines = textwrap.wrap(text, console.width - 5)
+        console.print("\n".join(f"    {line}" for line in lines), markup=False)
+
+
+def _records(kind: str) -> list[dict[str, str]]:
+    """The rows of a table for JSON: each with its name, its description and what else there is."""
+    make, columns = TABLES[kind]
+    texts = [column for column in columns if column.startswith("what ") or column == "architecture"]
+    names = {columns[0]: "name"} | dict.fromkeys(texts, "description")
+    return [{names.get(column, column): text for column, text in zip(columns, row)} for row in make()]

@@ -9,6 +9,7 @@ from ..accounting.memory import check_stage
 from ..errors import UserError, did_you_mean
 from ..words import aligned, counted
 from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
+from .output import add_json, json_alone, quoted, say_next
 
 if TYPE_CHECKING:
     from ..recipes.schema import Recipe
@@ -22,6 +23,7 @@ RUN_OF_FAMILY = {
     "seq2seq": {"objective": {"name": "span_corruption"}},
     "vit": {"task": {"name": "image_classification"}},
 }
+NARROW = 126  # columns of a terminal that the table of `print_plan` does not fit into
 LONGEST_ROW, USUAL_ROW = 4096, 512  # of a preset with many positions, and of one that names no number
 
 
@@ -56,6 +58,7 @@ def add_plan(verbs) -> Parser:
         "--mfu", type=float, default=0.4, help="share of the devices' peak FLOP/s that is reached (default 0.4)"
     )
     parser.add_argument("--output", metavar="FILE", help="JSON to write")
+    add_json(parser)
     _add_trust(parser)
     parser.set_defaults(run=_run_plan)
     return parser
@@ -78,11 +81,16 @@ def _run_plan(args) -> int:
     _say_loading()
     from ..training.plan import plan_run
 
-    plan = plan_run(recipe, devices, stage=stage, context=args.context, mfu=args.mfu, until_trained=is_preset)
-    print_plan(plan)
-    if args.output is not None:
-        Path(args.output).write_text(json.dumps(plan.to_dict(), indent=2) + "\n", encoding="utf-8")
-        print(f"written to {args.output}")
+    with json_alone(args.json) as answer:
+        plan = plan_run(recipe, devices, stage=stage, context=args.context, mfu=args.mfu, until_trained=is_preset)
+        answer.append(plan.to_dict())
+        print_plan(plan)
+        if args.output is not None:
+            Path(args.output).write_text(json.dumps(plan.to_dict(), indent=2) + "\n", encoding="utf-8")
+            print(f"written to {args.output}")
+    name = quoted(args.recipe)
+    if not is_preset:
+        say_next(f"anyformer train {name} --dry-run")
     return 0
 
 
@@ -154,18 +162,25 @@ def print_plan(plan: "Plan") -> None:
     terminal = Console(highlight=False)
     console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
     console.print(aligned(facts(plan), console.width if terminal.is_terminal else None), markup=False, soft_wrap=True)
-    table = Table(show_edge=False, box=None, pad_edge=False)
-    for name in ("on each device", "weights", "gradients", "optimizer", "beside", "activations", "total", ""):
-        table.add_column(name, justify="left" if name in ("on each device", "") else "right")
-    table.add_column("most rows", justify="right")
-    table.add_column("checkpointed", justify="right")
-    held = plan.checkpointed if plan.checkpointing else plan.plain
+    held, lines = plan.checkpointed if plan.checkpointing else plan.plain
     for row in plan.stages:
         states, is_chosen = row.states, row.states.stage == plan.stage
         sizes = (states.weights, states.gradients, states.optimizer, states.beside, held.peak, row.total)
         most = (f"{number:,}" if number else "none" for number in (row.largest_rows, row.largest_rows_checkpointed))
         mark = "* " if is_chosen else "  "
-        table.add_row(mark + states.words, *map(size_words, sizes), "fits" if row.fits else "too much", *most)
+        lines.append([mark + states.words, *map(size_words, sizes), "fits" if row.fits else "too much", *most])
+    names = ("on each device", "weights", "gradients", "optimizer", "beside", "activations", "total", "")
+    names += ("most rows", "checkpointed")
+    lefts = ("on each device", "")
+    if console.width < NARROW:  # the table on its side: a way in each column
+        ways, *columns = zip(*lines)
+        lines = [[name, *column] for name, column in zip(names[1:], columns)]
+        names, lefts = ("on each device", *ways), ("on each device",)
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name in lefts else "right")
+    for line in lines:
+        table.add_row(*line)
     console.print(table)
     console.print(
         aligned([("launch", plan.advice), *(("note", text) for text in plan.notes)]), markup=False, soft_wrap=True

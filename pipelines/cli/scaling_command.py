@@ -2,6 +2,7 @@
 
 from ..errors import UserError
 from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
+from .output import add_json, json_alone, say_next
 
 
 def add_scaling(verbs) -> Parser:
@@ -28,6 +29,7 @@ def add_scaling(verbs) -> Parser:
     parser.add_argument(
         "--bootstrap", type=_at_least(0), default=200, help="resamples for the 90 %% intervals (default 200; 0: none)"
     )
+    add_json(parser)
     _add_trust(parser)
     parser.set_defaults(run=_run_scaling)
     return parser
@@ -68,9 +70,12 @@ def _run_scaling(args) -> int:
     _say_loading()
     from ..experiments.scaling import report, train_ladder
 
-    code = train_ladder(load, rungs)
-    if not code:
-        print_report(report(recipe, rungs, args.bootstrap), recipe.training.output_dir)
+    with json_alone(args.json) as answer:
+        code = train_ladder(load, rungs)
+        if not code:
+            answer.append(report(recipe, rungs, args.bootstrap))
+            print_report(answer[-1], recipe.training.output_dir)
+            say_next(f"anyformer plan {args.recipe}    # what a larger one would take")
     return code
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from .commands import Parser, _add_trust, _at_least, _say, _say_loading
+from .output import add_json, json_alone
 
 
 def add_tokenizer(verbs) -> Parser:
@@ -38,6 +39,7 @@ def add_tokenizer(verbs) -> Parser:
     )
     parser.add_argument("--max-bytes", type=_at_least(1), default=10_000_000, help="of text at most (default 10 MB)")
     parser.add_argument("--output", metavar="FILE", help="JSON to write")
+    add_json(parser)
     _add_trust(parser)
     parser.set_defaults(run=_run_tokenizer)
     return parser
@@ -47,6 +49,7 @@ def _run_tokenizer(args) -> int:
     from ..evaluation.request import check_writable
     from ..evaluation.tokenizer_report import (
         Sample,
+        as_json,
         check_text,
         divide,
         locate,
@@ -70,5 +73,7 @@ def _run_tokenizer(args) -> int:
         sample = sample_of_files(args.on, args.text_field, args.max_bytes)
     else:
         sample = sample_of_recipe(places[0].recipe, places[0].label, args.split, args.max_bytes)
-    report(places, sample, trust_remote_code=args.trust_remote_code, output=output)
+    with json_alone(args.json) as answer:
+        found = report(places, sample, trust_remote_code=args.trust_remote_code, output=output)
+        answer.append(as_json(found, sample))
     return 0

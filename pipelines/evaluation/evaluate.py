@@ -37,6 +37,7 @@ from ..training.run_folder import package_versions
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
 from ..words import human_time, short_metric
+from .evaluation_bar import EvaluationBar
 
 
 @dataclass
@@ -244,6 +245,7 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
             logits_of=objective.logits_of(),
             labels_per_item=objective.labels_per_item,
             parts_of=objective.parts_of,
+            callbacks=[EvaluationBar()],
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}

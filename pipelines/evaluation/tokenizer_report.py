@@ -292,10 +292,14 @@ def report(
     console.print(f"{sample.name}: {sizes}", markup=False)
     console.print(_table(found, facts))
     if output is not None:
-        result = {"text": facts, "tokenizers": [vars(one) for one in found]}
-        write_atomically(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(output, json.dumps(as_json(found, sample), indent=1, ensure_ascii=False) + "\n")
         console.print(f"written to {output}", markup=False)
     return found
+
+
+def as_json(found: list[Measured], sample: Sample) -> dict[str, Any]:
+    """The measured tokenizers and their text, for JSON."""
+    return {"text": sample.facts, "tokenizers": [vars(one) for one in found]}
 
 
 def _table(found: list[Measured], facts: dict[str, Any]) -> Table:

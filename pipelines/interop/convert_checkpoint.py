@@ -13,6 +13,7 @@ from ..publishing.model_card import write_model_card
 from ..publishing.run_facts import RunFacts
 from ..storage.atomic import make_sibling_folder
 from ..storage.local_facts import forget_loading
+from ..words import working
 
 PROBE_ROWS, PROBE_TOKENS, PROBE_SEED = 2, 48, 0
 DIRECTIONS = ("native", "anyformer")
@@ -83,14 +84,17 @@ def convert(
         raise UserError(f"MODEL={source} is {kind} model already ({config.model_type}); leave out --to {to}")
     trust = {"trust_remote_code": trust_remote_code}
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to=direction, **trust)]
-    model = load_model(source, **trust)
-    twin = to_native(model) if direction == "native" else from_native(model)
+    with working("loading the weights"):
+        model = load_model(source, **trust)
+    with working("turning them into the twin's"):
+        twin = to_native(model) if direction == "native" else from_native(model)
     count = sum(parameter.numel() for parameter in twin.parameters())
     ours, native = (model, twin) if direction == "native" else (twin, model)
     set_backends(ours, backend_arguments(attn_implementation, experts_implementation, ours.config, half=False))
     tolerance = architecture_of(native.config).tolerance
     inputs = probe(ours, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
-    scale, difference = scale_and_difference(model, twin, inputs)
+    with working("comparing logits in float64"):
+        scale, difference = scale_and_difference(model, twin, inputs)
     kinds = f"{model.config.model_type} -> {twin.config.model_type}"
     if not difference <= tolerance * scale:
         raise UserError(
@@ -100,7 +104,8 @@ def convert(
     kind = "an image processor" if "pixel_values" in inputs else "a tokenizer"
     del model
     parts = [part for part in parts if part is not None]
-    save([twin, *parts], destination, source, {"converted_from": source})
+    with working(f"writing {destination}"):
+        save([twin, *parts], destination, source, {"converted_from": source})
     return (
         f"{kinds}: {count:,} parameters, largest difference of logits {difference:.2g} (largest logit {scale:.3g}); "
         f"written to {destination}{'' if parts else f', without {kind}, since the source has none'}"

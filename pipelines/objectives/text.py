@@ -1,6 +1,7 @@
 """Objectives over plain text: documents are tokenised once and packed into rows of equal length."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,6 +12,7 @@ from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import SENTINELS, special_tokens
 from ..tokenizers.train import WRITES_EVERY_TEXT
+from ..words import working
 from .base import FinishedModel, Objective
 
 if TYPE_CHECKING:
@@ -230,7 +232,8 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
             return StreamingPackedDataset(source, self.tokenizer, self.row_length, **options)
         store = self.tokenization(source, cache).store(progress)
         # Every token of a validation text counts, so its last row is padded, never dropped.
-        return self.pack(store, section.tail if split == "train" else "pad")
+        with working(f"packing {split}") if progress else nullcontext():
+            return self.pack(store, section.tail if split == "train" else "pad")
 
     def prepare_share(self, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False) -> int:
         return 0 if self.is_streamed(split) else self.tokenization(source, cache).make_share(share, progress)

@@ -1,0 +1,58 @@
+"""What commands print besides their own words: JSON for scripts, and what to do next for people."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+from ..errors import UserError
+
+
+def add_json(parser) -> None:
+    """Add the option `--json` to a verb."""
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON value, and nothing else, on the standard output"
+    )
+
+
+@contextmanager
+def json_alone(asked: bool) -> Iterator[list]:
+    """Collect one value that is printed as JSON in the end, where that was asked for.
+
+    What is printed within goes to the error stream then, so that the standard output is the value alone.
+    """
+    found: list[Any] = []
+    if not asked:
+        yield found
+        return
+    with redirect_stdout(sys.stderr):
+        yield found
+    if found:
+        print_json(found[-1])
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def refuse_json(args, option: str) -> None:
+    """Raise UserError for --json beside an option whose result is no JSON."""
+    if args.json:
+        raise UserError(f"{option} prints no JSON; leave out --json")
+
+
+def say_next(*commands: str) -> None:
+    """Say on a terminal what to do next. A pipe gets nothing: it has its next step."""
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        for number, command in enumerate(commands):
+            print(f"{'      ' if number else 'next: '}{command}", file=sys.stderr)
+
+
+def quoted(path: Any) -> str:
+    """A path as a shell takes it."""
+    import shlex
+
+    return shlex.quote(str(path))
