@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 
@@ -34,11 +35,20 @@ PLUGIN_HELP = (
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Descriptions are broken at the terminal's width; examples stay as they are, so that they can be copied."""
+
+    def _fill_text(self, text, width, indent):
+        if text.startswith("examples:"):
+            return super()._fill_text(text, width, indent)
+        return "\n".join(textwrap.fill(paragraph, width) for paragraph in text.split("\n\n"))
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose mistakes are our one-sentence errors, and which accepts no shortened option names."""
 
     def __init__(self, **kwargs):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **kwargs)
 
     def error(self, message):
         raise UserError(f"{message}; see {self.prog} --help")

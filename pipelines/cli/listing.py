@@ -174,6 +174,7 @@ def print_summary() -> None:
     print("what goes together in a model: anyformer list --legal")
 
 
+SHORT = 24  # letters of a fact that stands beside the name
 NARROW = 100  # columns of a terminal below which a table of more than two columns has a line for each record's text
 
 
@@ -205,10 +206,13 @@ def print_tables(kind: str | None = None, as_json: bool = False) -> None:
 def _print_records(console: Console, title: str, rows: list[tuple[str, ...]]) -> None:
     """Each record as a line with its name and facts, and its text below, broken at words."""
     console.print(title, style="bold")
-    for name, *facts, text in rows:
-        console.print(f"[cyan]{name}[/]  {'  '.join(facts)}", highlight=False)
-        lines = textwrap.wrap(text, console.width - 5)
-        console.print("\n".join(f"    {line}" for line in lines), markup=False)
+    for name, *facts in rows:
+        short = [fact for fact in facts[:-1] if len(fact) <= SHORT]
+        console.print(f"[cyan]{name}[/]  {'  '.join(short)}".rstrip())
+        for text in facts:
+            if text not in short:
+                lines = textwrap.wrap(text, console.width - 5)
+                console.print("\n".join(f"    {line}" for line in lines), markup=False)
 
 
 def _records(kind: str) -> list[dict[str, str]]:

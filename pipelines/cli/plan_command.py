@@ -162,7 +162,7 @@ def print_plan(plan: "Plan") -> None:
     terminal = Console(highlight=False)
     console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
     console.print(aligned(facts(plan), console.width if terminal.is_terminal else None), markup=False, soft_wrap=True)
-    held, lines = plan.checkpointed if plan.checkpointing else plan.plain
+    held, lines = (plan.checkpointed if plan.checkpointing else plan.plain), []
     for row in plan.stages:
         states, is_chosen = row.states, row.states.stage == plan.stage
         sizes = (states.weights, states.gradients, states.optimizer, states.beside, held.peak, row.total)
