@@ -6,6 +6,7 @@ import time
 
 from ..errors import UserError
 from .commands import Parser, _add_recipe_arguments, _add_trust, _load_recipe, _say_loading
+from .output import quoted, say_next
 
 
 def add_prepare(verbs) -> Parser:
@@ -42,6 +43,7 @@ def _run_prepare(args) -> int:
         made = prepare_share(recipe, *share, progress=shown)
         print(f"share {args.shard}: " + ", ".join(f"{number} shards of {split}" for split, number in made.items()))
     print(f"ready in {cache_of(recipe)} after {time.monotonic() - begun:.0f} s")
+    say_next(f"anyformer train {quoted(args.recipe)}" + ("    # when every share is ready" if share else ""))
     return 0
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from .commands import Parser, _add_trust, _at_least, _say, _say_loading
-from .output import add_json, json_alone
+from .output import add_json, json_alone, quoted, say_next
 
 
 def add_tokenizer(verbs) -> Parser:
@@ -76,4 +76,6 @@ def _run_tokenizer(args) -> int:
     with json_alone(args.json) as answer:
         found = report(places, sample, trust_remote_code=args.trust_remote_code, output=output)
         answer.append(as_json(found, sample))
+    if places[0].recipe is not None:
+        say_next(f"anyformer preview {quoted(args.target)}")
     return 0
