@@ -255,7 +255,7 @@ def python_page() -> str:
 
     groups: dict[str, list[str]] = {"Runs, data and conversion": [], "Extending": [], "Models": []}
     for name, module in anyformer._EXPORTS.items():
-        models, extends = module == "anyformer.modeling", name.startswith("register") or name == "Objective"
+        models, extends = module == "anyformer.modeling", name.startswith("register") or name in EXTENDING
         title = "Models" if models else "Extending" if extends else "Runs, data and conversion"
         module = f"{module}.{modeling._EXPORTS[name]}" if models else module
         file = module.removeprefix("anyformer.").replace(".", "/")
@@ -321,6 +321,7 @@ MARKERS: dict[str, Callable[[str], str]] = {
     "recipes": recipes_of,
     "results": lambda names: results_of(*names.replace(",", " ").split()),
 }
+EXTENDING = ("Objective", "AnyformerTrainer")  # beside what is registered
 MARKER = re.compile(rf"^<!-- ({'|'.join(MARKERS)}): (.+?) -->$", re.MULTILINE)
 
 

@@ -76,6 +76,6 @@ def _run_tokenizer(args) -> int:
     with json_alone(args.json) as answer:
         found = report(places, sample, trust_remote_code=args.trust_remote_code, output=output)
         answer.append(as_json(found, sample))
-    if places[0].recipe is not None:
+    if places[0].is_recipe:
         say_next(f"anyformer preview {quoted(args.target)}")
     return 0
