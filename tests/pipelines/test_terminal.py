@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from anyformer.pipelines.cli import commands as cli
-from anyformer.pipelines.cli import listing
+from anyformer.pipelines.cli import listing, settings_help
 from anyformer.pipelines.cli.commands import build_parser
 from anyformer.pipelines.cli.completion_command import completion, known_words
 from anyformer.pipelines.cli.output import say_next
@@ -44,6 +44,7 @@ def terminal(monkeypatch, capsys):
     """What is printed where the standard output is a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(settings_help, "_width", lambda: 79)
     real = Console.__init__
     wide = {"width": 80, "force_terminal": True, "color_system": None}
     monkeypatch.setattr(Console, "__init__", lambda self, **kwargs: real(self, **(kwargs | wide)))
