@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
 
@@ -19,8 +18,12 @@ class RMSNorm(nn.RMSNorm):
         # Tensors of other classes, as those in shards, have operations of their own.
         if tracks and x.device.type == "cpu" and type(x) is torch.Tensor and type(self.weight) is nn.Parameter:
             return _RMSNorm.apply(x, self.weight, self.eps)
-        wide = torch.promote_types(x.dtype, self.weight.dtype)  # torch has no operation for two types
-        return rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps).to(x.dtype)
+        return _composed(x, self.weight, self.eps)
+
+
+def _composed(x, weight, eps):
+    wide = torch.promote_types(x.dtype, weight.dtype)  # torch has no operation for two types
+    return rms_norm(x.to(wide), weight.shape, weight.to(wide), eps).to(x.dtype)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -30,12 +33,14 @@ class _RMSNorm(torch.autograd.Function):
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
         scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
+        ctx.eps = eps
         return (x * scale).mul_(weight).to(x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         x, weight, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # gradients of gradients are asked for, and the root below is no constant
+            scale = (x.to(scale.dtype).square().mean(dim=-1, keepdim=True) + ctx.eps).rsqrt()
         wide_x, wide_weight, grad = (each.to(scale.dtype) for each in (x, weight, grad))
         grad_x = grad_weight = None
         products = (grad * wide_x).flatten(0, -2)
@@ -43,7 +48,7 @@ class _RMSNorm(torch.autograd.Function):
             grad_weight = (scale.flatten() @ products).to(weight.dtype)
         if ctx.needs_input_grad[0]:
             along_x = (products @ wide_weight).view(scale.shape) * scale.square().div_(-x.shape[-1])
-            grad_x = (grad * wide_weight).addcmul_(wide_x, along_x).mul_(scale).to(x.dtype)
+            grad_x = (grad * wide_weight).addcmul_(wide_x, along_x).mul(scale).to(x.dtype)
         return grad_x, grad_weight, None
 
 

@@ -34,6 +34,17 @@ def test_values_and_gradients_are_torchs(shape):
         torch.testing.assert_close(got, exact, **EXACT)
 
 
+def test_gradients_of_gradients_are_torchs():
+    ours, theirs = both()
+    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    found = []
+    for norm in (ours, theirs):
+        (gradient,) = torch.autograd.grad(norm(x).pow(3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), (x, norm.weight)))
+    for got, exact in zip(*found):
+        torch.testing.assert_close(got, exact, **EXACT)
+
+
 def test_only_what_is_trained_gets_a_gradient():
     ours, _ = both()
     x = torch.randn(3, 6, dtype=torch.float64)
