@@ -128,7 +128,7 @@ function Chart(chart, box) {
     }
     const marks = self.log ? logTicks(low, high) : ticks(low, high, chart.wide ? 6 : 4);
     const names = several && visible.length <= 12 ? lines : [];
-    const room = Math.min(150, Math.max(14, ...names.map((line) => 14 + 7.2 * Math.min(22, nameOf(line.one).length))));
+    const room = Math.min(150, Math.max(14, ...names.map((line) => 14 + 8 * Math.min(22, nameOf(line.one).length))));
     const left = 12 + 6.6 * Math.max(...marks.map((y) => value(chart, y).length)), right = width - room, top = 10, bottom = height - 34;
     const px = (x) => left + (x - x0) / (x1 - x0 || 1) * (right - left);
     const py = self.log ? (y) => bottom - Math.log(y / low) / Math.log(high / low) * (bottom - top) : (y) => bottom - (y - low) / (high - low) * (bottom - top);
