@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # where anyformer is not installed
 import anyformer_main  # noqa: E402, F401  (first, so that `anyformer` leaves torch alone: see there)
 
 # Files of the repository that are pages of the site.
