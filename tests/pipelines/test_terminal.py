@@ -107,7 +107,7 @@ def test_completion_knows_verbs_options_recipes_and_settings(shell):
         (["train", "--dry"], {"--dry-run"}),
         (["list", "mask"], {"masked", "masked_image"}),
     ],
-    ids=" ".join,
+    ids=lambda words: " ".join(sorted(words)),
 )
 def test_bash_completes(typed, found, tmp_path):
     pytest.importorskip("shtab")
