@@ -14,27 +14,31 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x):
         """(..., D) -> (..., D), of the input's type."""
-        tracks = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         # Tensors of other classes, as those in shards, have operations of their own.
-        if tracks and x.device.type == "cpu" and type(x) is torch.Tensor and type(self.weight) is nn.Parameter:
-            return _RMSNorm.apply(x, self.weight, self.eps)
-        return _composed(x, self.weight, self.eps)
+        is_plain = type(x) is torch.Tensor and type(self.weight) is nn.Parameter
+        if is_plain and x.device.type == "cpu" and not torch.compiler.is_compiling():
+            if torch.is_grad_enabled():
+                return _RMSNorm.apply(x, self.weight, self.eps)
+            return _normalised(x, self.weight, self.eps)[0]
+        wide = torch.promote_types(x.dtype, self.weight.dtype)  # torch has no operation for two types
+        return rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps).to(x.dtype)
 
 
-def _composed(x, weight, eps):
-    wide = torch.promote_types(x.dtype, weight.dtype)  # torch has no operation for two types
-    return rms_norm(x.to(wide), weight.shape, weight.to(wide), eps).to(x.dtype)
+def _normalised(x, weight, eps) -> tuple:
+    """What RMSNorm returns, and the inverse of the root, (..., 1)."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
+    scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (x * scale).mul_(weight).to(x.dtype), scale
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps):
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
-        scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        out, scale = _normalised(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
         ctx.eps = eps
-        return (x * scale).mul_(weight).to(x.dtype)
+        return out
 
     @staticmethod
     def backward(ctx, grad):

@@ -85,7 +85,7 @@ SHARED = {
 EXPERTS = {"experts", "experts_bias", "experts_grouped", "experts_losses"}
 MEMORY = {"attention_linear", "attention_recurrent", "attention_segments", "attention_states", "decoder_memory"}
 # Of a plain decoder's folder. serving.py travels: an engine that has only the folder must meet its refusals.
-MOST_FILES, MOST_LINES = 24, 4500  # windows and strides in blocks, 300 lines, are every decoder's
+MOST_FILES, MOST_LINES = 24, 4550  # windows and strides in blocks, and gradients on CPUs, are every decoder's
 NEEDED = {
     "decoder": SHARED | {"decoder"},
     "decoder_memory": SHARED | MEMORY | {"decoder"},
