@@ -39,6 +39,7 @@ def test_twenty_steps_are_the_same_on_every_backend_of_attention(family, tmp_pat
     assert found == pytest.approx(losses, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_twenty_steps_are_the_same_on_every_backend_of_experts(tmp_path):
     losses, run = trained("moe", tmp_path / "auto")
     assert run["backends"] == {"attention": "sdpa", "experts": "anyformer_grouped"}
