@@ -131,7 +131,7 @@ def plot_against_length(rows: list[dict], path: Path) -> None:
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # a panel rarely spans two powers of ten
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())
-        grid.flat[0].legend()
+        axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4)
 
 
 def plot_scaling(result: dict, loss, path: Path) -> None:
