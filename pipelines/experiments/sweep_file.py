@@ -156,11 +156,11 @@ def _varied(value: Any, where: str) -> list | Range | None:
         if not numbers or not ends[0] < ends[1] or (value.get("log") and ends[0] <= 0):
             raise UserError(f"{where}={show(value)} is no range; min must be below max, and above 0 with log")
         return Range(*ends, bool(value.get("log", False)))
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not value:  # an empty list is a value: no prompts, no metrics
         return None
     twice = [one for number, one in enumerate(value) if one in value[:number]]
-    if not value or twice:
-        raise UserError(f"{where}={show(value)} " + (f"names {show(twice[0])} twice" if twice else "has no values"))
+    if twice:
+        raise UserError(f"{where}={show(value)} names {show(twice[0])} twice")
     return value
 
 

@@ -73,7 +73,7 @@ def test_optuna_goes_on_as_if_it_had_not_been_stopped():
     [
         (["training.learning_rate=1e-3"], "nothing varies; give values in brackets"),
         (["training.learning_rate=[1e-3,1e-3]"], "training.learning_rate=[0.001, 0.001] names 0.001 twice"),
-        (["training.learning_rate=[]"], "has no values"),
+        (["evaluation.metrics=[]"], "nothing varies"),
         (["training.learning_rate={min: 1, max: 0}"], "is no range; min must be below max"),
         (["training.learning_rate={min: 0, max: 1}"], "is a range, which a grid cannot walk"),
         (["training.seed=[1,2]", "--runs", "2"], "--runs 2: a grid tries every combination"),
