@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from ..recipes.files import read_yaml_file, shipped
+from ..recipes.files import is_file_of, read_yaml_file
 from ..recipes.schema import Recipe, doc
 from ..recipes.types import as_mapping, build, show
 from .request import choose_split, evaluation_recipe
@@ -68,13 +68,7 @@ def is_suite(name_or_path: str | None) -> bool:
     """Whether TASK names a suite: one that is shipped, or a YAML file with a list called suite."""
     if name_or_path is None:
         return False
-    path = Path(name_or_path).expanduser()
-    if path.is_file():
-        try:
-            return any(line.startswith("suite:") for line in path.read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError):  # load_recipe has a sentence for it
-            return False
-    return name_or_path in shipped("suites") and name_or_path not in shipped("recipes")
+    return is_file_of(name_or_path, "suites", "suite")
 
 
 def read_suite(name_or_path: str) -> Suite:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, did_you_mean
-from ..recipes.files import read_yaml_file, shipped
+from ..recipes.files import is_file_of, read_yaml_file
 from ..recipes.schema import doc
 from ..recipes.strict_yaml import parse_yaml
 from ..recipes.types import as_mapping, build, show
@@ -68,13 +68,7 @@ class Sweep:
 
 def is_sweep_file(name_or_path: str) -> bool:
     """Whether the word names a file of a sweep: one that is shipped, or a YAML with a line that begins `recipe:`."""
-    path = Path(name_or_path).expanduser()
-    if path.is_file():
-        try:
-            return any(line.startswith("recipe:") for line in path.read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError):  # load_recipe has a sentence for it
-            return False
-    return name_or_path in shipped("experiments")
+    return is_file_of(name_or_path, "experiments", "recipe")
 
 
 def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> Sweep:

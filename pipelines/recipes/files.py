@@ -60,3 +60,14 @@ def read_yaml_file(name_or_path: str, folder: str, noun: str) -> tuple[dict, str
     if not isinstance(data, dict):
         raise UserError(f"{noun} {name_or_path!r} holds {show(data)}, not sections with settings")
     return data, path.stem
+
+
+def is_file_of(name_or_path: str, folder: str, key: str) -> bool:
+    """Whether the word names a YAML of configs/FOLDER that is no recipe's name, or a file with a line `key: ...`."""
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        try:
+            return any(line.startswith(f"{key}:") for line in path.read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError):  # load_recipe has a sentence for it
+            return False
+    return name_or_path in shipped(folder) and name_or_path not in shipped("recipes")
