@@ -53,7 +53,7 @@ def sdpa_with_gradients(module, query, key, value, attention_mask, **kwargs) -> 
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
     is_small = query.shape[-1] <= FEW_CHANNELS or key.shape[2] <= FEW_KEYS
-    if dtype.itemsize != 2 or not is_small or not query.requires_grad:
+    if query.device.type != "cpu" or dtype.itemsize != 2 or not is_small or not query.requires_grad:
         return sdpa(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is not None and attention_mask.is_floating_point():
         attention_mask = attention_mask.float()
@@ -225,7 +225,7 @@ class Attention(nn.Module):
             biases = [bias for bias in (attention_mask, position_bias) if bias is not None]
             if any(bias.requires_grad and bias.device.type == "cpu" for bias in biases):
                 return attention_by_products
-            if torch.is_grad_enabled() and self.o_proj.weight.device.type == "cpu":
+            if torch.is_grad_enabled():
                 return sdpa_with_gradients
         return None
 

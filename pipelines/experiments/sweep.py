@@ -136,6 +136,7 @@ class SweepRuns:
         if {name: value for name, value in before.items() if name != "chosen"} != question:
             raise UserError(f"{self.folder} holds another sweep by Optuna; choose another folder by --out")
         optuna = Optuna(self.sweep, self.recipe.training.seed, less_is_better(self.metric), before["chosen"])
+        self.folder.mkdir(parents=True, exist_ok=True)
         open_trials: list[tuple[Any, list[Run]]] = []
         for number in range(self.sweep.settings.runs):
             for trial, runs in list(open_trials):
@@ -147,7 +148,8 @@ class SweepRuns:
             write_atomically(path, json.dumps(question | {"chosen": optuna.chosen}, indent=1))
             runs = self.runs_of(combination)
             open_trials.append((trial, runs))
-            self.runs += runs
+            known = {run.folder for run in self.runs}  # a combination that is chosen again is the run that is there
+            self.runs += [run for run in runs if run.folder not in known]
             for run in runs:
                 yield self._begin(run)
 

@@ -170,3 +170,14 @@ def test_a_run_that_fails_is_told_and_the_others_are_made(tiny_recipe, command, 
         good, bad = csv.DictReader(file)
     assert good["state"] == "finished" and "loss" in bad["state"] and not bad["validation_loss"]
     assert bad["state"] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_optuna_s_runs_are_made_and_a_combination_chosen_twice_is_one_run(tiny_recipe, command, tmp_path):
+    pytest.importorskip("optuna")
+    words = ("sweep", tiny_recipe(), "model.norm_position=[pre,post]", "training.max_steps=4", "--sampler", "optuna")
+    assert command(*words, "--runs", "3") == 0
+    folder = tmp_path / "run-sweep"
+    assert len(json.loads((folder / "chosen.json").read_text())["chosen"]) == 3
+    assert len((folder / "sweep.csv").read_text().splitlines()) == 1 + len(list(folder.glob("*/run.json"))) == 3
+    assert (folder / "comparison.html").is_file()
