@@ -1,4 +1,4 @@
-"""`anyformer evaluate`: a model on a task or a suite, or two models on a task."""
+"""`anyformer evaluate`: a model on a task or a suite, or two models compared on either."""
 
 from pathlib import Path
 
@@ -24,6 +24,7 @@ def add_evaluate(verbs) -> Parser:
         "  anyformer evaluate runs/imdb_classify runs/imdb_finetuned imdb_classify\n"
         "  anyformer evaluate runs/imdb_classify sentiment\n"
         "  anyformer evaluate 'runs/{task}' sentences\n"
+        "  anyformer evaluate runs/imdb_classify runs/imdb_finetuned sentiment\n"
         "  anyformer evaluate gpt2 sst2_classify --shots 0,1,4,8\n"
         "  anyformer evaluate gpt2 wikitext2_decoder --output gpt2.json\n"
         "  anyformer evaluate runs/stdlib_long_context stdlib_long_context --by-position --beside before.json",
@@ -94,12 +95,13 @@ def run_evaluate(args) -> int:
     for option in ("template", "label_words", "normalized", "lm_eval_task"):
         if getattr(args, option) and args.shots is None:
             raise UserError(f"--{option.replace('_', '-')} belongs to --shots; add it")
-    run = _compare if len(args.models) == 2 else _suite if is_suite(args.recipe) else _one_model
+    of_suite, of_two = is_suite(args.recipe), len(args.models) == 2
+    run = (_compare_on_suite if of_suite else _compare) if of_two else _suite if of_suite else _one_model
     if args.by_position and run is not _one_model:
         raise UserError("--by-position is of one model and one task; --beside draws others in its plot")
     if args.shots is not None and (args.by_position or run is not _one_model):
         raise UserError("--shots is of one model and one task, without --by-position")
-    if args.predictions is not None and (args.by_position or run is _suite):
+    if args.predictions is not None and (args.by_position or of_suite):
         raise UserError("--predictions are of one task; remove it, or name a single task")
     if args.by_position:
         refuse_json(args, "--by-position")
@@ -185,13 +187,10 @@ def _few_shot(args) -> int:
 
 def _compare(args) -> int:
     from ..evaluation.request import choose_split
-    from ..evaluation.suite_file import is_suite
 
-    if is_suite(args.recipe):
-        raise UserError(f"TASK={args.recipe} is a suite; two models are compared on one task, such as a recipe of it")
     recipes = [_recipe(args, model) for model in args.models]
     split = choose_split(recipes[0], args.split)
-    output = _output(args, recipes[0].name, f"against-{Path(args.models[1]).name}")
+    output = _output(args, recipes[0].name, _against(args))
     _say_loading()
     from ..evaluation.compare import compare_models, print_comparison, write_comparison
 
@@ -202,20 +201,17 @@ def _compare(args) -> int:
     return 0
 
 
+def _against(args) -> str:
+    """What the name of a comparison's file says of the second model; runs/{task} is `against-runs`."""
+    name = Path(args.models[1].removesuffix("{task}")).name
+    return f"against-{name.replace('{task}', 'task')}"
+
+
 def _suite(args) -> int:
     from ..evaluation.suite_file import read_suite
 
     suite, model = read_suite(args.recipe), args.models[0]
-    notes: list[str] = []
-    recipes = suite.recipes(
-        model,
-        args.overrides,
-        split=args.split,
-        max_examples=args.max_examples,
-        notes=notes,
-        trust_remote_code=args.trust_remote_code,
-    )
-    _say(notes)
+    recipes = _recipes_of_suite(args, suite, model)
     output = _output(args, suite.name)
     _say_loading()
     from ..evaluation.suite import evaluate_suite, print_suite, write_suite
@@ -228,6 +224,35 @@ def _suite(args) -> int:
 
         print(f"model card: {write_model_card(output.parent)}")
     return 0
+
+
+def _compare_on_suite(args) -> int:
+    from ..evaluation.suite_file import read_suite
+
+    suite = read_suite(args.recipe)
+    recipes = tuple(_recipes_of_suite(args, suite, model) for model in args.models)
+    output = _output(args, suite.name, _against(args))
+    _say_loading()
+    from ..evaluation.suite import compare_on_suite, print_suite_comparison, write_suite
+
+    result = compare_on_suite(suite, tuple(args.models), recipes)
+    print_suite_comparison(result)
+    _write(args, result, output, write_suite)
+    return 0
+
+
+def _recipes_of_suite(args, suite, model: str) -> dict:
+    notes: list[str] = []
+    recipes = suite.recipes(
+        model,
+        args.overrides,
+        split=args.split,
+        max_examples=args.max_examples,
+        notes=notes,
+        trust_remote_code=args.trust_remote_code,
+    )
+    _say(notes)
+    return recipes
 
 
 def _write(args, result, output: Path | None, write) -> None:

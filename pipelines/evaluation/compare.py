@@ -1,5 +1,6 @@
 """`anyformer evaluate A B TASK`: two models on the same examples, and whether one is better."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +16,15 @@ from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluatio
 
 @dataclass
 class ModelComparison:
-    """Two models measured on the same examples. differences: as metrics/comparison.py's `differences`."""
+    """Two models measured on the same examples.
+
+    differences: as metrics/comparison.py's `differences`; {}: what is measured is not of single examples; None: their
+    rows hold other examples, or the classes have other numbers.
+    """
 
     first: Evaluation
     second: Evaluation
-    differences: dict[str, dict]
+    differences: dict[str, dict] | None
 
     def facts(self) -> dict:
         """All as JSON."""
@@ -40,10 +45,41 @@ class ModelComparison:
         ]
 
 
-def check_loads(prepared: list[PreparedEvaluation]) -> None:
+def check_loads(prepared: Iterable[PreparedEvaluation]) -> None:
     """Load each model with the head of its task once, and forget it: what cannot be loaded is said before the work."""
     for each in {(one.recipe.model.name_or_path, one.objective.auto_class): one for one in prepared}.values():
         each.load_model()
+
+
+Pair = tuple[PreparedEvaluation, PreparedEvaluation]
+
+
+def prepare_pair(first: Recipe, second: Recipe, split: str, max_examples: int | None = None) -> Pair:
+    """Check the checkpoints of two recipes that differ in nothing else, and make the rows of both.
+
+    Raises:
+        UserError: as prepare_evaluation, or models that number the same classes differently.
+    """
+    pair = tuple(prepare_evaluation(recipe, split, max_examples) for recipe in (first, second))
+    classes = [list(each.objective.config_fields().get("id2label", {}).values()) for each in pair]
+    if classes[0] != classes[1] and sorted(classes[0]) == sorted(classes[1]):
+        places = [each.recipe.model.name_or_path for each in pair]
+        raise UserError(
+            f"MODEL={places[0]} numbers the classes {', '.join(classes[0])}, and MODEL={places[1]} "
+            f"{', '.join(classes[1])}; measure each by itself"
+        )
+    return pair
+
+
+def measure_pair(pair: Pair) -> ModelComparison:
+    """Measure both models of a pair; `differences` is None where they did not answer the same examples."""
+    results = [measure(each) for each in pair]
+    compared, recipe = [result.compared for result in results], pair[0].recipe
+    if any(each is None or each.rows is None for each in compared):
+        return ModelComparison(*results, {})
+    if any(getattr(compared[0], same) != getattr(compared[1], same) for same in ("rows", "references")):
+        return ModelComparison(*results, None)
+    return ModelComparison(*results, differences(*compared, recipe.evaluation.bootstrap, recipe.training.seed))
 
 
 def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int | None = None) -> ModelComparison:
@@ -52,19 +88,29 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
     Raises:
         UserError: as evaluate_model, or models that number the classes differently.
     """
-    prepared = [prepare_evaluation(recipe, split, max_examples) for recipe in (first, second)]
-    check_loads(prepared)
-    results = [measure(each) for each in prepared]
-    compared = [result.compared for result in results]
-    found = {}
-    if all(each is not None and each.rows is not None for each in compared):  # example by example
-        if any(getattr(compared[0], same) != getattr(compared[1], same) for same in ("rows", "references")):
-            raise UserError(
-                f"MODEL={results[0].model} and MODEL={results[1].model} do not answer the same questions in the same "
-                f"way (their classes have other numbers, or their rows hold other examples); measure each by itself"
-            )
-        found = differences(*compared, first.evaluation.bootstrap, first.training.seed)
-    return ModelComparison(*results, found)
+    pair = prepare_pair(first, second, split, max_examples)
+    check_loads(pair)
+    result = measure_pair(pair)
+    if result.differences is None:
+        raise UserError(
+            f"MODEL={result.first.model} and MODEL={result.second.model} do not answer the same questions in the same "
+            f"way (their classes have other numbers, or their rows hold other examples); measure each by itself"
+        )
+    return result
+
+
+def cells(result: ModelComparison, name: str) -> list[str]:
+    """What a table says of a metric: of A, of B, the difference, p and the test."""
+    a, b, row = result.first, result.second, (result.differences or {}).get(name, {})
+    gained = b.metrics[name] - a.metrics[name]
+    bounds = f"  {between(row['low'], row['high'])}" if "low" in row else ""
+    return [
+        with_bounds(a.metrics[name], a.intervals.get(name)),
+        with_bounds(b.metrics[name], b.intervals.get(name)),
+        f"{'+' if gained > 0 else ''}{short_metric(gained)}{bounds}",
+        f"{row['p']:.4f}" if "p" in row else "",
+        row.get("test", ""),
+    ]
 
 
 def print_comparison(result: ModelComparison) -> None:
@@ -77,18 +123,8 @@ def print_comparison(result: ModelComparison) -> None:
     table = Table("metric", "A", "B", "B - A", "p", "test", title=None, show_edge=False)
     for column in table.columns[1:5]:
         column.justify = "right"
-    for name, value in a.metrics.items():
-        row = result.differences.get(name, {})
-        gained = b.metrics[name] - value
-        bounds = f"  {between(row['low'], row['high'])}" if "low" in row else ""
-        table.add_row(
-            name.replace("_", " "),
-            with_bounds(value, a.intervals.get(name)),
-            with_bounds(b.metrics[name], b.intervals.get(name)),
-            f"{'+' if gained > 0 else ''}{short_metric(gained)}{bounds}",
-            f"{row['p']:.4f}" if "p" in row else "",
-            row.get("test", ""),
-        )
+    for name in a.metrics:
+        table.add_row(name.replace("_", " "), *cells(result, name))
     console.print(table)
     for name, row in result.differences.items():
         if "first_alone" in row:

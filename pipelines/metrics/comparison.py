@@ -172,3 +172,14 @@ def differences(first: Comparison, second: Comparison, number: int, seed: int) -
             least = min((drawn <= 0).sum(), (drawn >= 0).sum())
             row |= {"p": min(1.0, 2 * (1 + int(least)) / (1 + len(drawn))), "test": f"paired bootstrap of {number}"}
     return found
+
+
+def holm(p: list[float]) -> list[float]:
+    """The p of several tests, each raised so that all together err as seldom as one (Holm 1979, section 2).
+
+    The k-th smallest of m counts m - k + 1 times, no less than the one before it, and 1 at most.
+    """
+    found, so_far = [0.0] * len(p), 0.0
+    for rank, place in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        so_far = found[place] = max(so_far, min(1.0, (len(p) - rank) * p[place]))
+    return found

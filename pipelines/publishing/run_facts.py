@@ -159,7 +159,7 @@ def _suites(folder: Path) -> list[dict[str, Any]]:
             result = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{file} is not readable as JSON ({error}); delete it to go on") from error
-        if isinstance(result, dict) and "suite" in result:
+        if isinstance(result, dict) and "suite" in result and "models" not in result:  # of this model alone
             found.append(result)
     return found
 

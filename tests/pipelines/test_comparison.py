@@ -7,6 +7,7 @@ from anyformer.pipelines.metrics import COMPARED, METRICS, compute_metrics, load
 from anyformer.pipelines.metrics.comparison import (
     Comparison,
     differences,
+    holm,
     intervals,
     kept_comparisons,
     mcnemar,
@@ -131,6 +132,13 @@ def test_two_models_are_compared_on_the_same_resamples():
     same = differences(first, first, 300, seed=5)
     assert all(row["difference"] == 0 and row["p"] == 1 for row in same.values())
     assert "p" not in differences(first, second, 0, seed=5)["f1"]
+
+
+def test_several_tests_are_corrected_by_holms_steps():
+    assert holm([]) == [] and holm([0.03]) == [0.03]
+    # In their order 0.005 x 4, 0.01 x 3, 0.03 x 2, 0.04 x 1, none less than the one before it.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
 
 
 def test_what_is_compared_is_kept_only_where_it_is_asked_for():
