@@ -32,6 +32,13 @@ def short_metric(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
+def number_in_words(value: float) -> str:
+    """Any number for people: 1,024, 12.3, 0.0510, 3.00e-04."""
+    if value and abs(value) < 0.001:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
 def aligned(facts: Iterable[tuple[str, str]], width: int | None = None) -> str:
     """Facts (label, text) as lines whose texts stand below each other, broken at words; width None: not broken."""
     facts = list(facts)

@@ -151,12 +151,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise UserError(f"{(options or rest)[0]!r}: no such argument; see anyformer {verb} --help")
     if hasattr(args, "overrides"):
         args.overrides += rest  # overrides after an option, which argparse leaves over
-        if verb == "evaluate":
-            from ..evaluation.request import told_apart
+        from ..evaluation.request import is_setting, told_apart
 
+        if verb == "evaluate":
             words = [args.model, *([] if args.recipe is None else [args.recipe]), *args.overrides]
             args.models, args.recipe, args.overrides = told_apart(words)
-        elif "=" in (args.recipe or ""):
+        elif is_setting(args.recipe or ""):
             raise UserError(
                 f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} RECIPE {args.recipe}"
             )

@@ -17,13 +17,15 @@ def add_sweep(verbs) -> Parser:
         description="Train a recipe with every combination of the values that settings are given in brackets, or a\n"
         "shipped experiment or a YAML file of your own (anyformer list experiments). Each run is an ordinary one in a\n"
         "folder that is named by its settings; the same command goes on where it was stopped. It ends in a table,\n"
-        "sweep.csv and comparison.html.",
+        "sweep.csv and comparison.html. With --evaluate nothing is trained: a saved model is measured with each\n"
+        "combination.",
         epilog="examples:\n"
         "  anyformer sweep quickstart 'training.learning_rate=[1e-3,3e-3]' training.max_steps=100\n"
         "  anyformer sweep quickstart 'model.position_encoding=[rotary,alibi,none]' --seeds 3 --jobs 2\n"
         "  anyformer sweep quickstart 'training.learning_rate={min: 1e-4, max: 1e-2, log: true}' \\\n"
         "    --sampler optuna --runs 12\n"
-        "  anyformer sweep norm_position\n\n"
+        "  anyformer sweep norm_position\n"
+        "  anyformer sweep multi30k_en_de 'task.num_beams=[1,2,4,8]' --evaluate runs/multi30k_en_de\n\n"
         "A list that is one value of a setting stands in a list of its own: 'setting=[[a,b]]'.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe or a sweep: a YAML file, or a shipped name")
@@ -34,6 +36,11 @@ def add_sweep(verbs) -> Parser:
     parser.add_argument(
         "--metric", metavar="NAME", help="what runs are ordered by, such as accuracy or test_bleu (default: loss)"
     )
+    parser.add_argument(
+        "--columns", metavar="NAME,...", help="further columns of the table, such as decoding_tokens_per_second"
+    )
+    parser.add_argument("--evaluate", metavar="MODEL", help="measure this model with each combination, train none")
+    parser.add_argument("--max-examples", type=_at_least(1), metavar="N", help="--evaluate: at most so many examples")
     parser.add_argument("--jobs", type=_at_least(1), default=1, metavar="N", help="runs at a time (default 1)")
     parser.add_argument("--out", metavar="FOLDER", help="folder of the runs (default: the recipe's output_dir-sweep)")
     parser.add_argument(
@@ -46,36 +53,57 @@ def add_sweep(verbs) -> Parser:
 
 
 def _run_sweep(args) -> int:
+    from ..evaluation.request import evaluation_recipe
     from ..experiments.samplers import known_combinations
     from ..experiments.sweep_file import is_sweep_file, read_sweep
     from ..recipes.compose import load_recipe
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("anyformer sweep starts its runs itself; call it without torchrun or accelerate launch")
-    own = {name: getattr(args, name) for name in ("seeds", "sampler", "runs", "metric")}
-    sweep = read_sweep(args.recipe, args.overrides, **own)
-    recipe = load_recipe(sweep.settings.recipe, sweep.fixed)
+    own = {name: getattr(args, name) for name in ("seeds", "sampler", "runs", "metric", "evaluate", "max_examples")}
+    columns = None if args.columns is None else [word.strip() for word in args.columns.split(",")]
+    sweep = read_sweep(args.recipe, args.overrides, columns=columns, **own)
+    settings = sweep.settings
+
+    def load(overrides):
+        if settings.evaluate is None:
+            return load_recipe(settings.recipe, overrides)
+        return evaluation_recipe(settings.evaluate, settings.recipe, overrides)
+
+    recipe = load(sweep.fixed)
     if recipe.publish.repo_id is not None:
         raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with a sweep, whose runs are many")
     known = known_combinations(sweep, recipe.training.seed)
     if known is not None:
-        known = legal(known, sweep, args.legal_only)
+        known = legal(known, sweep, args.legal_only, load)
     folder = Path(recipe.training.output_dir)
     folder = folder.parent / Path(args.recipe).stem if is_sweep_file(args.recipe) else Path(f"{folder}-sweep")
     plugins = [word for name in told_plugins(args.argv)[0] for word in ("--plugin", name)]
-    trust = ["--trust-remote-code"] if args.trust_remote_code else []
-    words = [*plugins, "train", sweep.settings.recipe, *trust, *sweep.fixed]
+    words = [*plugins, *command_of(settings, args.trust_remote_code), *sweep.fixed]
 
+    from ..experiments.afterwards import check_by_position
+    from ..experiments.columns import check_columns
     from ..experiments.sweep import ONE_SEED, SweepRuns
 
-    seeds = ONE_SEED if sweep.settings.seeds is None else seeds_of(str(sweep.settings.seeds), recipe.training.seed)
-    runs = SweepRuns(sweep, recipe, Path(args.out) if args.out else folder, known, seeds, words, main)
+    check_columns(settings.columns, recipe)
+    check_by_position(settings.by_position, recipe)
+    seeds = ONE_SEED if settings.seeds is None else seeds_of(str(settings.seeds), recipe.training.seed)
+
+    def measured_with(combination):
+        config = Path(settings.evaluate).expanduser() / "config.json"
+        written = config.stat().st_mtime if config.is_file() else 0.0
+        return load([*sweep.fixed, *combination.settings]).to_dict(), written
+
+    place = Path(args.out) if args.out else folder
+    measured = None if settings.evaluate is None else measured_with
+    runs = SweepRuns(sweep, recipe, place, known, seeds, words, main, plugins, measured)
     if args.dry_run:
         for combination in known or ():
             print(*(str(run.folder) for run in runs.runs_of(combination)), sep="\n")
         return 0
-    count = (sweep.settings.runs if known is None else len(known)) * len(seeds)
-    print(f"{counted(count, 'run')} in {runs.folder}, {args.jobs} at a time; what each prints is in its .log")
+    count = (settings.runs if known is None else len(known)) * len(seeds)
+    what = "run" if settings.evaluate is None else "measurement"
+    print(f"{counted(count, what)} in {runs.folder}, {args.jobs} at a time; what each prints is in its .log")
     code = train(runs, args.jobs)
     print_table(runs)
     if code:
@@ -83,14 +111,24 @@ def _run_sweep(args) -> int:
     return code
 
 
-def legal(known: list, sweep, leave_out: bool) -> list:
-    """Those combinations that make a recipe. Raises UserError for the first that does not, or where none is left."""
-    from ..recipes.compose import load_recipe
+def command_of(settings, trusts: bool) -> list[str]:
+    """The words of the command that makes a run of the sweep, or a measurement."""
+    trust = ["--trust-remote-code"] if trusts else []
+    if settings.evaluate is None:
+        return ["train", settings.recipe, *trust]
+    most = [] if settings.max_examples is None else ["--max-examples", str(settings.max_examples)]
+    return ["evaluate", settings.evaluate, settings.recipe, *trust, *most]
 
+
+def legal(known: list, sweep, leave_out: bool, load) -> list:
+    """Those combinations that make a recipe. Raises UserError for the first that does not, or where none is left.
+
+    load: settings -> the recipe with them.
+    """
     found, first = [], None
     for combination in known:
         try:
-            load_recipe(sweep.settings.recipe, [*sweep.fixed, *combination.settings])
+            load([*sweep.fixed, *combination.settings])
             found.append(combination)
         except UserError as error:
             first = first or f"{combination.name}: {error}"
@@ -122,6 +160,7 @@ def print_table(runs) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ..experiments.afterwards import PLOT
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
     from ..words import short_metric
@@ -134,7 +173,8 @@ def print_table(runs) -> None:
     table = Table(show_edge=False, box=None, pad_edge=False)
     for key in varied:
         table.add_column(key.rpartition(".")[2])
-    for name in (runs.metric.replace("_", " "), "minutes", ""):
+    columns = runs.sweep.settings.columns
+    for name in (runs.metric.replace("_", " "), *(name.replace("_", " ") for name in columns), "minutes", ""):
         table.add_column(name, justify="right" if name else "left")
     for combination, own, mean, deviation in rows:
         values = [written(combination.values[key]) if key in combination.values else "" for key in varied]
@@ -144,7 +184,16 @@ def print_table(runs) -> None:
         seconds = [run.facts["wall_seconds"] for run in own if run.facts.get("wall_seconds")]
         minutes = f"{sum(seconds) / 60:.1f}" if seconds else ""
         states = dict.fromkeys(run.state for run in own if run.state != "finished")
-        table.add_row(*values, figure, minutes, "; ".join(states))
+        further = [mean_of([run.columns.get(name) for run in own]) for name in columns]
+        table.add_row(*values, figure, *further, minutes, "; ".join(states))
     console.print(table)
-    written_files = [name for name in (TABLE, PAGE) if (runs.folder / name).is_file()]
+    written_files = [name for name in (TABLE, PAGE, PLOT) if (runs.folder / name).is_file()]
     console.print(f"written: {runs.folder}/{' and '.join(written_files)}", markup=False, soft_wrap=True)
+
+
+def mean_of(values: list[float | None]) -> str:
+    """The mean of what a column has over seeds, in words."""
+    from ..words import number_in_words
+
+    known = [value for value in values if value is not None]
+    return number_in_words(sum(known) / len(known)) if known else ""

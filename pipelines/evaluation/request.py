@@ -56,13 +56,19 @@ def own_recipe(model: str, overrides: list[str] = ()) -> str:
     return str(found)
 
 
+def is_setting(word: str) -> bool:
+    """Whether a word is section.key=value; a path may hold the sign, too, as the folders of a sweep do."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in key and os.sep not in key and not Path(word).is_dir()
+
+
 def told_apart(words: list[str]) -> tuple[list[str], str | None, list[str]]:
     """(models, task, overrides) of the words of a command: MODEL, MODEL TASK or A B TASK, and section.key=value.
 
     Raises:
         UserError: more names than three, or a model where the task belongs.
     """
-    names = list(itertools.takewhile(lambda word: "=" not in word, words))
+    names = list(itertools.takewhile(lambda word: not is_setting(word), words))
     overrides = words[len(names) :]
     if len(names) > 3:
         raise UserError(f"{names[3]!r} is one name too many; write anyformer evaluate A B TASK to compare two models")

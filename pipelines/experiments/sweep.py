@@ -14,8 +14,11 @@ from ..errors import UserError
 from ..plugins import less_is_better
 from ..recipes.schema import Recipe
 from ..reporting.comparison import compare_runs
+from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
 from ..words import short_metric
+from .afterwards import PLOT, measure_by_position
+from .columns import measure_columns
 from .samplers import Combination, Optuna
 from .sweep_file import Sweep, setting
 from .workers import Command, run_commands
@@ -35,11 +38,20 @@ class Run:
     state: str = "waiting"
     metrics: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, float | None] = field(default_factory=dict)
 
     def overrides(self) -> list[str]:
         """The settings that make it of the sweep's recipe."""
         seed = [] if self.seed is None else [f"training.seed={self.seed}"]
         return [*self.combination.settings, *seed, setting("training.output_dir", str(self.folder))]
+
+    def log(self) -> Path:
+        """The file for what its command prints."""
+        return self.folder.parent / f"{self.folder.name}.log"
+
+    def is_known(self) -> bool:
+        """Whether there is nothing to make; a training finds out itself."""
+        return False
 
     def read(self) -> None:
         """What its finished run has written."""
@@ -48,20 +60,58 @@ class Run:
         self.facts = {name: run.get(name) for name in ("steps", "wall_seconds", "parameters")}
 
 
+@dataclass
+class Measurement(Run):
+    """A saved model measured with some settings: a JSON file, named as the folder of a run would be.
+
+    expected: the recipe with which it is measured, as plain data, and when the model was written: a file that is of
+    both is not made again.
+    """
+
+    expected: tuple[dict[str, Any], float] = ({}, 0.0)
+
+    @property
+    def file(self) -> Path:
+        return self.folder.parent / f"{self.folder.name}.json"
+
+    def overrides(self) -> list[str]:
+        """The settings of the combination, and where the result is written."""
+        return [*self.combination.settings, "--output", str(self.file)]
+
+    def is_known(self) -> bool:
+        """Whether the result is there, of this model and these settings."""
+        recipe, written = self.expected
+        if not self.file.is_file() or self.file.stat().st_mtime < written:
+            return False
+        try:
+            return json.loads(self.file.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe))
+        except (ValueError, KeyError, TypeError):
+            return False  # damaged: it is measured again
+
+    def read(self) -> None:
+        """What the command has written."""
+        found = json.loads(self.file.read_text(encoding="utf-8"))
+        self.state, self.metrics = "finished", found["metrics"]
+        self.facts = {"examples": found["examples"], "wall_seconds": found["seconds"]}
+
+
 def metric_of(sweep: Sweep, recipe: Recipe) -> str:
-    """The number that runs are ordered by, with its split: `validation_accuracy`.
+    """The number that runs are ordered by, with its split: `validation_accuracy`; of a measured model without.
 
     Raises UserError for a metric that the recipe does not measure.
     """
     given = sweep.settings.metric or recipe.evaluation.best_metric or "loss"
     name = given if given.startswith(("validation_", "test_")) else f"validation_{given}"
+    if sweep.settings.evaluate is not None:
+        given = sweep.settings.metric or next(iter(recipe.evaluation.metrics), "loss")
+        name = f"measured_{given}"
     bare, known = name.partition("_")[2], ["loss", *recipe.evaluation.metrics]
     if not any(f"{bare}_".startswith(f"{metric}_") for metric in known):
         raise UserError(
             f"--metric {given}: the recipe measures {', '.join(known)}; name one of them, or add it to "
             f"evaluation.metrics"
         )
-    return name
+    return name.removeprefix("measured_")
 
 
 class SweepRuns:
@@ -70,8 +120,10 @@ class SweepRuns:
     Args:
         known: the combinations of a grid or of a random choice; None where Optuna chooses.
         seeds: of each combination; (None,) for the recipe's own.
-        words: of the command that trains the recipe, to which the settings of a run are added.
+        words: of the command that trains the recipe, or measures a model, to which a run's settings are added.
         entry: runs a command in a process of its own, see `run_commands`.
+        plugins: words of the command line that name plug-ins.
+        measured_with: settings of a combination -> Measurement.expected; None: runs are trained.
         say: gets a line for people.
     """
 
@@ -84,8 +136,11 @@ class SweepRuns:
         seeds: list[int] | tuple[None],
         words: list[str],
         entry: Callable[[list[str]], int],
+        plugins: list[str] = (),
+        measured_with: Callable[[Combination], tuple[dict[str, Any], float]] | None = None,
         say: Callable[[str], None] = print,
     ):
+        self.plugins, self.measured_with = list(plugins), measured_with
         self.sweep, self.recipe, self.folder, self.known, self.seeds = sweep, recipe, folder, known, seeds
         self.words, self.entry, self.say = words, entry, say
         self.metric = metric_of(sweep, recipe)
@@ -95,6 +150,8 @@ class SweepRuns:
     def runs_of(self, combination: Combination) -> list[Run]:
         """A run for each seed, in folders named by what is varied."""
         place = self.folder / combination.name
+        if self.measured_with is not None:
+            return [Measurement(combination, None, place, expected=self.measured_with(combination))]
         if self.seeds == ONE_SEED:
             return [Run(combination, None, place)]
         return [Run(combination, seed, place / f"seed-{seed}") for seed in self.seeds]
@@ -103,7 +160,7 @@ class SweepRuns:
         """Make the runs, or go on; returns 0, or 128 + n where signal n stopped them.
 
         A run that fails is said and counted, and the others are made. sweep.csv is written after each, and
-        comparison.html at the end.
+        comparison.html of trained runs at the end.
         """
         code = run_commands(
             self._chosen_by_results() if self.known is None else self._known_at_once(),
@@ -112,24 +169,49 @@ class SweepRuns:
             self._ended,
             lambda running: watch([f"{Path(command.log).stem}: {command.last_line()}" for command in running]),
         )
-        self.write_table()
         finished = [run.folder for run in self.runs if run.state == "finished"]
-        if len(finished) > 1:
+        if code == 0 and self.measured_with is None:
+            code = self._measure(finished, at_once)
+        self.write_table()
+        if len(finished) > 1 and self.measured_with is None:
             # Variants differ in settings that need not be short, or one each: their folders say what they are.
             varied = None if self.sweep.variants else [*self.sweep.varied]
             compare_runs(finished, self.folder / PAGE, varied=varied)
         return code
 
+    def _measure(self, finished: list[Path], at_once: int) -> int:
+        """Measure what the sweep asks for of its finished runs; returns as `train`."""
+        settings = self.sweep.settings
+        measure_columns(settings.columns, finished)
+        for run in self.runs:
+            if run.state == "finished":
+                run.columns = {name: read_run(run.folder).columns.get(name) for name in settings.columns}
+        if settings.by_position is None:
+            return 0
+        labels = {str(folder.relative_to(self.folder)): folder for folder in finished}
+        return measure_by_position(
+            labels,
+            settings.by_position,
+            settings.max_examples,
+            self.folder / PLOT,
+            self.entry,
+            at_once,
+            self.plugins,
+            self.say,
+        )
+
     def _known_at_once(self) -> Iterator[Command]:
         for combination in self.known:
             self.runs += self.runs_of(combination)
         for run in list(self.runs):
-            yield self._begin(run)
+            yield from self._begun(run)
 
     def _chosen_by_results(self) -> Iterator[Command]:
         """Commands of the combinations Optuna chooses; it is told of one when the runs of all its seeds have ended."""
         path = self.folder / CHOSEN
         question = {"recipe": self.sweep.settings.recipe, "fixed": self.sweep.fixed, "metric": self.metric}
+        if self.sweep.settings.evaluate is not None:
+            question["evaluate"] = self.sweep.settings.evaluate
         question["varied"] = {key: str(values) for key, values in self.sweep.varied.items()}
         question["variants"] = self.sweep.variants
         before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {**question, "chosen": []}
@@ -151,13 +233,16 @@ class SweepRuns:
             known = {run.folder for run in self.runs}  # a combination that is chosen again is the run that is there
             self.runs += [run for run in runs if run.folder not in known]
             for run in runs:
-                yield self._begin(run)
+                yield from self._begun(run)
 
-    def _begin(self, run: Run) -> Command:
-        command = Command([*self.words, *run.overrides()], run.folder.parent / f"{run.folder.name}.log")
+    def _begun(self, run: Run) -> Iterator[Command]:
+        if run.is_known():
+            run.read()
+            return
+        command = Command([*self.words, *run.overrides()], run.log())
         self._of[str(command.log)] = run, time.monotonic()
         run.state = "running"
-        return command
+        yield command
 
     def _ended(self, command: Command, code: int) -> None:
         run, begun = self._of[str(command.log)]
@@ -194,9 +279,11 @@ class SweepRuns:
         facts = list(dict.fromkeys(name for run in self.runs for name in run.facts))
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*varied, "seed", "state", *metrics, *facts, "folder"])
+        columns = self.sweep.settings.columns
+        writer.writerow([*varied, "seed", "state", *metrics, *columns, *facts, "folder"])
         for run in self.runs:
             values = [run.combination.values.get(key) for key in varied]
-            numbers = [run.metrics.get(name) for name in metrics] + [run.facts.get(name) for name in facts]
+            numbers = [run.metrics.get(name) for name in metrics] + [run.columns.get(name) for name in columns]
+            numbers += [run.facts.get(name) for name in facts]
             writer.writerow([*values, run.seed, run.state, *numbers, run.folder])
         write_atomically(self.folder / TABLE, text.getvalue())

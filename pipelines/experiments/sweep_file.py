@@ -51,6 +51,13 @@ class SweepSettings:
     seeds: int | str | None = doc(
         "a number of seeds, or a list such as 1,2,3, for each combination; null: the recipe's own"
     )
+    columns: list[str] = doc("what is measured of each finished run beside its metrics, such as grad_norm", [])
+    by_position: int | None = doc(
+        "length of rows on which the perplexity by position of all finished runs is measured in the end, for one plot",
+        at_least=2,
+    )
+    evaluate: str | None = doc("a model that is measured with each combination; null: each combination is trained")
+    max_examples: int | None = doc("evaluate, by_position: at most so many examples; null: all", at_least=1)
 
 
 @dataclass
@@ -101,6 +108,7 @@ def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> 
             f"'training.learning_rate=[1e-3,3e-3]'"
         )
     _check_sampler(sweep)
+    _check_evaluate(sweep.settings)
     return sweep
 
 
@@ -168,3 +176,18 @@ def _check_sampler(sweep: Sweep) -> None:
             raise UserError(f"--runs {settings.runs}: a grid tries every combination; give --sampler random or optuna")
     elif settings.runs is None:
         raise UserError(f"--sampler {settings.sampler} needs --runs, the number of combinations it tries")
+
+
+def _check_evaluate(settings: SweepSettings) -> None:
+    """Raise UserError for what goes with training alone, or the other way round."""
+    if settings.evaluate is None:
+        if settings.max_examples is not None and settings.by_position is None:
+            raise UserError(
+                f"--max-examples {settings.max_examples} is of --evaluate and of by_position; add one of them"
+            )
+        return
+    for name in ("seeds", "by_position"):
+        if getattr(settings, name) is not None:
+            raise UserError(f"{name}={getattr(settings, name)} is of runs that are trained; leave out it, or evaluate")
+    if settings.columns:
+        raise UserError(f"columns={show(settings.columns)} are of runs that are trained; leave out them, or evaluate")

@@ -264,6 +264,9 @@ class TrainingSection:
     logging_steps: int = doc("steps between two lines of metrics", 10, at_least=1)
     save_steps: int = doc("steps between two checkpoints", 500, at_least=1)
     save_total_limit: int = doc("complete checkpoints to keep, at least 2", 2, at_least=2)
+    log_gradient_norms_per_layer: bool = doc(
+        "write the norm of each layer's gradients, before clipping, into gradients.jsonl at each line of the log", False
+    )
     audit_samples: bool = doc("write the rows and documents of each step into the folder samples of output_dir", False)
     async_save: bool = doc(
         "write checkpoints beside the training, from copies in the host's memory, which has to hold them", False

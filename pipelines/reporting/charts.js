@@ -25,6 +25,7 @@ function clock(seconds) {
   if (seconds < 5400) return +(seconds / 60).toPrecision(2) + " min";
   return +(seconds / 3600).toPrecision(3) + " h";
 }
+const acrossOf = (chart) => chart.across || TITLES[state.x];
 const along = (value) => state.x === "seconds" ? clock(value) : state.x === "tokens" ? short(value) : Math.round(value).toLocaleString("en");
 function value(chart, y, exact) {
   if (chart.kind === "percent") return +(100 * y).toPrecision(3) + " %";
@@ -77,7 +78,7 @@ function nearest(xs, x) {
 }
 function inWords(chart, one) {
   const least = Math.min(...one.y), most = Math.max(...one.y), last = one.y.length - 1;
-  return one.name + ": " + value(chart, one.y[0], true) + " at step " + one.x[0] + ", " + value(chart, one.y[last], true) + " at step " + one.x[last] + ", between " + value(chart, least, true) + " and " + value(chart, most, true);
+  return one.name + ": " + value(chart, one.y[0], true) + " at " + (chart.across || "step") + " " + one.x[0] + ", " + value(chart, one.y[last], true) + " at " + (chart.across || "step") + " " + one.x[last] + ", between " + value(chart, least, true) + " and " + value(chart, most, true);
 }
 
 // ---- one chart
@@ -86,6 +87,8 @@ function Chart(chart, box) {
   const several = chart.series.length > 1, isPositive = chart.series.every((one) => one.y.every((y) => y > 0));
   const ratio = Math.max(...chart.series.flatMap((one) => one.y)) / Math.min(...chart.series.flatMap((one) => one.y));
   const self = {log: false, at: null, zoom: null};
+  const bySteps = () => Boolean(chart.across) || state.x === "step";
+  const toPlace = (run, step) => chart.across ? step : place(run, step), inAxis = (x) => chart.across ? short(x) : along(x);
   const head = make("div", undefined, {className: "head"}), title = make("h3", chart.title), unit = make("span", chart.unit, {className: "soft unit"});
   head.append(title, unit);
   if (isPositive && ratio > 3) {
@@ -110,8 +113,8 @@ function Chart(chart, box) {
     plot.setAttribute("aria-label", chart.title + (chart.unit ? ", " + chart.unit : "") + ". " + visible.map((one) => inWords(chart, one)).join("; ") + ". Arrow keys read values.");
     plot.replaceChildren(tip);
     if (!visible.length) { plot.append(make("p", "no run is shown", {className: "soft"})); return; }
-    const lines = visible.map((one) => ({one, number: chart.series.indexOf(one), xs: one.x.map((step) => place(one.run, step)), raw: one.y, ys: isSmooth(one) ? smoothed(one.y) : one.y}));
-    const most = Math.max(...lines.flatMap((line) => line.xs)), whole = [state.x === "step" ? Math.min(...lines.flatMap((line) => line.xs), most - 1) : 0, most || 1];
+    const lines = visible.map((one) => ({one, number: chart.series.indexOf(one), xs: one.x.map((step) => toPlace(one.run, step)), raw: one.y, ys: isSmooth(one) ? smoothed(one.y) : one.y}));
+    const most = Math.max(...lines.flatMap((line) => line.xs)), whole = [bySteps() ? Math.min(...lines.flatMap((line) => line.xs), most - 1) : 0, most || 1];
     const [x0, x1] = self.zoom || whole;
     const inside = (line, ys) => ys.filter((_, n) => line.xs[n] >= x0 && line.xs[n] <= x1);
     const faint = (line) => isSmooth(line.one);
@@ -137,12 +140,12 @@ function Chart(chart, box) {
     area.append(svg("rect", {x: left, y: top - 4, width: right - left + 4, height: bottom - top + 8})); defs.append(area); picture.append(defs);
     for (const y of marks) picture.append(svg("line", {x1: left, x2: right, y1: py(y), y2: py(y), class: "grid"}), svg("text", {x: left - 6, y: py(y) + 4, class: "tick end"}, value(chart, y)));
     picture.append(svg("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}));
-    const across = state.x === "seconds" && !self.zoom ? clockTicks(x1, Math.max(2, (right - left) / 80)) : ticks(x0, x1, Math.max(3, (right - left) / 70));
-    for (const x of across) picture.append(svg("line", {x1: px(x), x2: px(x), y1: bottom, y2: bottom + 4, class: "axis"}), svg("text", {x: px(x), y: bottom + 17, class: "tick"}, state.x === "step" ? short(x) : along(x)));
-    picture.append(svg("text", {x: right, y: height - 3, class: "tick end"}, TITLES[state.x]));
+    const across = !bySteps() && state.x === "seconds" && !self.zoom ? clockTicks(x1, Math.max(2, (right - left) / 80)) : ticks(x0, x1, Math.max(3, (right - left) / 70));
+    for (const x of across) picture.append(svg("line", {x1: px(x), x2: px(x), y1: bottom, y2: bottom + 4, class: "axis"}), svg("text", {x: px(x), y: bottom + 17, class: "tick"}, bySteps() ? short(x) : along(x)));
+    picture.append(svg("text", {x: right, y: height - 3, class: "tick end"}, acrossOf(chart)));
     const body = svg("g", {"clip-path": `url(#${clip})`}); picture.append(body);
     for (const mark of chart.marks) {
-      const at = px(place(0, mark.x));
+      const at = px(toPlace(0, mark.x));
       if (at < left || at > right) continue;
       picture.append(svg("line", {x1: at, x2: at, y1: top, y2: bottom, class: "mark"}), svg("text", {x: at - 4, y: top + 8, class: "tick end"}, mark.label));
     }
@@ -172,13 +175,13 @@ function Chart(chart, box) {
     self.at = at; cross.replaceChildren(); tip.replaceChildren();
     if (px(at) < left - 1 || px(at) > right + 1) return hide();
     cross.append(svg("line", {x1: px(at), x2: px(at), y1: top, y2: bottom, class: "hair"}));
-    tip.append(make("div", TITLES[state.x] + " " + along(at), {className: "soft"}));
+    tip.append(make("div", acrossOf(chart) + " " + inAxis(at), {className: "soft"}));
     const found = lines.map((line) => { const n = nearest(line.xs, at); return {line, n}; });
     if (found.length > 6) found.sort((a, b) => b.line.ys[b.n] - a.line.ys[a.n]);
     for (const {line, n} of found.slice(0, 12)) {
       const row = make("div"), dot = make("span", undefined, {className: "dot"});
       dot.style.background = color(line.one, line.number);
-      const far = Math.abs(px(line.xs[n]) - px(at)) > 12 ? " (" + TITLES[state.x] + " " + along(line.xs[n]) + ")" : "";
+      const far = Math.abs(px(line.xs[n]) - px(at)) > 12 ? " (" + acrossOf(chart) + " " + inAxis(line.xs[n]) + ")" : "";
       row.append(dot, (several ? line.one.name + " " : ""), make("b", value(chart, line.ys[n], true)), far + (isSmooth(line.one) ? " (here " + value(chart, line.raw[n], true) + ")" : ""));
       cross.append(svg("circle", {cx: px(line.xs[n]), cy: py(line.ys[n]), r: 4, class: "dotted", style: `fill: ${color(line.one, line.number)}`}));
       tip.append(row);
@@ -220,7 +223,7 @@ function Chart(chart, box) {
   function fillTable() {
     const steps = [...new Set(chart.series.flatMap((one) => one.x))].sort((a, b) => a - b), every = Math.ceil(steps.length / 100);
     const chosen = steps.filter((_, n) => n % every === 0 || n === steps.length - 1), body = make("table"), first = make("tr");
-    first.append(make("th", "step", {scope: "col"}), ...chart.series.map((one) => make("th", one.name, {scope: "col"}))); body.append(first);
+    first.append(make("th", chart.across || "step", {scope: "col"}), ...chart.series.map((one) => make("th", one.name, {scope: "col"}))); body.append(first);
     for (const step of chosen) {
       const row = make("tr"); row.append(make("td", step.toLocaleString("en")));
       for (const one of chart.series) { const n = nearest(one.x, step); row.append(make("td", every === 1 && one.x[n] !== step ? "" : value(chart, one.y[n], true))); }

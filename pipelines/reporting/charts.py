@@ -3,9 +3,10 @@
 A chart: {"id", "title", "unit", "kind", "series", "marks"}. kind: how its numbers are written (number, percent, rate).
 A series: {"name", "run", "x", "y"} and, where they hold, "noisy" (drawn faint below its moving mean), "points" (each
 value is a measurement of its own) and "of" ("training" or "validation"). x are steps; "axes" of each run say what
-tokens and seconds they stand for. zero: the axis begins at 0.
+tokens and seconds they stand for. zero: the axis begins at 0. A chart with "across" has x of its own, such as layers.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -134,9 +135,11 @@ def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
         *_parts_of_loss(log, loss_unit),
         *_validated(log, marks),
         *(_of_training(log, quantity) for quantity in OF_TRAINING),
+        *_norms_of_layers(log),
         _router_loads(log),
         *(_of_training(log, quantity) for quantity in OF_ROUTERS),
         *_others(log),
+        _by_position([log], [""]),
     ]
     return [one for one in found if one is not None]
 
@@ -208,6 +211,79 @@ def _others(log: RunLog) -> list[dict | None]:
     ]
 
 
+# ---------------------------------------------------------------------------------------------------- other axes
+
+
+def layers_of(line: dict) -> dict[str, tuple[list[int], list[float]]]:
+    """{stack: (numbers of its layers, from 1, and the norms of their gradients)} of a line of gradients.jsonl."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for name, norm in line["layers"].items():
+        stack, _, number = name.rpartition(".")
+        if number.isdecimal() and is_number(norm) and norm - norm == 0:
+            numbers, norms = found.setdefault(stack, ([], []))
+            numbers.append(int(number) + 1)
+            norms.append(rounded(norm))
+    return found
+
+
+def _norms_chart(stack: str, stacks: int, when: str, rows: list[dict | None]) -> dict | None:
+    where = f" of {stack}" if stacks > 1 else ""
+    name = "grad_norm_by_layer" + (f"-{stack.replace('.', '-')}" if stacks > 1 else "")
+    title = f"Gradient norm by layer{where}{when}"
+    more = {"across": "layer", "zero": True}
+    return chart(name + re.sub(r"[ ,]+", "_", when), title, "before clipping", rows, **more)
+
+
+def _norms_of_layers(log: RunLog) -> list[dict | None]:
+    """The norms of the gradients from the first layer to the last, in a few steps of the run."""
+    lines = [line for line in log.gradients if isinstance(line.get("layers"), dict)]
+    if not lines:
+        return []
+    chosen = sorted({0, len(lines) // 4, len(lines) // 2, len(lines) - 1})
+    stacks = layers_of(lines[0])
+    found = []
+    for stack in stacks:
+        rows = []
+        for place in chosen:
+            numbers, norms = layers_of(lines[place]).get(stack, ([], []))
+            one = {"name": f"step {lines[place]['step']:,}", "run": 0, "x": numbers, "y": norms, "points": True}
+            rows.append(one if numbers else None)
+        found.append(_norms_chart(stack, len(stacks), "", rows))
+    return found
+
+
+def _norms_of_runs(logs: list[RunLog], names: list[str]) -> list[dict | None]:
+    """The same of several runs, a series each: in the first step that was logged, and in the last one."""
+    of_runs = [[line for line in log.gradients if isinstance(line.get("layers"), dict)] for log in logs]
+    if not any(of_runs):
+        return []
+    stacks = layers_of(next(lines for lines in of_runs if lines)[0])
+    found = []
+    for stack in stacks:
+        for place, when in ((0, ", first step logged"), (-1, ", last step logged")):
+            rows = []
+            for run, (lines, name) in enumerate(zip(of_runs, names)):
+                numbers, norms = layers_of(lines[place]).get(stack, ([], [])) if lines else ([], [])
+                one = {"name": name, "run": run, "x": numbers, "y": norms, "points": True}
+                rows.append(one if numbers else None)
+            found.append(_norms_chart(stack, len(stacks), when, rows))
+    return found
+
+
+def _by_position(logs: list[RunLog], names: list[str]) -> dict | None:
+    """The perplexity of the finished models by how many tokens stand before, where a sweep has measured it."""
+    rows, trained = [], set()
+    for run, (log, name) in enumerate(zip(logs, names)):
+        found = log.by_position
+        if found.get("tokens_before") and found.get("perplexity"):
+            x, y = found["tokens_before"], [rounded(value) for value in found["perplexity"]]
+            rows.append({"name": name or "perplexity", "run": run, "x": x, "y": y, "points": True})
+            trained |= {found["trained_length"]} if found.get("trained_length") else set()
+    marks = [{"x": length, "label": "trained length"} for length in sorted(trained)]
+    more = {"across": "tokens before the predicted one", "marks": marks, "wide": True}
+    return chart("by_position", "Perplexity by position", "", rows, **more)
+
+
 # ---------------------------------------------------------------------------------------------------- several runs
 
 
@@ -236,6 +312,7 @@ def charts_of_runs(logs: list[RunLog], names: list[str], loss_unit: str = "nats"
         add(key, f"Training, {_words(key)}", loss_unit, lambda log: log.train, noisy=True)
     for one in (*OF_TRAINING, *OF_ROUTERS):
         add(one.key, one.title, one.unit, lambda log: log.train, noisy=one.noisy, kind=one.kind, zero=one.zero)
+    found += [*_norms_of_runs(logs, names), _by_position(logs, names)]
     return [one for one in found if one is not None]
 
 

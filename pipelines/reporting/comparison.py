@@ -8,12 +8,12 @@ from typing import Any
 
 from ..errors import UserError
 from ..publishing.objective_facts import objective_facts
-from ..words import counted, human_time, short_metric, short_number
+from ..words import counted, human_time, number_in_words, short_metric, short_number
 from .charts import axes_of, charts_of_runs, lower_is_better
 from .interpret import between
 from .metrics_table import Measured, measured, newcombe
 from .page import write_page
-from .run_log import RunLog, read_run
+from .run_log import RunLog, is_number, read_run
 from .settings import MISSING, in_words
 
 PREDICTIONS = "predictions.jsonl"  # of anyformer evaluate RUN TASK --predictions RUN/predictions.jsonl
@@ -47,6 +47,8 @@ def compare_runs(folders: list[Path], out: Path, *, varied: list[str] | None = N
         "rows": [row_of(log, name, differing, varied) for log, name in zip(logs, names)],
         "row_settings": row_settings(differing, varied),
         "row_metrics": row_metrics(logs),
+        "row_columns": row_columns(logs),
+        "number_in_words": number_in_words,
         "names": names,
         "labels": labels_of(names),
         "folders": [str(log.folder) for log in logs],
@@ -133,6 +135,11 @@ def row_metrics(logs: list[RunLog]) -> list[str]:
     return sorted(chosen, key=lambda name: name.endswith("_loss"))[:3]
 
 
+def row_columns(logs: list[RunLog]) -> list[str]:
+    """What a sweep has measured of the runs beside their metrics."""
+    return list(dict.fromkeys(name for log in logs for name, value in log.columns.items() if is_number(value)))
+
+
 def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], varied: list[str] | None) -> dict[str, Any]:
     """What the table of the runs says of one."""
     parameters = log.run.get("parameters")
@@ -142,6 +149,7 @@ def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], varied: list
         "folder": str(log.folder),
         "state": "finished" if log.is_finished else f"{log.steps / total:.0%} done" if total else "not finished",
         "settings": [in_words(log.settings.get(path, MISSING)) for path in row_settings(differing, varied)],
+        "columns": log.columns,
         "steps": f"{log.steps:,}",
         "tokens": short_number(log.tokens) if log.tokens else "-",
         "time": human_time(log.seconds) if log.seconds else "-",

@@ -65,7 +65,7 @@ def draw(chart: dict, runs: list[str], path: Path, width: float = 5.4, height: f
             axes.plot(one["x"], values, color=color, linewidth=1.6, marker=marker, markersize=3.5, label=one["name"])
         for mark in chart["marks"]:
             axes.axvline(mark["x"], color="0.6", linewidth=0.8, linestyle=":")
-        axes.set(title=chart["title"], xlabel="step", ylabel=chart["unit"])
+        axes.set(title=chart["title"], xlabel=chart.get("across", "step"), ylabel=chart["unit"])
         axes.xaxis.set_major_formatter("{x:,.0f}")
         if chart.get("zero"):
             axes.set_ylim(

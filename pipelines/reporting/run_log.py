@@ -11,23 +11,26 @@ from ..errors import UserError
 from ..recipes.compose import flat_settings
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
-from ..storage.metrics_file import METRICS_FILE, ROUTER_FILE, read_metrics
+from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
 
 ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
+COLUMNS_FILE = "columns.json"  # what a sweep has measured of the finished run, beside its metrics
+BY_POSITION_FILE = "by-position.json"  # its perplexities by position, which a sweep has measured
 
 
 @dataclass
 class RunLog:
     """A run, from its folder alone.
 
-    run: what run.json holds. entries: the lines of metrics.jsonl. routers: those of router.jsonl. damaged: sentences
-    about files that cannot be read whole.
+    run: what run.json holds. entries: the lines of metrics.jsonl. routers: those of router.jsonl. gradients: those of
+    gradients.jsonl. damaged: sentences about files that cannot be read whole.
     """
 
     folder: Path
     run: dict[str, Any]
     entries: list[dict[str, Any]] = field(default_factory=list)
     routers: list[dict[str, Any]] = field(default_factory=list)
+    gradients: list[dict[str, Any]] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
     @property
@@ -140,6 +143,16 @@ class RunLog:
         last = self.validations[-1] if self.validations else {}
         return {name: value for name, value in last.items() if is_metric(name) and is_number(value)}
 
+    @cached_property
+    def columns(self) -> dict[str, float | None]:
+        """{name: what a sweep has measured of the finished run}, beside its metrics."""
+        return _object(self.folder / COLUMNS_FILE, self.damaged)
+
+    @cached_property
+    def by_position(self) -> dict[str, Any]:
+        """What `anyformer evaluate --by-position` has written for a sweep: "tokens_before" and "perplexity"."""
+        return _object(self.folder / BY_POSITION_FILE, self.damaged)
+
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting by its path, with the defaults of those that the saved recipe does not have."""
@@ -182,7 +195,8 @@ def read_run(folder: Path | str) -> RunLog:
     if not isinstance(run, dict) or not isinstance(run.get("recipe"), dict):
         raise UserError(f"{file} is of no run that anyformer trained: it has no recipe; name the output_dir of a run")
     log = RunLog(folder, run)
-    log.entries, log.routers = (_lines(folder / name, log.damaged) for name in (METRICS_FILE, ROUTER_FILE))
+    files = METRICS_FILE, ROUTER_FILE, GRADIENTS_FILE
+    log.entries, log.routers, log.gradients = (_lines(folder / name, log.damaged) for name in files)
     return log
 
 
@@ -195,6 +209,20 @@ def _lines(file: Path, damaged: list[str]) -> list[dict]:
             f"{file.name} has {bad} damaged line{'s' * (bad != 1)}, which {'are' if bad > 1 else 'is'} not shown"
         )
     return entries
+
+
+def _object(file: Path, damaged: list[str]) -> dict[str, Any]:
+    """The JSON object of a file; empty where there is none, or a damaged one."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        damaged.append(f"{file.name} is damaged and not shown; the sweep that wrote it measures it again without it")
+        return {}
+    return found
 
 
 def run_facts_of(folder: Path | str) -> dict[str, Any]:

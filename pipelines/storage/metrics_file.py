@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-METRICS_FILE, ROUTER_FILE = "metrics.jsonl", "router.jsonl"
+METRICS_FILE, ROUTER_FILE, GRADIENTS_FILE = "metrics.jsonl", "router.jsonl", "gradients.jsonl"
 
 
 def read_metrics(path: Path) -> tuple[list[dict], int]:

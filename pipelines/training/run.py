@@ -43,6 +43,7 @@ from .dry_run import try_step
 from .elastic import UNIVERSAL, check_engine_of, reads_universal, shared_out_anew
 from .engines import asked_engine, check_one_device
 from .from_weights import set_aside_before
+from .gradient_norms import GradientNorms, check_gradient_norms
 from .hardware import hardware_words
 from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
@@ -79,6 +80,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
         check_processes(recipe.training.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
     check_step_guard(recipe.training)
     check_async_save(recipe.training)
+    check_gradient_norms(recipe.training)
     found = None
     if recipe.training.auto_batch:
         check_auto_batch(recipe)
@@ -220,6 +222,8 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
         )
         with spoken("rows.json", folder.path):
             record_rows(folder, data)
+        if recipe.training.log_gradient_norms_per_layer:
+            trainer.add_callback(GradientNorms(folder.path))
         trainer.add_callback(ReportPage(folder.path))
     if main and not quiet:
         print_start(recipe, data, trainer, checkpoint, folder.auto_batch)

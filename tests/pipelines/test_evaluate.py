@@ -290,6 +290,7 @@ def test_two_models_are_compared_on_one_task(stage, monkeypatch, capsys, tmp_pat
 def test_names_before_the_overrides_say_what_is_asked_for(tmp_path):
     assert told_apart(["m"]) == (["m"], None, [])
     assert told_apart(["m", "a.b=1"]) == (["m"], None, ["a.b=1"])
+    assert told_apart(["runs/a=b,c=1", "t", "a.b=c/d"]) == (["runs/a=b,c=1"], "t", ["a.b=c/d"])  # a run of a sweep
     assert told_apart(["m", "t", "a.b=1"]) == (["m"], "t", ["a.b=1"])
     assert told_apart(["a", "b", "t", "a.b=1"]) == (["a", "b"], "t", ["a.b=1"])
 

@@ -6,6 +6,8 @@ import signal
 
 import pytest
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.experiments.afterwards import check_by_position
+from anyformer.pipelines.experiments.columns import check_columns
 from anyformer.pipelines.experiments.samplers import Optuna, drawn, grid, known_combinations
 from anyformer.pipelines.experiments.sweep_file import Range, read_sweep
 from anyformer.pipelines.plugins import less_is_better
@@ -82,6 +84,11 @@ def test_optuna_goes_on_as_if_it_had_not_been_stopped():
         (["training.sead=[1,2]"], "training.sead"),
         (["model.norm_position=[pre,past]"], "norm_position=past: model.norm_position"),
         (["training.seed=[1,2]", "publish.repo_id=me/it"], "does not go with a sweep"),
+        (["training.seed=[1,2]", "--columns", "cache_bytes"], "columns: 'cache_bytes' is not known; did you mean"),
+        (["training.seed=[1,2]", "--columns", "mfu,mfu"], "columns: mfu is named twice"),
+        (["training.seed=[1,2]", "--evaluate", "runs/none"], "MODEL=runs/none: no such folder"),
+        (["training.seed=[1,2]", "--max-examples", "3"], "--max-examples 3 is of --evaluate and of by_position"),
+        (["evaluation.bootstrap=[1,2]", "--evaluate", ".", "--seeds", "2"], "seeds=2 is of runs that are trained"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_one_sentence(words, says, tiny_recipe, tmp_path, command, capsys):
@@ -154,6 +161,68 @@ def test_runs_of_a_sweep_are_ordinary_ones_gone_on_with_after_a_signal(tiny_reci
     )
     run = json.loads((alone / "run.json").read_text())
     assert float(same["validation_loss"]) == run["metrics"]["validation_loss"]
+
+
+def test_columns_and_perplexities_by_position_are_of_models_that_have_them():
+    words, masked = load_recipe("quickstart", []), load_recipe("wikitext2_mlm", [])
+    check_columns(["mfu", "decoding_tokens_per_second"], words)
+    check_columns(["mfu"], masked)
+    check_by_position(64, words)
+    check_by_position(None, masked)
+    with pytest.raises(UserError, match="decoding_tokens_per_second is of models that write text, and objective"):
+        check_columns(["decoding_tokens_per_second"], masked)
+    with pytest.raises(UserError, match="by_position=64 measures next-token predictions"):
+        check_by_position(64, masked)
+
+
+@pytest.mark.slow
+def test_a_sweep_measures_what_its_file_asks_for_in_the_end(tiny_recipe, command, tmp_path, capsys):
+    tiny_recipe(training={"max_steps": 4, "log_gradient_norms_per_layer": True})
+    path, folder = tmp_path / "mine.yaml", tmp_path / "out"
+    columns = ["cache_bytes_per_token", "decoding_tokens_per_second", "grad_norm"]
+    path.write_text(
+        f"recipe: tiny.yaml\ncolumns: {json.dumps(columns)}\nby_position: 60\nmax_examples: 4\n"
+        "vary: {model.num_key_value_heads: [1, 4], model.position_encoding: [alibi, learned]}\n"
+    )
+    words = ("sweep", path, "--out", folder)
+    assert command(*words) == 0
+    shown = capsys.readouterr().out
+    assert "decoding tokens per second" in shown and "by-position.png" in shown
+    with open(folder / "sweep.csv", newline="") as file:
+        rows = {row["folder"].rpartition("/")[2]: row for row in csv.DictReader(file)}
+    few = rows["num_key_value_heads=1,position_encoding=alibi"]
+    many = rows["num_key_value_heads=4,position_encoding=alibi"]
+    # 2 layers x (keys and values) x groups x 8 channels x 4 bytes
+    assert (float(few["cache_bytes_per_token"]), float(many["cache_bytes_per_token"])) == (128.0, 512.0)
+    assert all(float(row["decoding_tokens_per_second"]) > 0 for row in rows.values())
+    page = (folder / "comparison.html").read_text()
+    for title in ("cache bytes per token", "Perplexity by position", "Gradient norm by layer, first step logged"):
+        assert title in page
+    before = (folder / "num_key_value_heads=1,position_encoding=alibi" / "columns.json").stat().st_mtime_ns
+    (folder / "by-position.png").unlink()
+    assert command(*words) == 0  # nothing is made or measured again
+    assert (folder / "num_key_value_heads=1,position_encoding=alibi" / "columns.json").stat().st_mtime_ns == before
+    assert (folder / "by-position.png").is_file()
+
+
+@pytest.mark.slow
+def test_a_saved_model_is_measured_with_each_combination(tiny_recipe, command, tmp_path, capsys):
+    run, recipe = tmp_path / "run", tiny_recipe()
+    assert command("train", recipe, "training.max_steps=2") == 0
+    words = ("sweep", recipe, "objective.sequence_length=[16,32]", "--evaluate", run, "--metric", "perplexity")
+    assert command(*words, "--max-examples", "5") == 0
+    folder = tmp_path / "run-sweep"
+    with open(folder / "sweep.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["finished"] * 2 and {row["examples"] for row in rows} == {"5"}
+    assert command("evaluate", run, recipe, "objective.sequence_length=16", "--max-examples", "5") == 0
+    alone = json.loads((run / "evaluation-tiny-5-examples.json").read_text())
+    assert float(rows[0]["perplexity"]) == alone["metrics"]["perplexity"]
+    files = sorted(folder.glob("*.json"))
+    before = [file.stat().st_mtime_ns for file in files]
+    capsys.readouterr()
+    assert command(*words, "--max-examples", "5") == 0
+    assert [file.stat().st_mtime_ns for file in files] == before and "perplexity" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,0 +1,112 @@
+"""Further columns of a sweep's table: what is measured of each finished run, and kept in its folder."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..accounting.caches import cache_size
+from ..adapters import load_config, load_model
+from ..errors import UserError, did_you_mean
+from ..generation import free_positions
+from ..plugins import objective_of
+from ..recipes.schema import Recipe
+from ..reporting.charts import OF_ROUTERS, OF_TRAINING
+from ..reporting.run_log import COLUMNS_FILE, is_number, read_run
+from ..storage.atomic import write_atomically
+from ..words import watched
+
+WRITERS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")  # heads of models that write, and keep a cache for it
+PROMPT, WRITTEN, ROUNDS = 16, 64, 5  # tokens read, tokens written, times that they are
+LAST = 10  # lines of the log that a logged number is the median of
+
+
+@dataclass(frozen=True)
+class Column:
+    """measure: folder of a finished run -> the number, None where it has none. rounds: a timing is the median of so
+    many, for which the runs take turns, so that all of them meet the same machine. writes: of models that write."""
+
+    measure: Callable[[Path], float | None]
+    rounds: int = 1
+    writes: bool = False
+
+
+def cache_bytes_per_token(folder: Path) -> float | None:
+    """Bytes that a token adds to the cache of one row, at the precision that the model is saved in."""
+    config = load_config(folder)
+    if not hasattr(config, "num_key_value_heads"):
+        return None
+    size = cache_size(config, 1, config.dtype.itemsize if config.dtype is not None else 4)
+    return None if size is None else float(size.bytes_per_token)
+
+
+def decoding_tokens_per_second(folder: Path) -> float:
+    """Tokens a second that the model writes greedily in one row, from 16 tokens on, on this machine."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    import anyformer
+
+    anyformer.register()
+    config = load_config(folder)
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    model = load_model(kind, folder, dtype="auto").to(device).eval()
+    ids = (torch.arange(PROMPT, device=device) % config.vocab_size)[None]
+    read = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False, "num_beams": 1}
+    room = min(WRITTEN, free_positions(config, PROMPT))
+    with torch.inference_mode():
+        model.generate(**read, min_new_tokens=4, max_new_tokens=4)  # the first time makes what later ones find
+        begun = time.perf_counter()
+        model.generate(**read, min_new_tokens=room, max_new_tokens=room).cpu()
+    return room / (time.perf_counter() - begun)
+
+
+def logged(key: str) -> Callable[[Path], float | None]:
+    """What a run has logged at its end."""
+
+    def median(folder: Path) -> float | None:
+        values = [line[key] for line in read_run(folder).train if is_number(line.get(key))]
+        return statistics.median(values[-LAST:]) if values else None
+
+    return median
+
+
+COLUMNS = {
+    "cache_bytes_per_token": Column(cache_bytes_per_token, writes=True),
+    "decoding_tokens_per_second": Column(decoding_tokens_per_second, ROUNDS, writes=True),
+} | {
+    key: Column(logged(key))
+    for key in (*(one.key for one in (*OF_TRAINING, *OF_ROUTERS)), "router_load_max", "router_load_min")
+}
+
+
+def check_columns(names: list[str], recipe: Recipe) -> None:
+    """Raise UserError for a column that is not known, is named twice, or is of models that write where none does."""
+    for number, name in enumerate(names):
+        if name not in COLUMNS:
+            raise UserError(f"columns: {name!r} is not known{did_you_mean(name, COLUMNS)}; {', '.join(COLUMNS)} are")
+        if name in names[:number]:
+            raise UserError(f"columns: {name} is named twice; name it once")
+        if COLUMNS[name].writes and objective_of(recipe).auto_class not in WRITERS:
+            raise UserError(
+                f"columns: {name} is of models that write text, and {recipe.learned_section}.name="
+                f"{recipe.learned.name} trains none; leave it out"
+            )
+
+
+def measure_columns(names: list[str], folders: list[Path]) -> None:
+    """Measure what is not known yet of each finished run, and keep it in its columns.json."""
+    known = {folder: read_run(folder).columns for folder in folders}
+    for name in names:
+        column, open_ones = COLUMNS[name], [folder for folder in folders if name not in known[folder]]
+        found: dict[Path, list[float | None]] = {folder: [] for folder in open_ones}
+        turns = [folder for _ in range(column.rounds) for folder in open_ones]
+        for folder in watched(turns, f"measuring {name.replace('_', ' ')}, run"):
+            found[folder].append(column.measure(folder))
+        for folder, values in found.items():
+            there = [value for value in values if value is not None]
+            known[folder][name] = statistics.median(there) if there else None
+            write_atomically(folder / COLUMNS_FILE, json.dumps(known[folder], indent=1))
