@@ -36,12 +36,18 @@ class EndlessStream(IterableDataset):
         worker = get_worker_info()
         if worker is not None and worker.id > 0:  # one worker reads, so that the order is the same for any number
             return
-        position, width = self._start, None
+        width = None
+        for row, position in self.placed(self._start):
+            if width is None:  # room for longer numbers, and for the positions in parts that were not read yet
+                width = WIDTH * (1 + 2 * len(as_json(position)) // WIDTH) * getattr(self.rows, "sources", 1)
+            yield row | {POSITION: encoded(position, width)}
+
+    def placed(self, position: dict = BEGINNING) -> Iterator[tuple[dict, dict]]:
+        """The rows from a position on, each with the position after it."""
         while True:
             start = position
             for row, position in self._one_pass(start):
-                width = width or WIDTH * (1 + 2 * len(as_json(position)) // WIDTH)  # room for longer numbers
-                yield row | {POSITION: encoded(position, width)}
+                yield row, position
             if position is start and "rows" not in start:
                 raise UserError(f"data: {self.rows.name} gives no row to train on.")
             position = {"pass": start["pass"] + 1}

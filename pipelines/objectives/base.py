@@ -77,7 +77,7 @@ class Objective(ABC):
     folder that is shown as its sample. row_noun: what a row is called. unused_weights: how the names of weights begin
     that the model has and the objective makes no use of. hub_tags: tags of a published model, beside our own.
     shares_batches: whether its rows may stand in a batch beside other objectives' (mixture.py): they are of plain text,
-    its batches hold input_ids, labels, position_ids and attention_mask alone, and the loss is the model's.
+    its batches hold what mixture.KEYS names alone, and the loss is the model's.
     in_stages: whether the last stage of a pipeline can compute its loss: that of a causal model, from its batch alone.
     in_parts_of_rows: whether processes may each hold a part of a row, whose labels stand beside their own tokens.
 

@@ -78,8 +78,7 @@ class Denoising(Reconstruction):
 
     def collator(self, packed: bool) -> "DenoisingCollator":
         """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
-        length = self.settings.sequence_length
-        return DenoisingCollator(self.tokenizer, self.settings, self.seed, self.batch_lengths(length, length))
+        return DenoisingCollator(self.tokenizer, self.settings, self.seed, self.batch_lengths())
 
     def legend(self):
         from .showing import PREDICTED, marked

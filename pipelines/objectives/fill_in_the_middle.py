@@ -79,10 +79,12 @@ class FillInTheMiddle(TextObjective):
         """A row of one document has sequence_length tokens when it is rearranged."""
         return self.settings.sequence_length - ADDED
 
+    def batch_widths(self) -> tuple[int, int]:
+        length = self.row_length + ADDED * max(1, self.row_length // self.settings.shortest)
+        return length, length
+
     def collator(self, packed: bool) -> "FillInTheMiddleCollator":
-        length = None
-        if self.recipe.data.streaming:  # several processes share a stream's batches, so that all have one width
-            length = self.row_length + ADDED * max(1, self.row_length // self.settings.shortest)
+        length = self.batch_widths()[0] if self.has_one_width else None
         return FillInTheMiddleCollator(self.tokenizer, self.sentinel_ids, self.settings, packed, self.seed, length)
 
     def how_to_use(self, folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
@@ -41,10 +41,7 @@ class MaskingSettings(ObjectiveSettings):
 
 
 class MaskingObjective(TextObjective):
-    """Base of the objectives that hide tokens and predict them from both sides. Raises UserError without a mask token.
-
-    logits_field: where the model's output has its predictions of tokens.
-    """
+    """Base of the objectives that hide tokens and predict them from both sides; UserError without a mask token."""
 
     families = ("encoder",)
     special_tokens = "cls_sep"
@@ -52,7 +49,6 @@ class MaskingObjective(TextObjective):
     loss_unit = "nats per masked token"
     continues_prompts = True
     samples_are_answers = True
-    logits_field: ClassVar[str] = "logits"
 
     def check(self) -> None:
         super().check()
@@ -121,7 +117,7 @@ class MaskingObjective(TextObjective):
         tokenizer = self.tokenizer
         inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
         with torch.no_grad():
-            logits = model(**inputs)[self.logits_field][0]
+            logits = token_logits(model(**inputs))[0]
         shares = logits[inputs["input_ids"][0] == tokenizer.mask_token_id].float().softmax(dim=-1)
         lines = []
         for best, ids in zip(*(found.tolist() for found in shares.topk(min(PREDICTIONS, shares.shape[-1])))):
@@ -167,6 +163,12 @@ class MaskingObjective(TextObjective):
             ("⟦word=⟧", PREDICTED),
             f": it sees the word itself; {after}",
         )
+
+
+def token_logits(outputs) -> Any:
+    """The predictions of tokens (B, T, V), of a model with one head or with one for pairs beside it; None: it was asked
+    for none."""
+    return outputs.get("prediction_logits", outputs.get("logits"))
 
 
 class TokenHider:

@@ -1,14 +1,15 @@
 """Several objectives over plain text in one run: one model, one tokenizer, rows of all of them by weight.
 
 An epoch is one pass over the part that is longest for its weight; the rows of the others come again in it, changed anew
-each time. Rows of all parts share batches, so that each step learns from all of them.
+each time. Rows of all parts share batches, so that each step learns from all of them. Where a part is streamed, there
+are no epochs, and the rows of all parts are one stream (mixture_stream.py).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from ..data.rows import Rows
@@ -18,24 +19,17 @@ from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, doc
 from ..recipes.types import OneOfSeveral, show
 from .base import FinishedModel, Objective
+from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, SeveralParts
 from .text import TextObjective, TokenPredictions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PLACE = "place"  # key of a row: its Place
-KEYS = {"input_ids", "labels", "position_ids", "attention_mask"}  # of a batch
-FILL = {"labels": IGNORE_INDEX, "attention_mask": 0}  # after a row's end in a wider batch; of input_ids padding
-
-
-class Place(NamedTuple):
-    """Where a row of a mixture stands: its part, its number in it, how often it came before in the epoch, at most."""
-
-    part: str
-    number: int
-    turn: int
-    turns: int
+KEYS = {"input_ids", "labels", "position_ids", "attention_mask", "token_type_ids", "next_sentence_label"}  # of a batch
+# After a row's end in a wider batch, and of rows whose own batches lack the key; of input_ids padding.
+FILL = {"labels": IGNORE_INDEX, "attention_mask": 0, "token_type_ids": 0, "next_sentence_label": IGNORE_INDEX}
+PAIRS = "next_sentence_label"  # which batches of pairs alone have
 
 
 @dataclass
@@ -51,6 +45,8 @@ class PartSettings(OneOfSeveral):
     def chosen(cls, value: dict, path: str) -> type:
         names = [name for name, row in OBJECTIVES.items() if row.shares_batches]
         name = value.get("name")
+        if name in OBJECTIVES and name not in names:
+            raise UserError(f"{path}.name={name} {why_not(OBJECTIVES[name])}")
         if name not in names:
             near = did_you_mean(str(name), names)
             if name is None:
@@ -62,6 +58,19 @@ class PartSettings(OneOfSeveral):
             if key not in own and (owners := owners_of(key, names)):
                 raise of_others(path, name, key, owners)
         return found
+
+
+def why_not(objective: type[Objective]) -> str:
+    """Why an objective or task is no part of a mixture, and the way out."""
+    if objective.section == "task":
+        return "is a task of labelled examples, which a mixture of text has not; task.name=multi_task learns several"
+    if objective.special_tokens is None:
+        return (
+            "reads images, and the parts of a mixture are read by one model of one text; train it in a run of its own"
+        )
+    if issubclass(objective, Mixture):
+        return "is a mixture itself; list its parts beside the others"
+    return "makes batches that others cannot share; train it in a run of its own"
 
 
 @cache
@@ -86,8 +95,9 @@ class Mixture(SeveralParts, TextObjective):
     """Several objectives over plain text in one run, by weight, each with settings, data and a loss of its own.
 
     Objectives of one family can be mixed whose rows may share batches (Objective.shares_batches). Each row is changed
-    as its own objective changes it: by the seed, its number in its part, and how often it has come. Raises UserError
-    for streams, whose rows cannot be counted.
+    as its own objective changes it: by the seed, its number in its part, and how often it has come. Beside pairs of
+    sentences the model has their head, and the masked tokens of all parts and the pairs are logged apart. Raises
+    UserError for parts that no one model learns.
     """
 
     name = "mixture"
@@ -120,12 +130,20 @@ class Mixture(SeveralParts, TextObjective):
             data = replace(part.data, cache_dir=data.cache_dir, num_proc=data.num_proc)
         recipe = replace(self.recipe, objective=settings, data=data, evaluation=evaluation)
         recipe.trust_remote_code = self.recipe.trust_remote_code
-        return cls(recipe)
+        found = cls(recipe)
+        found.in_stream = any((other.data or self.recipe.data).streaming for other in self.settings.parts)
+        return found
 
     @cached_property
     def first(self) -> Objective:
-        """The first part; what depends on the kind of model is alike for all."""
-        return next(iter(self.parts.values()))
+        """The first part, of pairs where there are some; what depends on the kind of model is alike for all."""
+        found = list(self.parts.values())
+        return next((part for part in found if part.loss_parts() is not None), found[0])
+
+    @cached_property
+    def has_pairs(self) -> bool:
+        """Whether a part is of pairs of sentences."""
+        return self.first.loss_parts() is not None
 
     @property
     def auto_class(self) -> str:
@@ -145,15 +163,6 @@ class Mixture(SeveralParts, TextObjective):
     def reads_recipes_data(self) -> bool:
         return any(part.data is None for part in self.settings.parts)
 
-    def check_data(self) -> None:
-        super().check_data()
-        for label, part in self.parts.items():
-            if part.recipe.data.streaming:
-                raise UserError(
-                    f"objective.parts, {label}: data.streaming=true does not go with {self.setting}, whose rows are "
-                    f"counted so that the weights hold; set data.streaming=false"
-                )
-
     def check_family(self) -> None:
         self.of_each(lambda part: part.check_family())
         families = set(self.first.families)
@@ -168,7 +177,8 @@ class Mixture(SeveralParts, TextObjective):
     def check_heads(self) -> None:
         """Raise UserError for parts that train different heads of the checkpoint."""
         for label, part in self.parts.items():
-            if (part.auto_class, part.shifts_labels) != (self.auto_class, self.shifts_labels):
+            heads = (self.auto_class, "AutoModelForMaskedLM") if self.has_pairs else (self.auto_class,)
+            if part.auto_class not in heads or part.shifts_labels != self.shifts_labels:
                 raise UserError(
                     f"objective.parts, {label}: it trains {part.auto_class} of model.name_or_path="
                     f"{self.recipe.model.name_or_path}, and the part before it {self.auto_class}; one head learns all "
@@ -177,7 +187,17 @@ class Mixture(SeveralParts, TextObjective):
 
     def check(self) -> None:
         self.of_each(lambda part: part.check())
+        if self.has_pairs:
+            self.check_pooler(self.recipe.model.fields.get("pooler_type"), "model.pooler_type")
         super().check()
+
+    def check_pooler(self, kind: str | None, field: str) -> None:
+        """Raise UserError for a model that would judge pairs by the mean of a row's tokens."""
+        if kind == "mean":
+            raise UserError(
+                f"{field}=mean does not go with sentence_pairs in {self.setting}, where padding stands in a row as a "
+                f"document and would be part of the mean; set model.pooler_type=cls"
+            )
 
     def check_framing(self) -> None:
         self.of_each(lambda part: part.check_framing())
@@ -212,13 +232,18 @@ class Mixture(SeveralParts, TextObjective):
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         self.share_tokenizer(splits, cache, progress)
 
-    def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "PlacedRows":
+    def mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> "PlacedRows | PlacedStream":
+        if any(own.is_stream for own in rows.values()):
+            return PlacedStream(rows, weights, self.seed)
         return PlacedRows(rows, weights)
 
     def collator(self, packed: bool) -> "JointCollator":
         pad = 0 if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
         own = self.of_each(lambda part: part.collator(packed))
-        return JointCollator(own, pad, sees_padding=not self.shifts_labels)
+        widths = None
+        if self.first.has_one_width:
+            widths = tuple(max(both) for both in zip(*(part.batch_widths() for part in self.parts.values())))
+        return JointCollator(own, pad, sees_padding=not self.shifts_labels, has_pairs=self.has_pairs, widths=widths)
 
     # ---- the model
 
@@ -228,15 +253,31 @@ class Mixture(SeveralParts, TextObjective):
             found |= part.config_fields()
         return found
 
+    def planned_fields(self) -> dict[str, Any]:
+        found = {}
+        for part in self.parts.values():
+            found |= part.planned_fields()
+        return found
+
     def prepare_model(self, model) -> None:
         for part in self.parts.values():
             part.prepare_model(model)
+        if self.has_pairs:
+            self.check_pooler(model.config.pooler_type, f"{type(model).__name__} with pooler_type")
 
     # ---- measuring
+
+    def loss_parts(self):
+        return self.first.loss_parts()
+
+    def logits_of(self):
+        return self.first.logits_of()
 
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
         """The metrics of all tokens, and of those of each part: {"perplexity": ..., "perplexity_causal": ...}."""
         found = super().metrics_of_pass(metrics, result, rows, train)
+        if self.has_pairs:
+            found |= {name: result[name] for name in (*self.loss_parts().losses, "pair_accuracy") if name in result}
         for label in self.parts:
             if f"loss_{label}" in result:
                 own = {"nll": result[f"loss_{label}"], "predictions": 1.0}
@@ -261,8 +302,10 @@ class Mixture(SeveralParts, TextObjective):
 
         return Text("\n").join(Text.assemble(f"{label}: ", part.legend()) for label, part in self.parts.items())
 
-    def show(self, console, rows: MixedRows, number: int, row: dict) -> None:
-        super().show(console, rows, number, row | own_row(row))
+    def show(self, console, rows: "PlacedRows | PlacedStream", number: int, row: dict) -> None:
+        place = row[PLACE]
+        console.print(f"{place.part}:", markup=False)
+        self.parts[place.part].show(console, rows.parts[place.part], place.number, row | own_row(row))
 
 
 class PlacedRows(MixedRows):
@@ -292,13 +335,24 @@ class JointCollator:
     """Rows of several parts -> one batch: each part's rows as its own collator makes them, in the order of `rows`.
 
     Narrower rows are padded. Where rows have position_ids, the padding is a document of its own, which nothing attends
-    to, as in PackedDataset. Elsewhere an attention_mask hides it; a causal model needs none, as it follows the text.
+    to, as in PackedDataset; rows without them, such as pairs, get them then. Elsewhere an attention_mask hides it; a
+    causal model needs none, as it follows the text. Rows that are no pairs have next_sentence_label -100 beside those
+    that are.
 
-    collators: part -> its own. sees_padding: whether tokens attend to those after them.
+    collators: part -> its own. sees_padding: whether tokens attend to those after them. has_pairs: whether some part's
+    rows are pairs. widths: of input_ids and labels in every batch, as those of a stream are; None: of the longest row.
     """
 
-    def __init__(self, collators: dict[str, Callable[[list[dict]], dict]], pad_token_id: int, sees_padding: bool):
+    def __init__(
+        self,
+        collators: dict[str, Callable[[list[dict]], dict]],
+        pad_token_id: int,
+        sees_padding: bool,
+        has_pairs: bool = False,
+        widths: tuple[int, int] | None = None,
+    ):
         self.collators, self.pad, self.sees_padding = collators, pad_token_id, sees_padding
+        self.has_pairs, self.widths = has_pairs, widths
 
     def __call__(self, rows: list[dict]) -> dict:
         from ..data.sample_ids import row_ids
@@ -319,20 +373,35 @@ class JointCollator:
         return joined | row_ids(rows)
 
     def agree(self, batches: list[dict]) -> None:
-        """Give all batches an attention_mask where it takes one."""
+        """Give all batches the same keys: those of pairs, and position_ids or an attention_mask where it takes one."""
         import torch
 
+        if self.has_pairs:
+            for batch in batches:
+                batch.setdefault("token_type_ids", torch.zeros_like(batch["input_ids"]))
+                batch.setdefault(PAIRS, torch.full((len(batch["input_ids"]),), FILL[PAIRS]))
+        if any("position_ids" in batch for batch in batches):
+            for batch in batches:
+                mask = batch.pop("attention_mask", torch.ones_like(batch["input_ids"]))
+                batch.setdefault("position_ids", positions_of(mask, self.width("input_ids", batches)))
+            return
         widths = {batch["input_ids"].shape[1] for batch in batches}
-        padded = self.sees_padding and "position_ids" not in batches[0] and len(widths) > 1
+        padded = self.sees_padding and (len(widths) > 1 or self.widths is not None)
         if padded or any("attention_mask" in batch for batch in batches):
             for batch in batches:
                 batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
 
+    def width(self, key: str, batches: list[dict]) -> int:
+        """How wide `key` is in a batch that several become."""
+        return max([batch[key].shape[1] for batch in batches] + ([self.widths[key == "labels"]] if self.widths else []))
+
     def join(self, key: str, tensors: "list[Tensor]", order: list[int]) -> "Tensor":
-        """(B, T) of several (B_i, T_i), row i of which becomes row order[i]."""
+        """(B, T) of several (B_i, T_i), or (B,) of (B_i,), row i of which becomes row order[i]."""
         import torch
 
-        width = max(tensor.shape[1] for tensor in tensors)
+        if tensors[0].dim() == 1:
+            return torch.cat(tensors)[torch.tensor(order).argsort()]
+        width = self.width(key, [{key: tensor} for tensor in tensors])
         joined = torch.full((len(order), width), FILL.get(key, self.pad), dtype=tensors[0].dtype)
         if key == "position_ids":
             joined[:] = torch.arange(width)
@@ -344,3 +413,14 @@ class JointCollator:
             if key == "position_ids":
                 joined[places, tensor.shape[1] :] -= tensor.shape[1]
         return joined
+
+
+def positions_of(mask: "Tensor", width: int) -> "Tensor":
+    """(B, width) positions of rows that are one document each, and padding, which is one, too.
+
+    mask: (B, T), 0 at the padding; beyond T all is padding.
+    """
+    import torch
+
+    places, sizes = torch.arange(width), mask.sum(dim=1, keepdim=True)
+    return torch.where(places < sizes, places, places - sizes)

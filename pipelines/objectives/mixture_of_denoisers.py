@@ -104,7 +104,7 @@ class MixtureOfDenoisers(Reconstruction):
     def collator(self, packed: bool) -> "MixtureOfDenoisersCollator":
         """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         section = self.settings
-        lengths = self.batch_lengths(section.sequence_length, section.sequence_length)
+        lengths = self.batch_lengths()
         return MixtureOfDenoisersCollator(
             self.tokenizer, self.sentinel_ids, section.denoisers, self.modes, self.seed, lengths
         )

@@ -156,9 +156,9 @@ class SeveralParts:
         return MixedRows(rows, weights)
 
     def describe(self, rows: "MixedRows") -> str:
-        total = len(rows)
+        shares = rows.shares()
         return "\n".join(
-            f"{label} ({rows.counts[label] / total:.1%} of the rows): {self.parts[label].describe(part)}"
+            f"{label} ({shares[label]:.1%} of the rows): {self.parts[label].describe(part)}"
             for label, part in rows.parts.items()
         )
 
@@ -210,6 +210,10 @@ class MixedRows(Rows):
 
     def __len__(self) -> int:
         return sum(self.counts.values())
+
+    def shares(self) -> dict[str, float]:
+        """The share of the rows that is of each part."""
+        return {name: count / len(self) for name, count in self.counts.items()}
 
     @cached_property
     def row_lengths(self):

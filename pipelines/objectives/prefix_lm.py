@@ -89,8 +89,7 @@ class PrefixLM(Reconstruction):
         shares = (self.settings.shortest_prefix, self.settings.longest_prefix)
         if not self.has_encoder:
             return PrefixCollator(packed, shares, self.seed)
-        length = self.settings.sequence_length
-        return PrefixAndRestCollator(self.tokenizer, shares, self.seed, self.batch_lengths(length, length))
+        return PrefixAndRestCollator(self.tokenizer, shares, self.seed, self.batch_lengths())
 
     def how_to_use(self, folder: Path) -> str:
         return f'anyformer generate {folder} "your prompt"'

@@ -41,12 +41,9 @@ class Reconstruction(TextObjective):
             )
         return super().pack(store, tail)
 
-    def batch_lengths(self, source: int, target: int) -> tuple[int | None, int | None]:
-        """The lengths of every batch: the longest of a stream, whose batches several processes share; else as needed.
-
-        source, target: the longest that a row can come to.
-        """
-        return (source, target) if self.recipe.data.streaming else (None, None)
+    def batch_lengths(self) -> tuple[int | None, int | None]:
+        """Of source and target in every batch: the longest of a stream; else (None, None), as needed."""
+        return self.batch_widths() if self.has_one_width else (None, None)
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import show_source_and_target

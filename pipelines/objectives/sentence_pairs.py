@@ -11,7 +11,7 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
-from .masking import MaskingObjective, MaskingSettings, TokenHider
+from .masking import MaskingObjective, MaskingSettings, TokenHider, token_logits
 
 if TYPE_CHECKING:
     from ..data.corpora import Corpus
@@ -51,7 +51,7 @@ class SentencePairs(MaskingObjective):
     default_metrics = ("perplexity", "pair_accuracy")
     loss_unit = "nats: per masked token and per pair, added"
     row_noun = "pair"
-    logits_field = "prediction_logits"
+    shares_batches = True
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
@@ -132,6 +132,9 @@ class SentencePairs(MaskingObjective):
 
     def loss_parts(self) -> "PairLosses":
         return PairLosses()
+
+    def logits_of(self):
+        return token_logits
 
     def metrics_of_pass(self, metrics: Sequence[str], result, rows, train) -> dict[str, float]:
         of_tokens = [name for name in metrics if METRICS[name].of_losses]

@@ -57,6 +57,9 @@ class SpanCorruption(Reconstruction):
         section = self.settings
         return source_and_target_lengths(self.row_length, section.noise_density, section.mean_span_length)
 
+    def batch_widths(self) -> tuple[int, int]:
+        return self.row_lengths()
+
     def collator(self, packed: bool) -> "SpanCorruptionCollator":
         """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         section = self.settings

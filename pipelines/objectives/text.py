@@ -186,6 +186,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
 
     Settings = TextSettings
     special_tokens = "none"
+    in_stream = False  # a part of a mixture (mixture.py) whose training rows are a stream
 
     def check_framing(self) -> None:
         if self.special_tokens != "none" and self.framing() != self.special_tokens:
@@ -240,6 +241,15 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
 
     def check_shares(self) -> None:
         """Every text has shards."""
+
+    @property
+    def has_one_width(self) -> bool:
+        """Whether all batches are as wide as the widest: several processes share those of a stream."""
+        return self.recipe.data.streaming or self.in_stream
+
+    def batch_widths(self) -> tuple[int, int]:
+        """(tokens of a row that the model reads, labels of a row) of the widest batch."""
+        return self.settings.sequence_length, self.settings.sequence_length
 
     def is_streamed(self, split: str) -> bool:
         """Whether nothing of a split is stored."""

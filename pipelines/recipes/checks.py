@@ -11,7 +11,7 @@ from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
 from ..plugins import SOURCES, objective_of
 from . import introspection
-from .parallelism import check_parallelism
+from .parallelism import check_parallelism, check_stream_is_shared
 from .schema import DataSection, MixtureSource, Recipe, SourceSection, TrainingSection
 from .types import show
 
@@ -73,8 +73,10 @@ def check_recipe(recipe: Recipe) -> None:
     _check_training(recipe)
     check_parallelism(recipe, config_namespace(recipe))
     objective.check_data()
-    if recipe.data.streaming and recipe.training.max_steps < 1:
-        raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
+    if any(data.streaming for data in objective.data_sections()):
+        check_stream_is_shared(recipe)
+        if recipe.training.max_steps < 1:
+            raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
     objective.check_family()
     objective.check_tokenizer()
     _check_positions(recipe, objective)

@@ -102,6 +102,14 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
         raise UserError(f"{words}: DeepSpeed has no dp_replicate; count all processes beside sp in dp_shard")
 
 
+def check_stream_is_shared(recipe: Recipe) -> None:
+    """Raise UserError where several processes would read the same rows of a stream."""
+    settings = recipe.training.parallelism
+    if sharing_rows(settings) > 1:
+        words = f"{FIELD}={words_of(settings)}"
+        raise UserError(f"data.streaming=true is not wired beside {words}, whose processes read the same rows")
+
+
 def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
     words, training = f"{FIELD}={words_of(settings)}", recipe.training
     kind = engine_of(settings)
@@ -120,8 +128,6 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         raise UserError(f"training.lora and {words} exclude each other; the adapter is small, so train it by ddp")
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
-    if recipe.data.streaming and sharing_rows(settings) > 1:
-        raise UserError(f"data.streaming=true is not wired beside {words}, whose processes read the same rows")
     for name in ("async_save", "auto_batch"):
         if getattr(training, name):
             raise UserError(f"training.{name}=true is not wired beside {words}; set it to false")

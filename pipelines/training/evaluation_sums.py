@@ -47,13 +47,18 @@ class EvaluationSums:
         if self.part_losses is not None:
             self.part_losses.add(logits, labels, rows)
 
-    def add_parts(self, outputs, batch: dict) -> torch.Tensor:
-        """Add a batch whose outputs have losses divided by 1; returns the sum of its first part."""
+    def add_parts(self, outputs, batch: dict, logits=None, rows=None) -> torch.Tensor:
+        """Add a batch whose outputs have losses divided by 1; returns the sum of its first part.
+
+        logits, rows: as `add` takes them, for the parts that rows are of.
+        """
         found = self.told_apart_by.sums(outputs, batch, 1)
         found = {name: stacked(pair).to(self.sums) for name, pair in found.items()}
         self.parts = {name: self.parts.get(name, 0) + pair for name, pair in found.items()}
         first = found[self.told_apart_by.losses[0]]
         self.sums += first
+        if self.part_losses is not None:
+            self.part_losses.add(logits, batch["labels"], rows)
         return first[0]
 
     def metrics(self, accelerator) -> dict:

@@ -111,9 +111,13 @@ class ModelLoss:
             return inputs
         return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}
 
-    def outputs(self, model: torch.nn.Module, inputs: dict):
-        """The outputs of an exact model with its loss summed over a batch's labels, and without logits of tokens."""
-        extras = {"return_logits": False} if self._skips_logits else {}
+    def logits(self, outputs) -> torch.Tensor | None:
+        """Of a model's outputs; None where it was asked for none."""
+        return outputs.get("logits") if self.logits_of is None else self.logits_of(outputs)
+
+    def outputs(self, model: torch.nn.Module, inputs: dict, needs_logits: bool = False):
+        """The outputs of an exact model with its loss summed over a batch's labels."""
+        extras = {"return_logits": needs_logits} if self._skips_logits else {}
         return model(**self.model_inputs(inputs), **extras, num_items_in_batch=self.items(1))
 
     def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -130,4 +134,4 @@ class ModelLoss:
         )
         if not needs_logits:
             return total, None
-        return total, outputs.logits if self.logits_of is None else self.logits_of(outputs)
+        return total, self.logits(outputs)

@@ -289,7 +289,7 @@ class AnyformerTrainer(MeshTrainer):
             self.routers.add(outputs, self.throughput.batch_tokens)
             self.parts.add(outputs, inputs, num_items_in_batch)
             if self.part_losses is not None:
-                self.part_losses.add(outputs["logits"], labels, self._rows)
+                self.part_losses.add(self.model_loss.logits(outputs), labels, self._rows)
         return (loss, outputs) if return_outputs else loss
 
     def _get_num_items_in_batch(self, batch_samples, device):
@@ -391,7 +391,8 @@ class AnyformerTrainer(MeshTrainer):
                 total = self.pipeline.summed_loss(inputs, self.accelerator.autocast)
                 self._sums.add(total, count)
             elif self.parts.told_apart_by is not None:
-                total = self._sums.add_parts(self.model_loss.outputs(model, inputs), inputs)
+                outputs = self.model_loss.outputs(model, inputs, self._sums.part_losses is not None)
+                total = self._sums.add_parts(outputs, inputs, self.model_loss.logits(outputs), rows)
             else:
                 needs_logits = self.scorer is not None or self._sums.part_losses is not None
                 total, logits = self.model_loss.sum(model, inputs, needs_logits=needs_logits)

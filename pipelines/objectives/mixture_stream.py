@@ -1,0 +1,135 @@
+"""The rows of a mixture of which some part is streamed, and so cannot be counted: one stream without an end.
+
+The next row is of the part furthest behind its weight: the shares hold at every point to within one row, and the order
+is the same every time. Each part comes again and again, one that is not streamed in another order each time.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.rows import Rows
+
+if TYPE_CHECKING:
+    from ..data.endless import EndlessStream
+
+PLACE = "place"  # key of a row: its Place
+
+
+class Place(NamedTuple):
+    """Where a row of a mixture stands: its part, its number in it, how often it came before in the epoch, at most."""
+
+    part: str
+    number: int
+    turn: int
+    turns: int
+
+
+class PlacedStream(Rows):
+    """Rows of several parts, some of them streams, by weight; each says of which part it is, for the collator.
+
+    There is one pass, which never ends. A row's sample id tells its part from those of the others (`place`). It is what
+    its part would give in the epoch that is the part's own pass: `turn` of its Place. state_dict and load_state_dict
+    are torchdata's: iteration goes on after the latest row without what came before it.
+
+    Args:
+        parts: label -> rows. weights: label -> share of the rows. seed: of the order of parts that are no streams.
+    """
+
+    is_stream = True
+
+    @property
+    def sources(self) -> int:
+        """Of how many parts a position consists."""
+        return len(self.labels)
+
+    def __init__(self, parts: dict[str, Rows], weights: dict[str, float], seed: int):
+        self.parts, self.weights, self.seed = parts, weights, seed
+        self.labels = list(parts)
+        self.name = " + ".join(dict.fromkeys(rows.name for rows in parts.values()))
+        identity = [[label, rows.identity] for label, rows in parts.items()]
+        self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        self.is_packed = any(rows.is_packed for rows in parts.values())
+        self.notes = [f"{label}: {note}" for label, rows in parts.items() for note in rows.notes]
+        self._start: dict = {}
+        self._state: dict = {}
+
+    def report(self) -> dict:
+        return {"stream": self.identity, "parts": {label: rows.report() for label, rows in self.parts.items()}}
+
+    def shares(self) -> dict[str, float]:
+        """The share of the rows that is of each part."""
+        return {label: self.weights[label] / sum(self.weights.values()) for label in self.labels}
+
+    def place(self, number: int) -> tuple[str, int]:
+        """(part, how many rows of it came before) of a row with this sample id."""
+        return self.labels[number % len(self.labels)], number // len(self.labels)
+
+    def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
+        place = row[PLACE]
+        return self.parts[place.part].documents(place.number, row)
+
+    def state_dict(self) -> dict:
+        """{"given": rows of each part so far, "places": the position in each}, JSON; {} before the first row."""
+        return self._state
+
+    def load_state_dict(self, state: dict) -> None:
+        self._start = self._state = state
+
+    def __iter__(self) -> Iterator[dict]:
+        import torch
+
+        start, self._start = self._start, {}
+        given = {label: 0 for label in self.labels} | start.get("given", {})
+        places = dict(start.get("places", {}))
+        rows = {label: self._endless(label).placed(*filter(None, [places.get(label)])) for label in self.labels}
+        while True:
+            label = min(self.labels, key=lambda label: given[label] / self.weights[label])
+            row, places[label] = next(rows[label])
+            number = given[label] * len(self.labels) + self.labels.index(label)
+            given[label] += 1
+            self._state = {"given": dict(given), "places": dict(places)}
+            place = Place(label, int(row[ROW_IDS]), int(row[EPOCH]), 1)
+            yield row | {PLACE: place, ROW_IDS: torch.tensor(number), EPOCH: torch.tensor(0)}
+
+    def __deepcopy__(self, memo) -> "PlacedStream":
+        """Counted parts are shared: they have no place, and their tokens lie in a mapped file."""
+        own = {label: copy.deepcopy(rows, memo) if rows.is_stream else rows for label, rows in self.parts.items()}
+        return PlacedStream(own, self.weights, self.seed)
+
+    def _endless(self, label: str) -> "EndlessStream":
+        from ..data.endless import EndlessStream
+
+        rows = self.parts[label]
+        return EndlessStream(rows if rows.is_stream else Shuffled(rows, self.seed))
+
+
+class Shuffled:
+    """Counted rows as one pass of a stream, in an order that depends on the seed and the pass alone."""
+
+    def __init__(self, rows: Rows, seed: int):
+        self.rows, self.seed, self.name = rows, seed, rows.name
+        self._epoch = self._start = self._done = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def state_dict(self) -> dict:
+        """How many rows of the pass came so far."""
+        return {"rows": self._done}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._start = state["rows"]
+
+    def __iter__(self) -> Iterator[dict]:
+        import numpy as np
+        import torch
+
+        start, self._start = self._start, 0
+        epoch = self._epoch
+        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.rows))
+        for self._done, number in enumerate(order[start:].tolist(), start=start + 1):
+            yield self.rows[number] | {ROW_IDS: torch.tensor(number), EPOCH: torch.tensor(epoch)}

@@ -1,0 +1,175 @@
+"""Mixtures of which a part is streamed: shares, places to go on from, whole runs that were killed."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from anyformer.pipelines.data.endless import EndlessStream
+from anyformer.pipelines.data.rows import Rows
+from anyformer.pipelines.objectives.mixture_stream import PLACE, PlacedStream
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.storage.checkpoints import list_checkpoints
+from anyformer.pipelines.training.audit import read_audit
+from processes import end_in_micro_batch, run_ranks
+from test_distributed import TOLERANCE, rank_main
+from test_mixture import TEXTS
+from test_streams import final_weights, lines_of, rows_from, write
+
+
+class Counted(Rows):
+    """Rows of numbers; streamed ones say their place, the number of rows that came."""
+
+    def __init__(self, name, count, is_stream=False):
+        self.name, self.fingerprint, self.count, self.is_stream = name, name, count, is_stream
+        self.epoch = 0
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        return {"input_ids": torch.tensor(number)}
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        for number in range(self.count):
+            yield self[number] | {ROW_IDS: torch.tensor(number), EPOCH: torch.tensor(self.epoch)}
+
+
+WEIGHTS = {"a": 2.0, "b": 1.0, "c": 0.5}
+
+
+def stream():
+    parts = {"a": Counted("a", 9, True), "b": Counted("b", 5), "c": Counted("c", 7, True)}
+    return EndlessStream(PlacedStream(parts, WEIGHTS, seed=3))
+
+
+def test_shares_hold_at_every_point_and_each_part_comes_whole_in_every_pass_of_its_own():
+    seen, given = [], Counter()
+    for _, row in zip(range(140), stream()):
+        place = row[PLACE]
+        given[place.part] += 1
+        total = sum(given.values())
+        for label, weight in WEIGHTS.items():
+            assert abs(given[label] - total * weight / 3.5) <= 1
+        assert stream().rows.place(int(row[ROW_IDS])) == (place.part, given[place.part] - 1)
+        assert int(row["input_ids"]) == place.number and int(row[EPOCH]) == 0
+        seen.append((place.part, place.turn, place.number))
+    assert len(set(seen)) == len(seen)
+    assert sorted(number for part, turn, number in seen if (part, turn) == ("b", 2)) == list(range(5))
+    orders = [[number for part, turn, number in seen if (part, turn) == ("b", wanted)] for wanted in range(3)]
+    assert orders[0] != orders[1] != orders[2]  # one that is not streamed is shuffled anew
+
+
+def test_from_every_place_in_a_mixture_the_same_rows_follow():
+    class Placed(EndlessStream):
+        def __iter__(self):
+            return (
+                {name: torch.as_tensor(value) for name, value in row.items() if name != PLACE}
+                for row in super().__iter__()
+            )
+
+    def fresh():
+        return Placed(stream().rows)
+
+    rows = rows_from(fresh(), 60)
+    for place in (0, 1, 2, 13, 31, 52):
+        assert rows_from(fresh(), 6, rows[place][1]) == rows[place + 1 : place + 7], place
+    assert all("state" in place for _, place in rows)
+
+
+# Whole runs: hidden tokens of streamed texts beside pairs of stored ones.
+
+
+@pytest.fixture
+def mixed_recipe(tiny_recipe, tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf-cache"))
+    folder, stored = tmp_path / "few", tmp_path / "stored.jsonl"
+    write(folder, "train-0.jsonl", TEXTS[:3])
+    write(folder, "train-1.jsonl", TEXTS[3:5])
+    write(folder, "test.jsonl", TEXTS[5:7])
+    write(tmp_path, "stored.jsonl", [text[:400] for text in TEXTS[7:17]])
+
+    def make(family="encoder", parts=None, training=(), **model):
+        streamed = {"dataset": str(folder), "streaming": True, "validation_split": "test"}
+        parts = parts or [
+            {"name": "masked", "label": "words", "data": streamed},
+            {"name": "sentence_pairs", "label": "pairs", "weight": 0.5},
+        ]
+        for part in parts[1:]:
+            part.setdefault("data", {"files": str(stored), "validation_fraction": 0.2})
+        parts[0]["data"] = streamed
+        sections = {"data": {"files": None, "validation_fraction": None}, "model": {"family": family} | model}
+        sections["training"] = {"max_steps": 7, "gradient_accumulation_steps": 2, "save_steps": 1} | dict(training)
+        sections |= {"tokenizer": {"vocab_size": 400}, "evaluation": {"metrics": ["perplexity"]}}
+        recipe = yaml.safe_load(tiny_recipe(**sections).read_text())
+        recipe["data"] = {}
+        recipe["objective"] = {"name": "mixture", "sequence_length": 32, "parts": parts}
+        path = tmp_path / "mixed.yaml"
+        path.write_text(yaml.safe_dump(recipe))
+        return path
+
+    return make
+
+
+def test_a_killed_run_of_a_streamed_and_a_stored_part_ends_bit_identical(mixed_recipe, command, tmp_path, capsys):
+    whole, broken, recipe = tmp_path / "whole", tmp_path / "broken", mixed_recipe()
+    assert command("train", recipe, f"training.output_dir={whole}", "--dry-run") == 0
+    assert "words (66.7% of the rows): a stream" in capsys.readouterr().out
+    assert command("train", recipe, f"training.output_dir={whole}") == 0
+    broken_run = (command, "train", recipe, f"training.output_dir={broken}")
+    for step, micro_batch, overrides in ((3, 8, ("training.dataloader_num_workers=1",)), (5, 5, ())):
+        end_in_micro_batch(micro_batch, *broken_run, *overrides, output=tmp_path / "log.txt")
+        assert list_checkpoints(broken)[0].name == f"checkpoint-{step}"
+        position = json.loads((broken / f"checkpoint-{step}" / "stream.json").read_text())
+        given = position["state"]["given"]
+        assert sum(given.values()) == position["rows"] == 8 * step and abs(given["words"] - 2 * given["pairs"]) <= 2
+    assert command(*broken_run[1:]) == 0
+    weights, expected = final_weights(broken), final_weights(whole)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert lines_of(broken) == lines_of(whole)
+    last = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert any({"loss_words", "loss_pairs", "pair_accuracy"} <= line.keys() for line in last)
+    capsys.readouterr()
+    assert command("preview", recipe, "--rows", "4") == 0
+    assert {"words:", "pairs:"} <= set(capsys.readouterr().out.splitlines())
+
+
+SEQ2SEQ = [{"name": "span_corruption"}, {"name": "denoising", "sequence_length": 24}]
+DECODER = [{"name": "causal"}, {"name": "fill_in_the_middle", "fim_rate": 0.9, "sequence_length": 24}]
+
+
+@pytest.mark.parametrize("family, parts", [("seq2seq", SEQ2SEQ), ("decoder", DECODER), ("encoder", None)])
+def test_all_batches_of_a_stream_have_one_width_and_the_same_keys(family, parts, mixed_recipe):
+    data = prepare_data(load_recipe(str(mixed_recipe(family, parts and [dict(part) for part in parts]))))
+    rows = [row for row, _ in zip(data.rows["train"], range(24))]
+    batches = [data.collator(rows[first : first + size]) for first, size in ((0, 4), (4, 4), (8, 1), (9, 1), (10, 14))]
+    assert all(batch.keys() == batches[0].keys() for batch in batches)
+    for name, value in batches[0].items():
+        assert all(batch[name].shape[1:] == value.shape[1:] for batch in batches), name
+    if family == "encoder":
+        assert {"token_type_ids", "next_sentence_label", "position_ids"} <= batches[0].keys()
+        answers = torch.cat([batch["next_sentence_label"] for batch in batches]).tolist()
+        pairs = [row[PLACE].part == "pairs" for row in rows]
+        assert [answer != IGNORE_INDEX for answer in answers] == pairs
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_streamed_mixture_as_one_does(mixed_recipe, command, tmp_path):
+    recipe = mixed_recipe(hidden_dropout=0.0, training={"audit_samples": True})
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert command("train", recipe, f"training.output_dir={one}") == 0
+    arguments = (recipe, f"training.output_dir={two}", "training.gradient_accumulation_steps=1")
+    run_ranks(2, rank_main, command, *arguments, folder=tmp_path)
+    for ours, expected in zip(lines_of(two), lines_of(one), strict=True):
+        for name in ("loss", "grad_norm"):
+            assert abs(ours[name] - expected[name]) <= TOLERANCE, (ours, expected)
+    seen = Counter(row for line in read_audit(two) for row in line["rows"])
+    assert set(seen.values()) == {1} and len(seen) == 7 * 8
