@@ -10,6 +10,7 @@ from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
 
 FIELD = "training.parallelism"
+SHARDED = ("dp_replicate", "dp_shard")  # which split weights, and not the work on a row
 COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # whose product is the number of processes
 # What --launch they run under: transformers' own mesh, DeepSpeed (Ulysses), or FSDP2 by accelerate (ring attention).
 MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
@@ -102,6 +103,21 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
         raise UserError(f"{words}: DeepSpeed has no dp_replicate; count all processes beside sp in dp_shard")
 
 
+def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None:
+    """Raise UserError for LoRA beside anything but FSDP2, which splits the frozen weights and not the adapter."""
+    other = next((name for name in (*COUNTED, "ep") if name not in SHARDED and getattr(settings, name) > 1), None)
+    if other is not None:
+        raise UserError(
+            f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone, and {words} asks for {other}; leave "
+            f"it out, or train the adapter by --launch ddp"
+        )
+    if merges:
+        raise UserError(
+            f"training.lora.merge=true needs whole weights, and {words} shares them; leave it out, and make a whole "
+            f"model of the run's folder with anyformer merge"
+        )
+
+
 def check_stream_is_shared(recipe: Recipe) -> None:
     """Raise UserError where several processes would read the same rows of a stream."""
     settings = recipe.training.parallelism
@@ -125,7 +141,7 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
             f"training.optim={training.optim} looks at whole matrices, and {words} shares them; set it to adamw"
         )
     if training.lora is not None:
-        raise UserError(f"training.lora and {words} exclude each other; the adapter is small, so train it by ddp")
+        _check_lora(settings, words, training.lora.merge)
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
     for name in ("async_save", "auto_batch"):

@@ -4,12 +4,14 @@ New weights of the model, such as the head of a classifier, are trained and save
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
-from ..adapters import ADAPTED_CONFIG, is_adapter, need_peft
+from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, is_adapter, need_peft
 from ..errors import UserError, did_you_mean, first_line
 from ..recipes.schema import LoraSettings, Recipe
 
@@ -66,7 +68,8 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
     base = model.name_or_path
     model.name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base  # found from any folder
     try:
-        adapted = peft.get_peft_model(model, config)
+        with whole_layers(model, whole):
+            adapted = peft.get_peft_model(model, config)
     except ValueError as error:
         raise UserError(
             f"training.lora.target_modules={targets!r} does not suit {type(model).__name__} ({first_line(error)}); "
@@ -74,6 +77,29 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
         ) from error
     adapted.create_or_update_model_card = lambda folder: None  # README.md is our card
     return adapted
+
+
+@contextmanager
+def whole_layers(model, names: Collection[str]) -> Iterator[None]:
+    """A block in which these layers of a model whose weights are shared (mesh.py) are whole on each process.
+
+    PEFT trains copies of new layers, and nobody would put together a copy that is split. Trainer keeps whole weights
+    that are trained equal on all processes, and takes the mean of their gradients.
+    """
+    split = {}
+    for name, module in model.named_modules():
+        if any(name == one or name.endswith(f".{one}") for one in names):
+            for own, parameter in list(module.named_parameters()):
+                if hasattr(parameter, "full_tensor"):
+                    inner, _, leaf = own.rpartition(".")
+                    split[module.get_submodule(inner), leaf] = parameter
+    for (module, leaf), parameter in split.items():
+        setattr(module, leaf, torch.nn.Parameter(parameter.detach().full_tensor().clone()))
+    try:
+        yield
+    finally:
+        for (module, leaf), parameter in split.items():
+            setattr(module, leaf, parameter.requires_grad_(False))
 
 
 def modules_of(model, fresh: Collection[str]) -> list[str]:
@@ -114,10 +140,23 @@ def is_adapted(model: torch.nn.Module) -> bool:
 def save_adapted_config(model, folder: Path) -> None:
     """Write what the adapted model's config says, and how it generates, into the folder of its adapter."""
     model = plain(model)
-    model.config.architectures = [type(model).__name__]
+    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]  # a subclass that FSDP2 makes
     model.config.to_json_file(str(folder / ADAPTED_CONFIG))
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
+
+
+def whole_weights_of(model) -> dict[str, torch.Tensor]:
+    """The state of an adapted model but for what is split (mesh.py), which PEFT would put together for nothing.
+
+    All processes have to call it: FSDP2 splits again, for any state, what a forward pass has left whole.
+    """
+    return {name: tensor for name, tensor in model.state_dict().items() if not hasattr(tensor, "full_tensor")}
+
+
+def load_checkpoint_of(model, folder: Path) -> None:
+    """Give an adapted model the weights of the adapter in a checkpoint's folder."""
+    load_weights(model, load_file(folder / ADAPTER_WEIGHTS))
 
 
 def load_weights(model, weights: dict[str, torch.Tensor]) -> None:

@@ -15,6 +15,7 @@ from transformers.trainer import SCHEDULER_NAME
 from ..errors import UserError
 from ..recipes.parallelism import FIELD, reading_together, sharing_rows, words_of
 from ..recipes.schema import ParallelismSettings
+from .lora import is_adapted, load_checkpoint_of, whole_weights_of
 from .mesh import (
     check_shared,
     load_shared_optimizer,
@@ -70,7 +71,13 @@ class MeshTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         if not self.on_mesh:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        load_whole_weights(self.model, Path(resume_from_checkpoint))
+        self._load_whole(Path(resume_from_checkpoint))
+
+    def _load_whole(self, folder: Path) -> None:
+        if is_adapted(self.model):
+            load_checkpoint_of(self.model, folder)
+        else:
+            load_whole_weights(self.model, folder)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         if not self.on_mesh:
@@ -126,13 +133,14 @@ class MeshTrainer(Trainer):
         """As Trainer's; of a shared model the whole weights are gathered first, and no process holds on to them."""
         if not self.on_mesh:
             return super().save_model(output_dir, _internal_call)
-        state = whole_state(self.model, self.args.should_save)
+        adapted = is_adapted(self.model)
+        state = whole_weights_of(self.model) if adapted else whole_state(self.model, self.args.should_save)
         if self.args.should_save:
             with saved_as_whole(self.model.config):
                 self._save(output_dir, state)
 
     def _load_best_model(self):
         if self.on_mesh:
-            load_whole_weights(self.model, Path(self.state.best_model_checkpoint))
+            self._load_whole(Path(self.state.best_model_checkpoint))
         else:
             super()._load_best_model()

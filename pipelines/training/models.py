@@ -74,7 +74,10 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
         model = share_model(model, shares) if shares.pp == 1 else cut_into_stages(model, shares, arguments.device)
     objective.prepare_model(model)
     lora = recipe.training.lora
-    return model if lora is None else with_lora(model, lora, objective.auto_class, fresh)
+    if lora is None:
+        return model
+    model.name_or_path = recipe.model.name_or_path  # which a shared model has forgotten
+    return with_lora(model, lora, objective.auto_class, fresh)
 
 
 def chosen_backends(recipe: Recipe, config, arguments) -> dict[str, str]:

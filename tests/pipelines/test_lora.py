@@ -2,12 +2,18 @@
 
 import importlib.util
 import json
+import shutil
 
 import pytest
 import torch
-from processes import end_in_micro_batch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.training.mesh import NEEDED
+from processes import end_in_micro_batch, logged_losses, run_ranks
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe
+from test_distributed import assert_close, rank_main
+from transformers.distributed import DistributedConfig
 
 peft = pytest.importorskip("peft")
 
@@ -177,3 +183,69 @@ def test_lora_that_cannot_be_had_is_refused_in_one_sentence(tmp_path, tiny_recip
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else find(name, *rest))
     assert command(*start, "training.lora={}") == 2
     assert "training.lora needs the package peft; install anyformer[peft]" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not set(NEEDED) <= DistributedConfig.__dataclass_fields__.keys(), reason="needs the mesh of transformers 5.23"
+)
+def test_two_processes_that_share_the_base_by_fsdp2_train_the_adapter_that_one_trains(tmp_path, command, masked_base):
+    """A classifier's new head and the adapter are whole on both, the base is split; then from the middle again."""
+    steps = {"max_steps": 10, "save_steps": 5, "gradient_accumulation_steps": 2, "learning_rate": 5e-3}
+    recipe = task_recipe(
+        tmp_path,
+        "sequence_classification",
+        model={"hidden_dropout": 0.0},
+        training=steps | {"lora": {"r": 4, "dropout": 0.0, "target_modules": "all-linear"}},
+        task={"label_names": ["sad", "glad"]},
+        evaluation={"best_metric": "loss"},
+    )
+    start = (recipe, f"model.name_or_path={masked_base}", "model.hidden_dropout=0.0")
+    one, two, again = (tmp_path / name for name in ("one", "two", "again"))
+    assert command("train", *start, f"training.output_dir={one}") == 0
+    shared = (*start, "training.gradient_accumulation_steps=1", "training.parallelism={dp_shard: 2}")
+    for folder in (two, again):
+        (tmp_path / f"log-{folder.name}").mkdir()
+        if folder == again:
+            shutil.copytree(two / "checkpoint-5", again / "checkpoint-5")
+        where = f"training.output_dir={folder}"
+        run_ranks(2, rank_main, command, *shared, where, folder=tmp_path / f"log-{folder.name}")
+    facts = facts_of(two)
+    assert (facts["engine"], facts["world_size"], facts["status"]) == ("DTensor(fsdp 2)", 2, "finished")
+    assert facts["parameters"] == facts_of(one)["parameters"]
+    assert facts["trained_parameters"] == facts_of(one)["trained_parameters"]
+    assert_close(logged_losses(two), logged_losses(one))
+    assert logged_losses(again) == logged_losses(two)[5:]
+    weights, own, resumed = (load_file(folder / ADAPTER) for folder in (two, one, again))
+    assert weights.keys() == own.keys()
+    for name, tensor in own.items():
+        torch.testing.assert_close(weights[name], tensor, atol=2e-3, rtol=0, msg=name)
+        assert torch.equal(weights[name], resumed[name])
+    for name, value in facts_of(one)["metrics"].items():
+        assert facts["metrics"][name] == pytest.approx(value, abs=1e-3), name
+    assert (two / "adapted_config.json").read_text() == (one / "adapted_config.json").read_text()
+    assert command("evaluate", two) == 0
+    assert command("merge", two, tmp_path / "merged") == 0
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (
+            "{tp: 2}",
+            "goes with dp_shard and dp_replicate of training.parallelism alone, and training.parallelism={tp: 2}",
+        ),
+        ("{dp_shard: 2, pp: 2}", "pp is not wired beside dp_shard"),
+        (
+            "{dp_shard: 2}",
+            "training.lora.merge=true needs whole weights, and training.parallelism={dp_shard: 2} shares",
+        ),
+    ],
+)
+def test_what_lora_cannot_share_is_one_sentence(words, sentence, tiny_recipe, tmp_path):
+    with pytest.raises(UserError) as caught:
+        load_recipe(
+            str(tiny_recipe()),
+            [f"training.parallelism={words}", "training.lora={merge: true}", f"model={{name_or_path: {tmp_path}}}"],
+        )
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
