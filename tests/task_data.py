@@ -77,6 +77,28 @@ def tagged(path: Path, number=160, seed=0) -> Path:
     return write_lines(path, rows)
 
 
+def tales(path: Path, number=60, seed=0) -> Path:
+    """Texts of twelve sentences about one noun each: {"text"}."""
+    draw, rows = random.Random(seed), []
+    for _ in range(number):
+        noun, other = draw.sample(NEUTRAL, 2)
+        tale = [f"The {noun} {' '.join(draw.choices(NEUTRAL, k=draw.randint(4, 9)))} {other}." for _ in range(12)]
+        rows.append({"text": " ".join(tale)})
+    return write_lines(path, rows)
+
+
+def functions(path: Path, number=60, seed=0) -> Path:
+    """A Python file of functions with docstrings, paragraphs of which are Python, too."""
+    draw, names = random.Random(seed), ["add", "subtract", "multiply", "divide"]
+    for i in range(number):
+        word = draw.choice(names)
+        told = f'"""The numbers that {word} gives of a and b."""'
+        code = f"def {word}_{i}(a, b):\n    {told}\n    return {word}(a, {i} * b)\n\n"
+        with path.open("a") as file:
+            file.write(code)
+    return path
+
+
 def questions(path: Path, number=160, seed=0) -> Path:
     """What to do with two to five words, and the answer: {"instruction", "input", "output"}."""
     draw, rows = random.Random(seed), []
@@ -177,6 +199,10 @@ def task_recipe(folder: Path, kind: str, name="recipe", **sections) -> Path:
         "sentence_similarity": (
             *("encoder", pairs),
             {"text_pair_field": "other", "label_range": [0, 5], "max_length": 40},
+        ),
+        "text_to_text": (
+            *("seq2seq", reviews),
+            {"source": "mood: {text}", "target_field": "label", "answers": "classes", "max_length": 40},
         ),
         "instruction_tuning": ("decoder", questions, {"max_length": 128}),
         "preference": ("decoder", opinions, {"max_length": 128}),

@@ -5,6 +5,7 @@ Examples are never skipped, unlike documents: one that cannot be used is an erro
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -199,8 +200,16 @@ def open_examples(
     Globs for training leave out the other splits' files. max_documents bounds the training source before it is split.
     files and hub make the sources, and are called as the classes that are their defaults.
 
+    With data.derive the examples are made of what is there (derived.py).
+
     Raises UserError for missing files, data sets and columns, and for a split without an example.
     """
+    if data.derive is not None:
+        from .derived import open_derived
+
+        return open_derived(
+            data, columns, lambda: open_examples(replace(data, derive=None), columns, files=files, hub=hub)
+        )
     limits = Limits(data.max_document_bytes, data.max_line_bytes, data.encoding)
 
     def opened(split: str, without: Collection[str] = ()) -> ExampleSource | None:

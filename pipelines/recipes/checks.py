@@ -73,6 +73,7 @@ def check_recipe(recipe: Recipe) -> None:
     _check_training(recipe)
     check_parallelism(recipe, config_namespace(recipe))
     objective.check_data()
+    _check_derived(objective)
     if any(data.streaming for data in objective.data_sections()):
         check_stream_is_shared(recipe)
         if recipe.training.max_steps < 1:
@@ -83,6 +84,18 @@ def check_recipe(recipe: Recipe) -> None:
     objective.check_metrics()
     _check_evaluation(recipe, objective)
     objective.check()
+
+
+def _check_derived(objective) -> None:
+    """Raise UserError for examples that are made where none are read."""
+    for data in objective.data_sections():
+        if data.derive is not None and objective.section != "task":
+            raise UserError(
+                f"data.derive={data.derive} makes examples of a task, and {objective.setting} learns from the data as "
+                f"they are; remove it"
+            )
+        if data.derive is not None and data.streaming:
+            raise UserError(f"data.derive={data.derive} reads stored data; set data.streaming=false")
 
 
 def _check_training(recipe: Recipe) -> None:

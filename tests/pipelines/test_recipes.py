@@ -11,7 +11,19 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped, shipped_yaml
 from image_data import pictures
 from processes import run_ranks
-from task_data import contexts, opinions, pairs, questions, random_decoder, reviews, sentences, tagged, write_lines
+from task_data import (
+    contexts,
+    functions,
+    opinions,
+    pairs,
+    questions,
+    random_decoder,
+    reviews,
+    sentences,
+    tagged,
+    tales,
+    write_lines,
+)
 from test_distributed import needs_deepspeed, rank_main
 from test_readme import TEXT
 
@@ -26,6 +38,7 @@ EXAMPLES = {
     "preference": opinions,
     "text_to_text": reviews,
 }
+DERIVED = {"next_sentence": tales, "entity_kinds": tagged, "function_summary": functions}  # of what a recipe derives
 COLUMNS = {  # of these examples
     "text_field": "text",
     "text_pair_field": "other",
@@ -81,7 +94,16 @@ def tiny_overrides(name, command, text_file, folder) -> list[str]:
         overrides = [each for each in overrides if not each.startswith(("model.", "tokenizer="))]
     if name == "tinyshakespeare_char":
         overrides = [f"data.files={text_file}", f"training.output_dir={folder / 'run'}"]
-    if task and task["name"] in EXAMPLES:
+    derive = (shipped_yaml("recipes", name).get("data") or {}).get("derive")
+    if derive is not None:
+        text_file = DERIVED[derive](folder / ("made.py" if derive == "function_summary" else "made.jsonl"))
+        overrides = [f"data.files={text_file}", "data.source=null", "tokenizer={type: byte_bpe, vocab_size: 300}"]
+        overrides += [f"training.output_dir={folder / 'run'}"]
+        overrides += ["task.text_field=tokens", "task.label_field=tags", "task.label_names=null"] * (
+            derive == "entity_kinds"
+        )
+        overrides += ["data.document=paragraph"] * (derive == "function_summary")
+    elif task and task["name"] in EXAMPLES:
         text_file = EXAMPLES[task["name"]](folder / "examples.jsonl")
         named = {column: task.get(field, column) for field, column in COLUMNS.items()}
         rows = [json.loads(line) for line in text_file.read_text().splitlines()]

@@ -1,0 +1,237 @@
+"""Labelled examples that are made of data without such labels, as `data.derive` says; standard library and numpy.
+
+Of documents (`OF_DOCUMENTS`): any source of plain text, split into training and validation by document, so that no text
+is on both sides. Of other examples (`OF_EXAMPLES`): row by row, under the names of the task's own columns. What is made
+depends on the data alone, on no seed: it is the same data set in every run.
+"""
+
+import ast
+import re
+import textwrap
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from ..errors import UserError
+from ..recipes.schema import DataSection
+from .documents import Corpus, Document
+from .examples import Example, Examples, ExampleSource, texts_of
+
+CHOICES = 4
+BLOCK = 1000  # documents, from which the wrong choices of each of them are taken
+EVERY = 8  # sentences of a document, for one example
+SENTENCE = (20, 300)  # characters of a sentence that is read or chosen
+NEAR = 30  # sentences of other documents, the nearest in length, of which the wrong ones are drawn
+WORDS = (3, 40)  # of a function's summary
+_FORMAT = 1  # raise it when other examples are made
+
+
+# ---------------------------------------------------------------------------------------------- next_sentence
+
+_BREAK = re.compile(r"\s*(?:<br\s*/?>|\n)\s*")  # of a line, as text and as in reviews from the web
+_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+(?=[\"'“‘«(\[]*[A-ZÀ-Þ0-9])")
+_ABBREVIATION = re.compile(r"(?:^|[\s(\"'])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|No|vs|etc|e\.g|i\.e)\.\s+$")
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a text: to a full stop, ! or ? before a capital or a digit, but for initials and the like."""
+    found = []
+    for line in _BREAK.split(text):
+        begin = 0
+        for end in _END.finditer(line):
+            if not _ABBREVIATION.search(line[begin : end.end()]):
+                found.append(line[begin : end.end()].strip())
+                begin = end.end()
+        found.append(line[begin:].strip())
+    return [sentence for sentence in found if sentence]
+
+
+def next_sentences(documents: Iterable[Document]) -> Iterator[Example]:
+    """Two sentences of a document, and four of which one is the next (as SWAG, Zellers et al. 2018, from any text).
+
+    {"context", "choices", "label"}. The wrong ones are of other documents, drawn from those nearest in length to the
+    right one, so that length does not tell. Of each run of 8 sentences there is one example.
+    """
+    documents, number = iter(documents), 0
+    block = list(islice(documents, BLOCK))
+    while block:
+        following = list(islice(documents, BLOCK))
+        if len(following) < BLOCK // 2:  # a few documents have nothing to choose from
+            block, following = block + following, []
+        yield from _of_block(block, number)
+        number, block = number + len(block), following
+
+
+def _of_block(block: list[Document], first: int) -> Iterator[Example]:
+    import numpy as np
+
+    def fits(sentence: str) -> bool:
+        return SENTENCE[0] <= len(sentence) <= SENTENCE[1]
+
+    sentences = [sentences_of(document.text) for document in block]
+    pool = sorted((len(text), place, text) for place, own in enumerate(sentences) for text in own if fits(text))
+    for place, (document, own) in enumerate(zip(block, sentences)):
+        draw = np.random.default_rng(first + place)
+        for start in range(0, max(len(own) - 2, 0), EVERY):
+            ends = [i for i in range(start + 2, min(start + EVERY, len(own))) if all(map(fits, own[i - 2 : i + 1]))]
+            if not ends:
+                continue
+            end = ends[int(draw.integers(len(ends)))]
+            right = own[end]
+            wrong = _near(pool, len(right), place, right)
+            if len(wrong) < CHOICES - 1:
+                continue
+            choices = [right, *(wrong[i] for i in draw.permutation(len(wrong))[: CHOICES - 1].tolist())]
+            order = draw.permutation(CHOICES).tolist()
+            row = {"context": " ".join(own[end - 2 : end]), "choices": [choices[i] for i in order]}
+            yield f"{document.source}, sentence {end + 1}", row | {"label": order.index(0)}
+
+
+def _near(pool: list[tuple[int, int, str]], length: int, place: int, right: str) -> list[str]:
+    """Different texts of other documents than `place`, the nearest in length.
+
+    pool: (length, document, text), sorted.
+    """
+    after = bisect_left(pool, (length,))
+    before, found = after - 1, {}
+    while len(found) < NEAR and (before >= 0 or after < len(pool)):
+        below = length - pool[before][0] if before >= 0 else SENTENCE[1]
+        above = pool[after][0] - length if after < len(pool) else SENTENCE[1]
+        _, document, text = pool[before if below < above else after]
+        before, after = (before - 1, after) if below < above else (before, after + 1)
+        if document != place and text != right:
+            found[text] = None
+    return list(found)
+
+
+# ------------------------------------------------------------------------------------------- function_summary
+
+
+def function_summaries(documents: Iterable[Document]) -> Iterator[Example]:
+    """Functions of Python sources without their docstring, and its first paragraph, which PEP 257 calls a summary.
+
+    {"code", "summary", "function"}. Documents that are no Python, functions of nothing but a docstring and summaries of
+    less than 3 or more than 40 words are left out, and of equal functions all but the first one.
+    """
+    seen = set()
+    for document in documents:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of strings that Python means to refuse one day
+                tree = ast.parse(document.text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        lines = document.text.splitlines()
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        for node in sorted(functions, key=lambda node: node.lineno):
+            text, told = ast.get_docstring(node), node.body[0]
+            if (
+                text is None
+                or len(node.body) < 2
+                or told.lineno == node.lineno
+                or node.body[1].lineno <= told.end_lineno
+            ):
+                continue
+            summary = " ".join(re.split(r"\n\s*\n", text.strip())[0].split())
+            code = [*lines[node.lineno - 1 : told.lineno - 1], *lines[told.end_lineno : node.end_lineno]]
+            row = {"code": textwrap.dedent("\n".join(code)).strip(), "summary": summary, "function": node.name}
+            if WORDS[0] <= len(summary.split()) <= WORDS[1] and row["code"] not in seen:
+                seen.add(row["code"])
+                yield f"{document.source}, line {node.lineno}", row
+
+
+# ----------------------------------------------------------------------------------------------- entity_kinds
+
+
+def entity_kinds(row: dict[str, Any], columns: dict[str, str], place: str) -> dict[str, Any]:
+    """A sentence of tagged words as text, and the kinds of names in it: B-PER, I-PER and O are PER alone."""
+    words, tags = (
+        texts_of(row, columns[field], field, place, noun)
+        for field, noun in (("text_field", "word"), ("label_field", "tag"))
+    )
+    if len(words) != len(tags):
+        raise UserError(
+            f"task.label_field={columns['label_field']!r}: {place} has {len(tags)} tags of {len(words)} words"
+        )
+    kinds = dict.fromkeys(tag.partition("-")[2] or tag for tag in tags if tag != "O")
+    return row | {columns["text_field"]: " ".join(words), columns["label_field"]: list(kinds)}
+
+
+# -------------------------------------------------------------------------------------------------- as sources
+
+# Name -> (what makes the examples of documents, the columns that these have).
+OF_DOCUMENTS: dict[str, tuple[Callable[[Iterable[Document]], Iterator[Example]], tuple[str, ...]]] = {
+    "next_sentence": (next_sentences, ("context", "choices", "label")),
+    "function_summary": (function_summaries, ("code", "summary", "function")),
+}
+# Name -> (what makes an example of another one, the settings of the task that name its columns).
+OF_EXAMPLES: dict[str, tuple[Callable[[dict, dict, str], dict], tuple[str, ...]]] = {
+    "entity_kinds": (entity_kinds, ("text_field", "label_field")),
+}
+
+
+class DerivedFromDocuments(ExampleSource):
+    """The examples that `derive` makes of the documents of a split."""
+
+    def __init__(self, derive: str, corpus: Corpus, columns: dict[str, str]):
+        self.derive, self.corpus, self.columns = derive, corpus, columns
+        self.name = f"{corpus.name} ({derive})"
+        self.check_columns(list(OF_DOCUMENTS[derive][1]), f"what data.derive={derive} makes")
+
+    def items(self) -> Iterator[Example]:
+        return OF_DOCUMENTS[self.derive][0](self.corpus.documents())
+
+    def identity(self) -> Any:
+        return {"derived": [self.derive, _FORMAT], "documents": self.corpus.identity(), "columns": self.columns}
+
+
+class DerivedFromExamples(ExampleSource):
+    """The examples that `derive` makes of those of another source."""
+
+    def __init__(self, derive: str, source: ExampleSource):
+        self.derive, self.source, self.columns = derive, source, source.columns
+        self.name = f"{source.name} ({derive})"
+
+    def items(self) -> Iterator[Example]:
+        make = OF_EXAMPLES[self.derive][0]
+        return ((place, make(row, self.columns, place)) for place, row in self.source.items())
+
+    def identity(self) -> Any:
+        return {"derived": [self.derive, _FORMAT], "examples": self.source.identity()}
+
+
+def open_derived(data: DataSection, columns: dict[str, str], open_source: Callable) -> dict[str, Examples]:
+    """The examples of the splits that a section with `derive` asks for.
+
+    open_source: (section) -> the examples of its splits as they are.
+
+    Raises UserError as open_corpora and open_examples do, for a task that reads other columns, and for a split of whose
+    data no example can be made.
+    """
+    derive = data.derive
+    if derive in OF_DOCUMENTS:
+        from .corpora import open_corpora
+
+        corpora = open_corpora(data)
+        splits = {
+            split: Examples(split, DerivedFromDocuments(derive, corpus, columns)) for split, corpus in corpora.items()
+        }
+    else:
+        needed = OF_EXAMPLES[derive][1]
+        if set(columns) != set(needed):
+            raise UserError(
+                f"data.derive={derive} makes the columns that {' and '.join(f'task.{name}' for name in needed)} name, "
+                f"and this task reads those of {', '.join(f'task.{name}' for name in columns)}; take "
+                f"task.name=multi_label_classification"
+            )
+        splits = open_source()
+        made: dict[int, DerivedFromExamples] = {}  # validation may be a part of the training source
+        for examples in splits.values():
+            source = made.setdefault(id(examples.source), DerivedFromExamples(derive, examples.source))
+            examples.source, examples.name = source, source.name
+    for examples in splits.values():
+        if next(iter(examples), None) is None:
+            raise UserError(f"data.derive={derive}: no example for {examples.split} can be made of {examples.name}")
+    return splits
