@@ -93,12 +93,13 @@ def paged_eager_attention(module, query, key, value, attention_mask, scaling, ca
     return eager_attention(module, query, key, value, attention_mask, scaling, **kwargs)
 
 
+@torch.compiler.disable  # a compiled layer would be compiled anew for each number of documents
 def attention_by_documents(
     module, query, key, value, attention_mask, scaling, document_lengths, dropout=0.0, sliding_window=None, **kwargs
 ) -> tuple:
     """Each document by itself, as if it were a row of its own; there is no mask, and no weights are returned."""
-    causal = module.is_causal
-    return varlen_sdpa(query, key, value, document_lengths, causal, scaling, dropout, sliding_window), None
+    lengths, causal = document_lengths.lengths, module.is_causal
+    return varlen_sdpa(query, key, value, lengths, causal, scaling, dropout, sliding_window), None
 
 
 def attention_in_blocks(
@@ -213,7 +214,7 @@ class Attention(nn.Module):
     def own_backend(self, attention_mask, document_lengths=None, position_bias=None, **kwargs):
         """The function that stands in for the backend, or None.
 
-        document_lengths: None, or the lengths of the documents in all rows; they are then attended one by one.
+        document_lengths: None, or the DocumentLengths of all rows, which are then attended one by one.
         """
         if isinstance(attention_mask, Blocks):
             return attention_in_blocks

@@ -8,6 +8,7 @@ flash kernels out. N = B x T tokens of all rows; C documents of one length L; B,
 
 import functools
 import inspect
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -26,6 +27,16 @@ KERNEL_OPTIONS = frozenset() if varlen_attn is None else frozenset(inspect.signa
 # On a CPU the gradients of sdpa in bf16 take 6 x as long as in fp32 for documents of 12 tokens, 2 x for 330, as long
 # for 512, and less above (AMX, torch 2.15).
 SHORT_DOCUMENT = 512
+
+
+@dataclass
+class DocumentLengths:
+    """The lengths of the documents of all rows, in order, as layers hand them on.
+
+    No list: a compiled layer looks at how many numbers a list has, and not into an object that it hands on.
+    """
+
+    lengths: list[int]
 
 
 def document_lengths(document_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> list[int]:

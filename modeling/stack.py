@@ -17,7 +17,7 @@ from .attention_masks import (
     flash_sequences,
     fold_into_bias,
 )
-from .attention_varlen import Unpadded, attends_documents_apart, document_lengths
+from .attention_varlen import DocumentLengths, Unpadded, attends_documents_apart, document_lengths
 from .block import TransformerBlock
 from .normalization import build_norm
 from .positions import LearnedPositions, apply_positions, build_positions
@@ -178,7 +178,7 @@ class TransformerStack:
         """({kind of attention: mask}, keyword arguments of backends that take document lengths instead)."""
         kinds, attention_mask, documents = self.layers_by_kind, batch.attention_mask, batch.documents
         if batch.unpadded is not None:
-            return dict.fromkeys(kinds), {"document_lengths": batch.unpadded.lengths}
+            return dict.fromkeys(kinds), {"document_lengths": DocumentLengths(batch.unpadded.lengths)}
         seen = {}
         if documents is not None and is_flash_attention_requested(self.config):
             seen = flash_sequences(documents, attention_mask)
@@ -188,7 +188,7 @@ class TransformerStack:
         elif documents is not None and batch.past_key_values is None and self.attends_packed_rows_apart(x_BTE):
             lengths = document_lengths(documents, attention_mask)
             if len(lengths) * SHORT_DOCUMENT <= x_BTE.shape[0] * x_BTE.shape[1]:
-                return dict.fromkeys(kinds), {"document_lengths": lengths}
+                return dict.fromkeys(kinds), {"document_lengths": DocumentLengths(lengths)}
         common = {"document_ids": documents, "kinds": kinds, "in_blocks": self.attends_in_blocks()}
         if self.config.is_causal:
             return causal_masks(self.config, x_BTE, attention_mask, batch.past_key_values, **common), seen

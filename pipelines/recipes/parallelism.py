@@ -147,8 +147,8 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
     for name in ("async_save", "auto_batch"):
         if getattr(training, name):
             raise UserError(f"training.{name}=true is not wired beside {words}; set it to false")
-    if training.torch_compile and kind == MESH:
-        raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to false")
+    if training.torch_compile is True and kind == MESH:
+        raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to auto")
     if settings.pp > 1:
         _check_pipeline(words, recipe)
     if settings.sp * settings.cp > 1:

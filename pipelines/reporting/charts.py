@@ -16,7 +16,19 @@ from .run_log import RunLog, is_metric, is_number
 
 MOST = 1000  # points of a series: more than a screen has columns for a chart
 KNOWN = {
-    *("step", "time", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "memory_gb", "tokens"),
+    *(
+        "step",
+        "time",
+        "epoch",
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "tokens_per_second",
+        "mfu",
+        "data_share",
+        "memory_gb",
+        "tokens",
+    ),
     *("skipped_steps", "grad_norm_warning"),
 }
 
@@ -39,6 +51,7 @@ OF_TRAINING = (
     Quantity("grad_norm", "Gradient norm", "before clipping", noisy=True),
     Quantity("tokens_per_second", "Throughput", "tokens per second", noisy=True),
     Quantity("mfu", "MFU", "share of the peak FLOP/s", "percent", noisy=True),
+    Quantity("data_share", "Waiting for data", "share of the time", "percent", noisy=True),
     Quantity("memory_gb", "Memory", "GB, the most so far"),
 )
 OF_ROUTERS = (

@@ -15,6 +15,7 @@ from ..recipes.checks import check_schedule
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
 from .along_rows import parallelism_config
+from .compiled_layers import COMPILING
 from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
 from .engines import check_average, check_launcher, check_whole_matrices, check_world_size, is_true
 from .global_batch import micro_batches, rows_per_step
@@ -87,7 +88,11 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
     check_lora(recipe)
-    extra = dict(section.extra)
+    without = next((name for name in section.extra if name in COMPILING and not section.torch_compile), None)
+    if without is not None:
+        raise UserError(f"training.{without}={section.extra[without]} needs training.torch_compile=true or auto")
+    # Trainer would compile the whole model, which takes minutes (compiled_layers.py).
+    extra = {name: value for name, value in section.extra.items() if name not in COMPILING}
     if extra.get("fp16") and device == "cpu":
         raise UserError("training.fp16=true needs an accelerator, and this machine has none; set it to false")
     if extra.get("deepspeed") is not None:
@@ -128,7 +133,6 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "warmup_steps": section.warmup_steps,
         "bf16": resolve_bf16(section, device),
         CHECKPOINTING: section.gradient_checkpointing,
-        "torch_compile": section.torch_compile,
         "logging_steps": section.logging_steps,
         "save_steps": section.save_steps,
         "save_total_limit": section.save_total_limit,

@@ -5,6 +5,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from ..storage.checkpoints import list_checkpoints
+from .lora import is_adapted, load_weights
+
 
 def average_weights(checkpoints: list[Path]) -> dict[str, torch.Tensor]:
     """The mean of the weights of the checkpoints; integer buffers are those of the first one."""
@@ -14,3 +17,15 @@ def average_weights(checkpoints: list[Path]) -> dict[str, torch.Tensor]:
             for name, tensor in load_file(file).items():
                 total[name] = total[name] + tensor if name in total else tensor
     return {name: x / len(checkpoints) if x.is_floating_point() else x for name, x in total.items()}
+
+
+def load_newest_average(model: torch.nn.Module, folder: Path, number: int):
+    """Give a model the mean of the weights of the newest `number` checkpoints of a run's folder.
+
+    Returns how many there were, and what load_state_dict found; None of an adapter, which takes all of its weights.
+    """
+    found = list_checkpoints(folder)[:number]
+    if is_adapted(model):
+        load_weights(model, average_weights(found))
+        return len(found), None
+    return len(found), model.load_state_dict(average_weights(found), strict=False)

@@ -25,6 +25,8 @@ def progress_words(logs: dict, eta: float | None = None) -> list[str]:
         words.append(f"ETA {human_time(eta)}")
     if "mfu" in logs:
         words.append(f"MFU {logs['mfu']:.0%}")
+    if "data_share" in logs:
+        words.append(f"data {logs['data_share']:.0%}")
     if "memory_gb" in logs:
         words.append(f"{logs['memory_gb']:.1f} GB")
     if "skipped_steps" in logs:

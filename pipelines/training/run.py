@@ -38,6 +38,7 @@ from .arguments import rows_of, total_steps, training_arguments
 from .async_save import check_async_save
 from .auto_batch import check_auto_batch, find_batch, found_before, with_rows
 from .checkpoint_staging import disk_full_sentence
+from .compiled_layers import compiled_layers
 from .deepspeed_engine import gather_experts_whole, start_deepspeed, whole_weights
 from .dry_run import try_step
 from .elastic import UNIVERSAL, check_engine_of, reads_universal, shared_out_anew
@@ -271,7 +272,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     of_part = [name for name in recipe.evaluation.metrics if METRICS[name].of_losses and not METRICS[name].whole_text]
     gather_experts_whole(model)
     shares, collator = section.parallelism, data.objective.collator(data.packed)
-    return AnyformerTrainer(
+    trainer = AnyformerTrainer(
         model=model,
         args=arguments,
         train_dataset=data.rows["train"],
@@ -298,6 +299,9 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         watch=watch_of(section, recipe.trust_remote_code),
         parallelism=shares,
     )
+    if section.torch_compile:
+        trainer.add_callback(compiled_layers(section, trainer))
+    return trainer
 
 
 def checkpoint_to_go_on(trainer, folder: RunFolder) -> Path | None:

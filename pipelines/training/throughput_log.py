@@ -28,7 +28,7 @@ class ThroughputLog:
         self._logged_tokens = self._logged_flops = 0  # of all processes, at the last log
         self._taken_flops = 0.0
         self._flop_count, self._peak = flop_count, None
-        self._clock, self._paused = time.perf_counter(), 0.0
+        self._clock, self._paused, self._loading = time.perf_counter(), 0.0, 0.0
 
     def start(self) -> None:
         """Training begins now."""
@@ -40,6 +40,13 @@ class ThroughputLog:
         started = time.perf_counter()
         yield
         self._paused += time.perf_counter() - started
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Time in the block is spent waiting for batches."""
+        started = time.perf_counter()
+        yield
+        self._loading += time.perf_counter() - started
 
     def add_batch(self, model: torch.nn.Module, inputs: dict) -> None:
         if self._flop_count is None:
@@ -55,7 +62,10 @@ class ThroughputLog:
         return new
 
     def collect(self, reduce: Callable) -> dict:
-        """Numbers for the log, since the last call. reduce: (tensor, "sum") -> its sum over all processes."""
+        """Numbers for the log, since the last call; `data_share` is of this process's time, spent waiting for batches.
+
+        reduce: (tensor, "sum") -> its sum over all processes.
+        """
         now = time.perf_counter()
         seconds = max(1e-9, now - self._clock - self._paused)
         local = torch.tensor([float(self.tokens), float(self.flops)], dtype=torch.float64) / self.shared
@@ -65,10 +75,12 @@ class ThroughputLog:
         if self._peak is None or achieved > self._peak:  # a peak below the rate was measured on a busy machine
             dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
             self._peak = peak_flops(self.args.device, dtype, again=self._peak is not None)[0]
+        waited, self._loading = self._loading / seconds, 0.0
         self._clock, self._logged_tokens, self._logged_flops, self._paused = time.perf_counter(), tokens, flops, 0.0
         return {
             "tokens_per_second": rate,
             "mfu": achieved / self._peak,
+            "data_share": min(1.0, waited),
             "memory_gb": peak_memory(self.args.device) / 1e9,
             "tokens": int(tokens),
         }

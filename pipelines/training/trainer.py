@@ -24,12 +24,11 @@ from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..publishing.model_card import write_model_card
 from ..recipes.parallelism import MESH
-from ..storage.checkpoints import list_checkpoints
 from .arguments import refusals, rows_of
 from .async_save import CheckpointWrites, on_host, twin_of
 from .audit import SampleAudit
 from .best_checkpoint import locate_best
-from .checkpoint_average import average_weights
+from .checkpoint_average import load_newest_average
 from .checkpoint_staging import CheckpointStaging
 from .early_stopping import EarlyStopping
 from .elastic import draw_anew, processes_of
@@ -37,11 +36,11 @@ from .engines import check_engine
 from .evaluation_sums import EvaluationSums, float64_device
 from .full_rounds import share_out_in_full_rounds
 from .learning_rate import LearningRateOnResume, begin_above_zero, replace_shares
-from .lora import is_adapted, load_weights, save_adapted_config
+from .lora import is_adapted, save_adapted_config
 from .loss_guard import LossGuard
 from .loss_parts import LossParts
 from .mesh_trainer import MeshTrainer
-from .model_loss import ModelLoss
+from .model_loss import ModelLoss, without_cache
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
 from .part_losses import PartLosses, parts_of_rows
 from .plain_data import plain_data_alone
@@ -192,6 +191,10 @@ class AnyformerTrainer(MeshTrainer):
         # Grouped by optimizer step: the number of processes and micro-batches does not change which rows it holds.
         self.epochs.sampler = LengthGroupedSampler(lengths, rows_of(self.args), self.args.seed)
         return self.epochs.sampler
+
+    def get_batch_samples(self, *args, **kwargs):
+        with self.throughput.loading():
+            return super().get_batch_samples(*args, **kwargs)
 
     def get_eval_dataloader(self, eval_dataset=None):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -359,7 +362,7 @@ class AnyformerTrainer(MeshTrainer):
     # ---- evaluation
 
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
-        with self.throughput.paused(), self._averaged():
+        with self.throughput.paused(), self._averaged(), without_cache(self.model):
             rows = dataloader.dataset.rows  # of PaddedEvalDataset
             parts = self.parts.told_apart_by, self._parts_of_evaluation(rows)
             self._sums = EvaluationSums(self.args.device, self.scorer, *parts, counts=self.counts_rows)
@@ -421,13 +424,11 @@ class AnyformerTrainer(MeshTrainer):
 
     def load_average(self, number: int) -> int:
         """Give the model the mean of the weights of the newest `number` checkpoints; returns how many there were."""
-        found = list_checkpoints(Path(self.args.output_dir))[:number]
         model = self.accelerator.unwrap_model(self.model)
-        if is_adapted(model):
-            load_weights(model, average_weights(found))
-        else:
-            self._issue_warnings_after_load(model.load_state_dict(average_weights(found), strict=False))
-        return len(found)
+        found, result = load_newest_average(model, Path(self.args.output_dir), number)
+        if result is not None:
+            self._issue_warnings_after_load(result)
+        return found
 
     def _get_output_dir(self, trial):
         # Trainer calls this to write a checkpoint, and at the end of training to find the last ones.

@@ -71,8 +71,9 @@ def test_loss_and_gradients_equal_plain_cross_entropy_for_every_chunk_size_cap_b
 
 
 # Inductor's first program of a process takes half a minute, and all tests of it are slow ones.
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("softcap, smoothing", [pytest.param(None, 0.0, marks=pytest.mark.slow), (5.0, 0.1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("softcap, smoothing", [(None, 0.0), (5.0, 0.1)])
 def test_compiled_whole_with_several_chunks_it_is_equal(backend, softcap, smoothing):
     x, w, labels = example(24, 8, 50)
     bias = bias_of(50) if smoothing else None

@@ -6,7 +6,10 @@ from anyformer.modeling import attention_blocks, attention_varlen
 from anyformer.modeling.attention_varlen import document_lengths, varlen_sdpa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from anyformer import AnyformerDecoderForCausalLM
 
 SCALING = 0.3
 
@@ -184,3 +187,27 @@ def test_what_stands_in_the_padding_changes_no_token_and_gets_no_gradient_from_a
     assert torch.equal(varlen_sdpa(*disturbed, lengths, False, SCALING)[real], out[real])
     for gradient in torch.autograd.grad(out[real].sum(), leaves):
         assert not gradient.transpose(1, 2)[~real].any()
+
+
+def test_compiled_layers_are_not_compiled_anew_for_other_documents(tiny_config):
+    torch.manual_seed(0)
+    model = AnyformerDecoderForCausalLM(tiny_config(max_position_embeddings=128, hidden_dropout=0.0)).train()
+    model.config.use_cache, ids = False, torch.randint(20, (1, 128))
+
+    def loss(*documents):
+        positions = torch.cat([torch.arange(length) for length in documents])[None]
+        return model(ids, position_ids=positions, labels=ids).loss
+
+    packings = [(64, 64), (40, 40, 48), (70, 58), (32, 32, 32, 32)]
+    with torch.no_grad():
+        expected = [loss(*documents) for documents in packings]
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        for layer in model.model.layers:
+            layer.compile(backend=counter)
+        found, compiled = [], []
+        for documents in packings:
+            found.append(loss(*documents))
+            compiled.append(counter.frame_count)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert compiled[0] > 0 and len(set(compiled)) == 1

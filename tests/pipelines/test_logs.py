@@ -74,9 +74,10 @@ def test_validations_the_last_step_and_the_end_are_logged_by_one_name(tiny_recip
 
 
 def test_a_progress_line_leaves_out_what_does_not_fit():
-    logs = {"loss": 6.4, "learning_rate": 1e-3, "epoch": 0.5, "tokens_per_second": 3900.0, "mfu": 0.3, "memory_gb": 1.4}
+    logs = {"loss": 6.4, "learning_rate": 1e-3, "epoch": 0.5, "tokens_per_second": 3900.0}
+    logs |= {"mfu": 0.3, "data_share": 0.02, "memory_gb": 1.4}
     whole = describe(logs, 100)
-    assert whole == "epoch 0.50  loss 6.4000  lr 1.00e-03  3,900 tok/s  ETA 1:40  MFU 30%  1.4 GB"
+    assert whole == "epoch 0.50  loss 6.4000  lr 1.00e-03  3,900 tok/s  ETA 1:40  MFU 30%  data 2%  1.4 GB"
     assert describe(logs, 100, 60) == whole[: whole.index("  MFU")] and len(describe(logs, 100, 5)) > 5
 
 

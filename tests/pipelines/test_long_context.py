@@ -46,6 +46,7 @@ def base(tmp_path) -> str:
     return str(tmp_path / "base")
 
 
+@pytest.mark.slow
 def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     recipe, long = str(tmp_path / "recipe.yaml"), str(tmp_path / "long")

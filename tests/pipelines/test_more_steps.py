@@ -64,6 +64,7 @@ def test_a_finished_run_goes_on_to_more_steps_as_if_it_had_been_begun_with_them(
     assert "is finished already" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_that_has_decayed_is_extended_by_a_stretch_of_its_own(recipe, capsys):
     file, folder = recipe("cosine")
     train(file)

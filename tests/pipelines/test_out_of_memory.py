@@ -156,6 +156,7 @@ def test_the_largest_that_fits_is_found_whatever_fits():
             assert len(asked) <= len(sizes).bit_length()
 
 
+@pytest.mark.slow
 def test_tried_steps_leave_no_trace_and_the_run_is_that_of_the_number_written_out(
     tiny_recipe, command, tmp_path, monkeypatch, capsys
 ):

@@ -131,6 +131,7 @@ def test_metrics_are_on_disk_with_speed_and_mfu(make_trainer):
     steps = [x for x in lines if "loss" in x]
     assert [x["step"] for x in steps] == list(range(1, 13))
     assert all(x["tokens_per_second"] > 0 and 0 < x["mfu"] < 1 and x["memory_gb"] > 0 for x in steps)
+    assert all(0 < x["data_share"] < 1 for x in steps)
     assert steps[-1]["tokens"] == 12 * 4 * 16
 
 

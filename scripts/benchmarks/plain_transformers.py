@@ -1,0 +1,129 @@
+"""What a user of transformers would run instead: run_clm.py, run_mlm.py and run_translation.py in one small file.
+
+Each begins with text files and a tokenizer and ends with a saved model and its validation loss, with the steps of
+transformers' examples: `datasets.map` tokenises and groups, `default_data_collator`, DataCollatorForLanguageModeling or
+DataCollatorForSeq2Seq makes batches, Trainer trains. end_to_end.py starts it in a process of its own:
+
+    python plain_transformers.py SETTINGS.json
+"""
+
+import json
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+
+import datasets
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    DataCollatorForLanguageModeling,
+    DataCollatorForSeq2Seq,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+    set_seed,
+)
+
+
+class FirstStep(TrainerCallback):
+    """When the first step began and the last one ended, in seconds since the epoch."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            self.began = time.time()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.ended = time.time()
+
+
+def grouped(texts: list[str], tokenizer, length: int, **options) -> datasets.Dataset:
+    """The two maps of run_clm.py and run_mlm.py: tokenise, then concatenate and cut."""
+
+    def tokenize(rows):
+        return tokenizer(rows["text"], **options)
+
+    def group(rows):
+        whole = {name: list(chain(*rows[name])) for name in rows}
+        end = len(whole["input_ids"]) // length * length
+        rows = {name: [ids[i : i + length] for i in range(0, end, length)] for name, ids in whole.items()}
+        return rows | {"labels": [list(ids) for ids in rows["input_ids"]]}
+
+    rows = datasets.Dataset.from_dict({"text": texts}).map(tokenize, batched=True, remove_columns=["text"])
+    return rows.map(group, batched=True)
+
+
+def decoder(settings, tokenizer, read):
+    """run_clm.py: LLaMA on running text."""
+    rows = {split: grouped(read(split), tokenizer, settings["length"]) for split in ("train", "validation")}
+    config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=None, **settings["model"])
+    return LlamaForCausalLM(config), rows, default_data_collator
+
+
+def masked(settings, tokenizer, read):
+    """run_mlm.py: BERT on running text."""
+    options = {"return_special_tokens_mask": True}
+    rows = {split: grouped(read(split), tokenizer, settings["length"], **options) for split in ("train", "validation")}
+    rows = {split: found.remove_columns("labels") for split, found in rows.items()}
+    model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **settings["model"]))
+    return model, rows, DataCollatorForLanguageModeling(tokenizer=tokenizer, mlm_probability=0.15)
+
+
+def translation(settings, tokenizer, read):
+    """run_translation.py: T5 on pairs of sentences, padded to the longest of a batch."""
+
+    def tokenize(pairs):
+        options = {"truncation": True, "max_length": settings["length"]}
+        return dict(tokenizer(pairs["source"], **options)) | {
+            "labels": tokenizer(text_target=pairs["target"], **options)["input_ids"]
+        }
+
+    rows = {}
+    for split in ("train", "validation"):
+        source, target = read(split)
+        pairs = datasets.Dataset.from_dict({"source": source, "target": target})
+        rows[split] = pairs.map(tokenize, batched=True, remove_columns=["source", "target"])
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        decoder_start_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **settings["model"],
+    )
+    model = T5ForConditionalGeneration(config)
+    return model, rows, DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=-100)
+
+
+def main(path: str) -> None:
+    settings = json.loads(Path(path).read_text())
+    texts = json.loads(Path(settings["texts"]).read_text())
+    set_seed(42)
+    tokenizer = AutoTokenizer.from_pretrained(settings["tokenizer"])
+    model, rows, collator = globals()[settings["kind"]](settings, tokenizer, texts.__getitem__)
+    timer, folder = FirstStep(), settings["output_dir"]
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=folder, report_to="none", dataloader_pin_memory=False, disable_tqdm=True, **settings["training"]
+        ),
+        train_dataset=rows["train"],
+        eval_dataset=rows["validation"],
+        data_collator=collator,
+        processing_class=tokenizer,
+        callbacks=[timer],
+    )
+    trainer.train()
+    trainer.save_model()
+    loss = trainer.evaluate()["eval_loss"]
+    facts = {"began": timer.began, "ended": timer.ended, "loss": loss, "parameters": model.num_parameters()}
+    Path(folder, "facts.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
