@@ -81,13 +81,18 @@ class RunFacts:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """What the run read: the recipe's data section and those of its parts; a mixture is its sources."""
+        """What the run read; a mixture is its sources."""
+        return [source for data in self.data_sections for source in data.get("mixture") or [data]]
+
+    @property
+    def data_sections(self) -> list[dict[str, Any]]:
+        """The recipe's data section and those of its parts."""
         learned = self.section("task") or self.section("objective")
         parts = [part.get("data") for part in learned.get("parts") or [] if isinstance(part, dict)]
         own = [data for data in parts if data]
         if not own or None in parts:
             own.insert(0, self.section("data"))
-        return [source for data in own if data for source in data.get("mixture") or [data]]
+        return [data for data in own if data]
 
     @property
     def source_names(self) -> str:
@@ -95,7 +100,9 @@ class RunFacts:
         described = self.section("data").get("description")
         public = [source for source in self.sources if not source.get("files")]
         named = [described] if described else ["local data"] if len(public) < len(self.sources) else []
-        return "; ".join([*named, *filter(None, map(_source_name, public))])
+        names = "; ".join([*named, *filter(None, map(_source_name, public))])
+        made = dict.fromkeys(data["derive"] for data in self.data_sections if data.get("derive"))
+        return f"{names} ({', '.join(made)})" if made else names
 
     @property
     def local_files(self) -> list[str]:

@@ -11,6 +11,7 @@ from anyformer.pipelines.data.documents import Document
 from anyformer.pipelines.data.examples import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.publishing.run_facts import RunFacts
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
 from task_data import CHARACTERS, functions, tagged, tales, task_recipe, write_lines
@@ -147,6 +148,7 @@ def test_a_task_trains_on_what_is_derived_and_is_measured_alike_again(task, make
     assert command("train", recipe) == 0
     run = next(tmp_path.glob("*/run.json")).parent
     assert command("evaluate", run, "--output", tmp_path / "result.json", "evaluation.bootstrap=0") == 0
+    assert RunFacts.read(run).source_names == f"local data ({data['derive']})"
     facts = json.loads((run / "run.json").read_text())["metrics"]
     found = json.loads((tmp_path / "result.json").read_text())["metrics"]
     assert {f"validation_{name}": value for name, value in found.items()} == pytest.approx(facts, rel=1e-4)
