@@ -148,3 +148,8 @@ class ImageRows(Rows):
             raise IndexError(f"row {index} of {len(self)}")
         row = self.store[index]
         return row | {"augment": True} if self.augment else row
+
+    def __getitems__(self, indices: list[int]) -> list[dict]:
+        """Rows read together."""
+        rows = self.store.__getitems__(indices)
+        return [row | {"augment": True} for row in rows] if self.augment else rows
