@@ -57,7 +57,7 @@ class Probe:
 
 
 class LayerInputs:
-    """What the first layer gets in a forward pass, and in which precision; `closed` where it listens no more."""
+    """What a layer gets in its last forward pass before `close`, and in which precision it computes."""
 
     def __init__(self, layer: nn.Module):
         self.layer, self.call = layer, None
@@ -158,7 +158,7 @@ class CompiledLayers(TrainerCallback, ExportableState):
             return
         self.steps.append(time.perf_counter() - self.started)
         if self.chosen and len(self.steps) == 2 and state.is_world_process_zero:
-            say(f"torch.compile: the layers took {human_time(self.steps[0] - self.steps[1])} to compile")
+            say(f"torch.compile: the layers took {human_time(max(0.0, self.steps[0] - self.steps[1]))} to compile")
         if self.chosen is None and len(self.steps) == PROBED:
             with self.paused():
                 self._probe(args, state, model)
