@@ -14,6 +14,14 @@ from .errors import UserError
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
 PREFIX = "base_model.model."  # of the names of an adapter's weights
+# What PEFT calls the task that an adapter was trained for, and the Auto class with its head.
+HEADS_OF_TASKS = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+}
 
 
 def is_adapter(name_or_path: str | Path) -> bool:
@@ -22,13 +30,22 @@ def is_adapter(name_or_path: str | Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
-def base_of(folder: str | Path) -> str:
-    """The base model of an adapter: a folder or a repository on the Hub. Raises UserError where it names none."""
+def _entry(folder: str | Path, key: str):
     file = Path(folder).expanduser() / ADAPTER_CONFIG
     try:
-        base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        return json.loads(file.read_text(encoding="utf-8")).get(key)
     except (ValueError, AttributeError) as error:
         raise UserError(f"{file} is not readable as JSON ({error}); save the adapter again") from error
+
+
+def task_of(folder: str | Path) -> str | None:
+    """What PEFT calls the task of an adapter, such as SEQ_CLS; None where it names none."""
+    return _entry(folder, "task_type")
+
+
+def base_of(folder: str | Path) -> str:
+    """The base model of an adapter: a folder or a repository on the Hub. Raises UserError where it names none."""
+    file, base = Path(folder).expanduser() / ADAPTER_CONFIG, _entry(folder, "base_model_name_or_path")
     if not base:
         raise UserError(f"{file} names no base_model_name_or_path; write there the model that it was trained on")
     return base

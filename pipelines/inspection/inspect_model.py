@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from ..adapters import is_adapter, load_config, load_model
+from ..adapters import HEADS_OF_TASKS, is_adapter, load_config, load_model, task_of
 from ..errors import UserError, loading_reason
 from ..generation import locate_model
+from ..transformers_logging import errors_only
 from ..words import short_number, watched
 from .page import write_page
 from .views import view_of_image, view_of_text
@@ -12,20 +13,27 @@ from .views import view_of_image, view_of_text
 
 def open_model(name: str, trust_remote_code: bool = False):
     """A model with the head that it was saved with, in evaluation mode. Raises UserError where it cannot be loaded."""
-    import transformers
-
     import anyformer
 
     anyformer.register()
     try:
-        config = load_config(name, trust_remote_code=trust_remote_code)
-        known = (config.architectures or ["AutoModel"])[0]
-        kind = getattr(anyformer, known, None) or getattr(transformers, known, transformers.AutoModel)
-        if is_adapter(name):
-            kind = transformers.AutoModel
-        return load_model(kind, name, trust_remote_code=trust_remote_code).eval()
+        with errors_only():  # an adapter's head is in its own file, which transformers looks into afterwards
+            config = load_config(name, trust_remote_code=trust_remote_code)
+            kind = class_of(name, config)
+            return load_model(kind, name, trust_remote_code=trust_remote_code).eval()
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"MODEL={name} cannot be loaded: {loading_reason(error)}") from error
+
+
+def class_of(name: str, config):
+    """The class to load a saved model with: that of its config; of an adapter what it was trained for."""
+    import transformers
+
+    import anyformer
+
+    trained_for = HEADS_OF_TASKS.get(task_of(name)) if is_adapter(name) else None
+    known = trained_for or (config.architectures or ["AutoModel"])[0]
+    return getattr(anyformer, known, None) or getattr(transformers, known, transformers.AutoModel)
 
 
 def inspect_model(
@@ -46,7 +54,9 @@ def inspect_model(
         target: what an encoder-decoder writes; None: what it generates.
     """
     from transformers import AutoImageProcessor, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model, chosen = open_model(locate_model(name), trust_remote_code), None if layers is None else set(layers)
     config = model.config
     count = getattr(config, "num_hidden_layers", 0)

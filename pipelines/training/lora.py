@@ -11,18 +11,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, is_adapter, need_peft
+from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, HEADS_OF_TASKS, is_adapter, need_peft
 from ..errors import UserError, did_you_mean, first_line
 from ..recipes.schema import LoraSettings, Recipe
 
 # What PEFT calls the heads of transformers' Auto classes; of others it knows the model's class alone.
-TASK_TYPES = {
-    "AutoModelForCausalLM": "CAUSAL_LM",
-    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
-    "AutoModelForSequenceClassification": "SEQ_CLS",
-    "AutoModelForTokenClassification": "TOKEN_CLS",
-    "AutoModelForQuestionAnswering": "QUESTION_ANS",
-}
+TASK_TYPES = {head: task for task, head in HEADS_OF_TASKS.items()}
 
 
 def check_lora(recipe: Recipe) -> None:

@@ -1,0 +1,91 @@
+"""What the command `inspect` opens: native encoder-decoders, and adapters with the head that they were trained with."""
+
+import json
+import re
+
+import pytest
+import torch
+import transformers
+from anyformer.pipelines.inspection.inspect_model import open_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+LETTERS = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
+COMMON = {"vocab_size": len(LETTERS), "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+T5 = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 4} | COMMON
+BART = {"d_model": 16, "max_position_embeddings": 64, "forced_eos_token_id": None, "bos_token_id": 0} | COMMON
+BART |= {f"{stack}_{name}": 4 for stack in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+BART |= {"encoder_layers": 2, "decoder_layers": 2}
+BERT = {"vocab_size": len(LETTERS), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Factory: save a model of transformers' own with a tokenizer of letters; returns its folder."""
+    letters = Tokenizer(models.WordLevel({word: number for number, word in enumerate(LETTERS)}, unk_token="<unk>"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=letters, **special)
+
+    def save(name, model):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+def views(page):
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])["views"]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
+        lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
+        lambda: transformers.MarianMTModel(transformers.MarianConfig(**BART)),
+    ],
+    ids=["t5", "bart", "marian"],
+)
+def test_native_encoder_decoders_show_all_three_kinds_of_maps(model, saved, command, tmp_path):
+    folder, page = saved("model", model()), tmp_path / "page.html"
+    assert command("inspect", folder, "ab cd.", "--word", "cd", "--target", "xyz", "--out", page) == 0
+    (shown,) = views(page)
+    names = [one["name"] for one in shown["maps"]]
+    assert sorted(names) == sorted(
+        f"{stack} layer {n}{kind}"
+        for stack, kind in (("encoder", ""), ("decoder", ""), ("decoder", ", cross"))
+        for n in (0, 1)
+    )
+    cross = next(one for one in shown["maps"] if one["name"] == "decoder layer 0, cross")
+    assert "".join(cross["keys"]).startswith("ab cd.") and "".join(cross["queries"]).endswith("xyz"[:2])
+    assert all("data" in one for one in shown["maps"]) and len(shown["lens"]) == 3
+    assert command("inspect", folder, "ab cd.", "--out", page) == 0  # with what it writes itself
+
+
+def test_a_model_that_writes_nothing_asks_for_what_its_decoder_reads(saved, command, tmp_path, capsys):
+    folder = saved("model", transformers.BartModel(transformers.BartConfig(**BART)))
+    words = ("inspect", folder, "ab cd.", "--out", tmp_path / "page.html")
+    assert command(*words) == 2
+    assert "BartModel has no head that writes; say what its decoder reads by --target" in capsys.readouterr().err
+    assert command(*words, "--target", "ab") == 0
+
+
+@pytest.mark.parametrize("task", ["SEQ_2_SEQ_LM", "SEQ_CLS"])
+def test_an_adapter_opens_with_the_head_and_the_weights_it_was_trained_with(task, saved, command, tmp_path):
+    peft = pytest.importorskip("peft")
+    if task == "SEQ_CLS":
+        base = saved("base", transformers.BertModel(transformers.BertConfig(**BERT, intermediate_size=16)))
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(base)
+    else:
+        base = saved("base", transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)))
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(base)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type=task, r=2, init_lora_weights=False))
+    folder = saved("adapter", adapted)
+    opened, ids = open_model(str(folder)), torch.arange(3, 8)[None]
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if task == "SEQ_2_SEQ_LM" else {})
+    with torch.no_grad():
+        assert torch.allclose(opened(**inputs).logits, adapted.eval()(**inputs).logits, atol=1e-6)
+    page = tmp_path / "page.html"
+    assert command("inspect", folder, "ab cd.", "--out", page) == 0
+    assert all("data" in one for one in views(page)[0]["maps"])
