@@ -102,16 +102,17 @@ function drawTokens() {
 }
 function drawPicture(map, box) {
   const [rows, columns, before] = view().grid, holder = make("div", undefined, {className: "picture"}), canvas = make("canvas", undefined, {tabIndex: 0});
-  canvas.width = columns * 20; canvas.height = rows * 20;
+  const side = Math.max(20, Math.ceil(280 / Math.max(rows, columns))); // of a patch: few large ones get no thick frame
+  canvas.width = columns * side; canvas.height = rows * side;
   canvas.setAttribute("role", "img"); canvas.setAttribute("aria-label", "patches of the image; arrow keys choose one");
   const pen = canvas.getContext("2d");
   let most = 0;
   for (let k = before; k < map.keys.length; k++) most = Math.max(most, share(map, state.head, state.query, k));
   for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
     const value = share(map, state.head, state.query, before + r * columns + c) / (most || 1);
-    pen.fillStyle = `rgba(0, 0, 0, ${(0.8 * (1 - Math.sqrt(value))).toFixed(3)})`; pen.fillRect(c * 20, r * 20, 20, 20);
+    pen.fillStyle = `rgba(0, 0, 0, ${(0.8 * (1 - Math.sqrt(value))).toFixed(3)})`; pen.fillRect(c * side, r * side, side, side);
   }
-  if (state.query >= before) { pen.strokeStyle = "#ff9500"; pen.lineWidth = 3; pen.strokeRect(((state.query - before) % columns) * 20 + 1.5, Math.floor((state.query - before) / columns) * 20 + 1.5, 17, 17); }
+  if (state.query >= before) { pen.strokeStyle = "#ff9500"; pen.lineWidth = 3; pen.strokeRect(((state.query - before) % columns) * side + 1.5, Math.floor((state.query - before) / columns) * side + 1.5, side - 3, side - 3); }
   const go = (r, c) => { if (r >= 0 && c >= 0 && r < rows && c < columns) { state.query = before + r * columns + c; drawHead(); box.querySelector("canvas").focus(); } };
   canvas.onclick = (event) => { const at = canvas.getBoundingClientRect(); go(Math.floor((event.clientY - at.top) / at.height * rows), Math.floor((event.clientX - at.left) / at.width * columns)); };
   canvas.onkeydown = (event) => { const step = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key]; if (!step) return; event.preventDefault(); const at = Math.max(0, state.query - before); go(Math.floor(at / columns) + step[0], at % columns + step[1]); };

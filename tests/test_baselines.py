@@ -1,0 +1,63 @@
+"""The LSTM of scripts/baselines: of a transformer's size, and trained by the same recipes."""
+
+import json
+import runpy
+import sys
+
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.cli.commands import main
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A small decoder that learns a sentence; a file."""
+    (tmp_path / "text.txt").write_text("the cat sat on the mat, and the dog sat on the log\n" * 200)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+    sections = {
+        "model": {"family": "decoder", **sizes},
+        "tokenizer": {"type": "byte_bpe", "vocab_size": 270},
+        "data": {"files": str(tmp_path / "text.txt"), "validation_fraction": 0.1},
+        "objective": {"name": "causal", "sequence_length": 32},
+        "training": {"output_dir": str(tmp_path / "run"), "max_steps": 12, "bf16": False, "learning_rate": 1e-2},
+        "evaluation": {"metrics": ["perplexity"]},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(sections))
+    return str(tmp_path / "mine.yaml")
+
+
+def test_an_lstm_of_a_run_s_size_is_trained_and_measured_by_the_same_recipe(recipe, repo_root, tmp_path, monkeypatch):
+    script, folder, run = str(repo_root / "scripts" / "baselines" / "lstm.py"), tmp_path / "lstm", tmp_path / "trained"
+    assert main(["train", recipe]) == 0
+    monkeypatch.setattr(sys, "argv", ["lstm.py", str(folder), "--like", str(tmp_path / "run")])
+    runpy.run_path(script, run_name="__main__")
+    like = json.loads((tmp_path / "run" / "run.json").read_text())
+    where = [f"model.name_or_path={folder}", f"training.output_dir={run}"]
+    assert main(["--plugin", script, "train", recipe, *where]) == 0
+    trained = json.loads((run / "run.json").read_text())
+    assert trained["parameters"] == pytest.approx(like["parameters"], rel=0.05)
+    assert trained["data"]["train"] == like["data"]["train"]
+    assert trained["metrics"]["validation_perplexity"] < 100  # of 270 entries
+    assert main(["--plugin", script, "evaluate", str(run)]) == 0
+    model = AutoModelForCausalLM.from_pretrained(run).eval()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    ids = torch.randint(200, (2, 9))
+    labels = ids.masked_fill(torch.rand(2, 9) < 0.3, -100)
+    out = model(input_ids=ids, labels=labels)
+    assert torch.allclose(out.loss, cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()))
+    other = ids.clone()
+    other[:, 5:] = 3
+    assert torch.equal(model(input_ids=other).logits[:, :5], out.logits[:, :5])
+
+
+def test_padding_leaves_the_class_of_a_text_alone(repo_root):
+    found = runpy.run_path(str(repo_root / "scripts" / "baselines" / "lstm.py"))
+    model = found["LstmForSequenceClassification"](found["LstmConfig"](97, 16, 2)).eval()
+    ids, mask = torch.randint(97, (1, 9)), torch.ones(1, 9, dtype=torch.long)
+    mask[:, 6:] = 0
+    short = model(input_ids=ids[:, :6]).logits
+    assert torch.allclose(model(input_ids=ids, attention_mask=mask).logits, short, atol=1e-6)
+    assert abs(found["width_of"](3_426_560, 2048, 2) - 403) <= 1
