@@ -19,7 +19,7 @@ from ..storage.atomic import write_atomically
 from ..words import watched
 
 WRITERS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")  # heads of models that write, and keep a cache for it
-PROMPT, WRITTEN, ROUNDS = 16, 64, 5  # tokens read, tokens written, times that they are
+PROMPT, WRITTEN, ROUNDS = 16, 64, 3  # tokens read, tokens written, times that they are
 LAST = 10  # lines of the log that a logged number is the median of
 
 
@@ -47,9 +47,6 @@ def decoding_tokens_per_second(folder: Path) -> float:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    import anyformer
-
-    anyformer.register()
     config = load_config(folder)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
@@ -99,6 +96,12 @@ def check_columns(names: list[str], recipe: Recipe) -> None:
 
 def measure_columns(names: list[str], folders: list[Path]) -> None:
     """Measure what is not known yet of each finished run, and keep it in its columns.json."""
+    from transformers.utils import logging
+
+    import anyformer
+
+    anyformer.register()
+    logging.disable_progress_bar()  # "Loading weights" would stand between the lines of the table
     known = {folder: read_run(folder).columns for folder in folders}
     for name in names:
         column, open_ones = COLUMNS[name], [folder for folder in folders if name not in known[folder]]
