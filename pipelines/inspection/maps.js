@@ -89,7 +89,7 @@ function drawTokens() {
   if (cross) map.keys.forEach((token, k) => below.append(make("button", token, {tabIndex: -1, className: asked.has(k) ? "asked" : ""})));
   for (let k = 0; k < map.keys.length; k++) {
     const value = share(map, state.head, state.query, k);
-    keysBox.children[k].style.backgroundColor = `rgba(${ink()}, ${Math.min(1, Math.sqrt(value)).toFixed(3)})`;
+    keysBox.children[k].style.backgroundColor = `rgba(${ink()}, ${(0.7 * Math.min(1, Math.sqrt(value))).toFixed(3)})`;
     keysBox.children[k].title = percent(value);
   }
   top.onkeydown = (event) => {
