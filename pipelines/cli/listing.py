@@ -167,7 +167,7 @@ def print_summary() -> None:
         if kind == "presets":  # too many for a screen
             families = Counter(row[1] for row in preset_rows())
             names = [f"{counted(len(names), 'architecture')}: {', '.join(f'{n} {f}' for f, n in families.items())}"]
-        facts.append((kind, some_of(names, 2 * (width - 22)) if len(names) > MANY else ", ".join(names)))
+        facts.append((kind, some_of(names, 2 * (width - 30)) if len(names) > MANY else ", ".join(names)))
     print(aligned(facts, width))
     print("\nwhat they are: anyformer list KIND, such as anyformer list presets")
     print("settings of one: anyformer list NAME, such as anyformer list masked")
