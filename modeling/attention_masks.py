@@ -18,6 +18,7 @@ from transformers.masking_utils import (
 )
 
 from .attention_blocks import make_blocks, pays, window_rule
+from .cache_growing import grows
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation, implements
 
 
@@ -104,6 +105,15 @@ def causal_masks(
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
     # older ones not under torch.compile.  # transformers < 5.23
     plain = attention_mask is None and past_key_values is None and not packed and config._attn_implementation == "sdpa"
+    # Nor does the only new token of a cache that holds what was seen, and no more.
+    plain = plain or (
+        attention_mask is None
+        and inputs_embeds.shape[1] == 1
+        and grows(past_key_values)
+        and not packed
+        and config._attn_implementation == "sdpa"
+        and not torch.compiler.is_compiling()
+    )
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
         traits = ATTENTION_KINDS[kind]
         if traits.keeps_states:
@@ -117,7 +127,9 @@ def causal_masks(
         own = implementation("mask", kind)
         # Not while exporting: a program without branches would serve lengths on one side of the window only.
         fits_window = not traits.windowed or (
-            not torch.compiler.is_exporting() and inputs_embeds.shape[1] <= config.sliding_window
+            not torch.compiler.is_exporting()
+            and past_key_values is None
+            and inputs_embeds.shape[1] <= config.sliding_window
         )
         if plain and own is None and fits_window:
             masks[kind] = None

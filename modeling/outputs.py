@@ -30,6 +30,13 @@ class RouterFields(ModelOutput):
     router_dropped: torch.FloatTensor | None = None
     router_logits: tuple[torch.FloatTensor, ...] | None = None
 
+    def __setattr__(self, name, value):
+        """As transformers', which first looks up the names of all fields; most of them stay None, for each token."""
+        if value is None:
+            object.__setattr__(self, name, None)
+        else:
+            super().__setattr__(name, value)
+
 
 def with_router_fields(output_class: type) -> type:
     """A class of the same name, with the fields of RouterFields after its own."""

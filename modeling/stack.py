@@ -19,7 +19,9 @@ from .attention_masks import (
 )
 from .attention_varlen import DocumentLengths, Unpadded, attends_documents_apart, document_lengths
 from .block import TransformerBlock
+from .cache_growing import give_room
 from .normalization import build_norm
+from .one_token import one_token
 from .positions import LearnedPositions, apply_positions, build_positions
 from .positions_rotary import RotaryEmbedding, RotaryEmbeddingPerLayerType
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES
@@ -102,6 +104,7 @@ class TransformerStack:
             kind: (self.attention_kinds.index(kind), config.layer_types[self.attention_kinds.index(kind)])
             for kind in self.attention_kinds
         }
+        self.has_experts = "sparse" in config.mlp_kinds
         self.gradient_checkpointing = False
 
     @property
@@ -118,6 +121,7 @@ class TransformerStack:
             pages. captured: which outputs of each layer are wanted.
         """
         documents = unpadded = None
+        give_room(past_key_values)
         if packs and position_ids is not None and x_BTE.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
         if documents is None and not paged and isinstance(self.positions, LearnedPositions):
@@ -265,6 +269,9 @@ class TransformerStack:
 
     def run_layers(self, x_BTD, per_layer: list[dict], **context) -> tuple:
         """Hidden states (B, T, D) after the last layer, and per sparse layer: (router, logits, index, kept)."""
+        generated = one_token(self, x_BTD, per_layer, **context)
+        if generated is not None:
+            return generated, []
         routed = []
         for layer, own in zip(self.each_layer(), per_layer):
             x_BTD = run_layer(layer, x_BTD, routed, **own, **context)
