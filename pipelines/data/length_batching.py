@@ -1,6 +1,6 @@
 """Batching by length: a sampler that groups rows of similar length, and a collator that pads them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from .sample_ids import row_ids
 
 POOL = 50  # batches whose rows are sorted together: lengths in a batch are similar, the order stays mostly random
+MOST_OF_SHORT = 4  # times the rows of the longest batch: short texts may be answered at length
 
 
 class LengthGroupedSampler(Sampler):
@@ -46,6 +47,21 @@ class LengthGroupedSampler(Sampler):
             longest = max(range(len(batches)), key=lambda i: self.lengths[batches[i]].max())
             batches.insert(0, batches.pop(longest))
         yield from (int(i) for batch in [*batches, *last] for i in batch)
+
+
+def batches_by_tokens(items: Iterable, rows: int, length: Callable = len) -> list[list]:
+    """Items in batches, longest first: each with as many as hold, padded, the tokens of `rows` of the longest.
+
+    Shorter ones so come in larger batches, at most `MOST_OF_SHORT` times as many.
+    """
+    batches, longest_first = [], sorted(items, key=length, reverse=True)
+    for item in longest_first:
+        most = rows * length(longest_first[0]) // max(1, length(batches[-1][0])) if batches else 0
+        if batches and len(batches[-1]) < min(most, MOST_OF_SHORT * rows):
+            batches[-1].append(item)
+        else:
+            batches.append([item])
+    return batches
 
 
 def pad(sequences: list[torch.Tensor], value: int, left: bool = False) -> torch.Tensor:

@@ -3,12 +3,17 @@
 import inspect
 
 import torch
+from anyformer.modeling.serving import BATCH_DEPENDENT_ROPE
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
+from ..data.length_batching import batches_by_tokens
 from ..objectives.text import UNLIMITED
 from ..words import watched
 
 # (tokens of the context, tokens of the continuation)
 Pair = tuple[list[int], list[int]]
+LEAST_SHARED = 8  # tokens that all rows begin with, from which on it is worth a pass of their own
 
 
 def encode_pairs(tokenizer, texts: list[tuple[str, str]], apart: bool = False) -> list[Pair]:
@@ -38,39 +43,86 @@ def most_tokens(config) -> int:
 def log_likelihoods(model, pairs: list[Pair], *, batch_size: int, most: int) -> list[float]:
     """The sum of log-probabilities of each continuation's tokens after its context, in fp64.
 
-    A text of more than `most` tokens loses its beginning. Continuations that share what the model reads share a row.
+    A text of more than `most` tokens loses its beginning. Continuations that share what the model reads share a row,
+    and what all rows begin with, such as the solved examples of a prompt, is read once. A batch holds at most as many
+    tokens as `batch_size` of the longest rows.
     """
     if model.config.is_encoder_decoder:
         return _of_answers(model, pairs, batch_size, most)
     texts = [(context + continuation)[-(most + 1) :] for context, continuation in pairs]
+    # The first position of each that predicts a token of the continuation.
+    first = [len(text) - 1 - min(len(pair[1]), len(text) - 1) for text, pair in zip(texts, pairs)]
     read = [tuple(text[:-1]) for text in texts]
     row_of = shared_rows(read)
-    rows = sorted(set(row_of.values()), key=len, reverse=True)
-    asked: dict[tuple, list[int]] = {row: [] for row in rows}
+    asked: dict[tuple, list[int]] = {}
     for number, text in enumerate(read):
-        asked[row_of[text]].append(number)
+        asked.setdefault(row_of[text], []).append(number)
+    whole = [number for number, pair in enumerate(pairs) if len(pair[0]) + len(pair[1]) <= most + 1]
+    beginning, held = _read_once(model, [read[number] for number in whole], [first[number] for number in whole])
+    batches = []
+    for shares in (True, False):  # the rows that begin so, and those that were cut and do not
+        rows = [row for row in asked if (row[: len(beginning)] == beginning) == shares]
+        batches += [(shares, batch) for batch in batches_by_tokens(rows, batch_size)]
     found = [0.0] * len(pairs)
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-    for start in watched(range(0, len(rows), batch_size), "asking, batch"):
-        batch = rows[start : start + batch_size]
-        ids, mask = _padded(batch, model.device)
+    for shares, batch in watched(batches, "asking, batch"):
+        past = len(beginning) if shares else 0
+        ids, mask = _padded([row[past:] for row in batch], model.device)
         targets = []  # (number of the pair, row of the batch, position that predicts, token)
         for i, row in enumerate(batch):
             for number in asked[row]:
-                text, length = texts[number], len(pairs[number][1])
-                first = len(text) - 1 - min(length, len(text) - 1)
-                targets += [(number, i, place, text[place + 1]) for place in range(first, len(text) - 1)]
+                text = texts[number]
+                targets += [(number, i, at - past, text[at + 1]) for at in range(first[number], len(text) - 1)]
         numbers, at, places, tokens = (list(column) for column in zip(*targets))
         kept = torch.tensor(sorted(set(places)), device=model.device)
+        options = {"logits_to_keep": kept} if keeps else {}
         with torch.inference_mode():
-            options = {"logits_to_keep": kept} if keeps else {}
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
+            if past:
+                seen = torch.cat((mask.new_ones(len(batch), past), mask), dim=1)
+                options |= {"past_key_values": _copies(held, len(batch)), "use_cache": True}
+            else:
+                seen, options = mask, options | {"use_cache": False}
+            logits = model(input_ids=ids, attention_mask=seen, **options).logits
         columns = torch.searchsorted(kept, torch.tensor(places, device=model.device)) if keeps else torch.tensor(places)
         chosen = logits[torch.tensor(at, device=model.device), columns.to(model.device)].double().log_softmax(-1)
         chosen = chosen.gather(-1, torch.tensor(tokens, device=model.device)[:, None])[:, 0].tolist()
         for number, value in zip(numbers, chosen):
             found[number] += value
     return found
+
+
+def _read_once(model, rows: list[tuple], first: list[int]) -> tuple:
+    """(the tokens that all rows begin with, the cache of a model that read them), or ((), None) where it cannot help.
+
+    Only of caches that hold the keys and values of each token by itself, whatever comes after: none of states, windows,
+    experts that are filled by row, or frequencies that depend on the length.
+    """
+    config, nothing = model.config, ((), None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
+    arguments = inspect.signature(model.forward).parameters
+    if len(rows) < 2 or "past_key_values" not in arguments or getattr(config, "expert_capacity", None) is not None:
+        return nothing
+    both = list(zip(min(rows), max(rows)))  # between which, in the order of the alphabet, all others stand
+    length = min(next((at for at, (one, other) in enumerate(both) if one != other), len(both)), *first)
+    if length < LEAST_SHARED or kinds & set(BATCH_DEPENDENT_ROPE):
+        return nothing
+    beginning = rows[0][:length]
+    with torch.inference_mode():
+        held = model(input_ids=torch.tensor([beginning], device=model.device), use_cache=True).past_key_values
+    if type(held) is not DynamicCache or not all(
+        isinstance(layer, DynamicLayer) and not layer.is_sliding for layer in held.layers
+    ):
+        return nothing
+    return beginning, held
+
+
+def _copies(held: DynamicCache, rows: int) -> DynamicCache:
+    """A cache of so many rows, each of which holds what the one row of `held` does."""
+    cache = DynamicCache()
+    for number, layer in enumerate(held.layers):
+        cache.update(layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1), number)
+    return cache
 
 
 def shared_rows(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:
@@ -85,9 +137,8 @@ def shared_rows(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int
 def _of_answers(model, pairs: list[Pair], batch_size: int, most: int) -> list[float]:
     """log_likelihoods of an encoder-decoder: contexts are read, continuations answered."""
     found = [0.0] * len(pairs)
-    order = sorted(range(len(pairs)), key=lambda number: -len(pairs[number][0]))
-    for start in watched(range(0, len(order), batch_size), "asking, batch"):
-        batch = order[start : start + batch_size]
+    batches = batches_by_tokens(range(len(pairs)), batch_size, lambda number: sum(map(len, pairs[number])))
+    for batch in watched(batches, "asking, batch"):
         ids, mask = _padded([pairs[number][0][-most:] for number in batch], model.device)
         answers, counted = _padded([pairs[number][1] for number in batch], model.device)
         begun = model.prepare_decoder_input_ids_from_labels(labels=answers)

@@ -233,12 +233,11 @@ class Translation(TextTask):
 
     def generate(self, model, rows: "EncodedExamples", numbers: list[int], batch_size: int) -> list[str]:
         """Translations of the rows `numbers`, in that order, by the model's generation config."""
-        from ..data.example_store import in_batches
+        from ..data.length_batching import batches_by_tokens
 
-        found = {}
-        longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
-        for batch in watched(list(in_batches(longest_first, batch_size)), "translating, batch"):
-            found |= zip(batch, self._answers(model, [rows[i]["input_ids"] for i in batch]))
+        found, ids = {}, {i: rows[i]["input_ids"] for i in numbers}
+        for batch in watched(batches_by_tokens(ids, batch_size, lambda i: len(ids[i])), "translating, batch"):
+            found |= zip(batch, self._answers(model, [ids[i] for i in batch]))
         return [found[i] for i in numbers]
 
     def generate_texts(self, model, sources: list[str]) -> list[str]:

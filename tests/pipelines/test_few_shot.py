@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from anyformer.pipelines.data.length_batching import MOST_OF_SHORT, batches_by_tokens
 from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, draw_shots, prompt_of
 from anyformer.pipelines.evaluation.likelihood import encode_pairs, log_likelihoods, shared_rows
 from anyformer.pipelines.evaluation.request import evaluation_recipe
@@ -43,9 +44,11 @@ def language_model(kind: str, vocabulary: int, positions: int = 96):
         sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 2}
         config = T5Config(vocab_size=vocabulary, **sizes, decoder_start_token_id=0)
         return T5ForConditionalGeneration(config).double().eval()
-    scheme = {"decoder": "rotary", "learned": "learned"}[kind]
+    fields = {"position_encoding": kind} if kind in ("learned", "alibi") else {}
+    fields |= {"attention_pattern": [f"{kind}_attention"]} if kind in ("sliding", "linear") else {}
+    fields |= {"sliding_window": 4} if kind == "sliding" else {}
     config = anyformer.AnyformerDecoderConfig(
-        vocab_size=vocabulary, max_position_embeddings=positions, position_encoding=scheme, **SIZES
+        vocab_size=vocabulary, max_position_embeddings=positions, **fields, **SIZES
     )
     return anyformer.AnyformerDecoderForCausalLM(config).double().eval()
 
@@ -71,6 +74,31 @@ def test_likelihoods_in_batches_are_those_of_one_text_at_a_time(kind, tokenizer)
     most = 20 if kind != "t5" else 96  # some are cut
     found = log_likelihoods(model, pairs, batch_size=4, most=most)
     assert found == pytest.approx([one_by_one(model, *pair, most) for pair in pairs], abs=EXACT)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "learned", "gpt2", "alibi", "sliding", "linear"])
+def test_what_all_prompts_begin_with_is_read_once(kind, tokenizer):
+    model, draw = language_model(kind, len(tokenizer)), np.random.default_rng(0)
+    solved = draw.integers(1, 200, 30).tolist()
+    pairs = []
+    for length in (3, 9, 5, 1, 12, 7):
+        question = draw.integers(1, 200, length).tolist()
+        pairs += [(solved + question, draw.integers(1, 200, words).tolist()) for words in (1, 1, 2)]
+    pairs.append((draw.integers(1, 200, 60).tolist(), [5]))  # is cut, and begins otherwise
+    seen = []
+    model.get_input_embeddings().register_forward_hook(lambda module, args, out: seen.append(args[0].numel()))
+    found = log_likelihoods(model, pairs, batch_size=4, most=50)
+    read = sum(seen)
+    assert found == pytest.approx([one_by_one(model, *pair, 50) for pair in pairs], abs=EXACT)
+    assert (read < 30 + 200 + 60) == (kind not in ("sliding", "linear"))
+
+
+def test_batches_of_short_texts_are_larger_and_hold_no_more_tokens():
+    lengths = [3, 40, 38, 5, 9, 9, 20, 1, 1, 1, 2, 39]
+    batches = batches_by_tokens(lengths, 2, lambda length: length)
+    assert sorted(n for batch in batches for n in batch) == sorted(lengths) and batches[0] == [40, 39]
+    assert all(len(batch) * batch[0] <= 2 * 40 and len(batch) <= 2 * MOST_OF_SHORT for batch in batches)
+    assert batches_by_tokens([], 2) == []
 
 
 def test_a_text_is_read_once_with_the_longest_that_begins_like_it():
