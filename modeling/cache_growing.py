@@ -70,25 +70,40 @@ class GrowingLayer(DynamicLayer):
         self.hand_out(self.keys.shape[2])
 
 
+class EncoderLayer(DynamicLayer):
+    """Keys and values of an encoder's tokens, which are the same for all beams of a row.
+
+    A beam search reorders the cache at each token, and within rows: nothing of these would change by being copied.
+    """
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        if self.get_seq_length() > 0 and self.keys.device.type == "cpu":
+            head = self.keys[:, 0]  # one tells rows apart; on other devices the question would cost a synchronisation
+            if torch.equal(head.index_select(0, beam_idx.to(head.device)), head):
+                return
+        super().reorder_cache(beam_idx)
+
+
 def grows(past_key_values) -> bool:
     """Whether a cache, or the decoder's part of an encoder-decoder's, holds what was seen and no more."""
     return type(getattr(past_key_values, "self_attention_cache", past_key_values)) is DynamicCache
 
 
 def give_room(past_key_values) -> None:
-    """Make the layers of an empty DynamicCache, or of the decoder's part of an encoder-decoder's, GrowingLayers.
+    """Make the layers of an empty DynamicCache GrowingLayers, and those for an encoder's tokens EncoderLayers.
 
     Layers of other classes (windows, states, quantised, static) and caches that are moved to the CPU stay as they are.
     """
     if torch.compiler.is_compiling() or not grows(past_key_values):  # a compiled program follows no change of a class
         return
-    cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-    if cache.offloading:
+    own = getattr(past_key_values, "self_attention_cache", past_key_values)
+    if own.layers and own.layers[0].is_initialized:
         return
-    if cache.layer_class_to_replicate is DynamicLayer:  # of a cache that was made without a config
-        cache.layer_class_to_replicate = GrowingLayer
-    for layer in cache.layers:
-        if layer.is_initialized:
-            return
-        if type(layer) is DynamicLayer:
-            layer.__class__ = GrowingLayer  # which adds to it what it does, and nothing that it holds
+    for cache, room in ((own, GrowingLayer), (getattr(past_key_values, "cross_attention_cache", None), EncoderLayer)):
+        if type(cache) is not DynamicCache or cache.offloading:
+            continue
+        if cache.layer_class_to_replicate is DynamicLayer:  # of a cache that was made without a config
+            cache.layer_class_to_replicate = room
+        for layer in cache.layers:
+            if type(layer) is DynamicLayer and not layer.is_initialized:
+                layer.__class__ = room  # which adds to it what it does, and nothing that it holds

@@ -116,6 +116,12 @@ def test_extra_memory_of_the_full_logits_counts_them(benchmark):
     assert module.extra_bytes(step, (hidden, weight)) >= 64 * 4096 * 4
 
 
+def test_decoding_throughput_compares_equal_answers(benchmark, capsys):
+    size = "--texts 3 --batch 2 --solved 12 --longest 6 --rounds 2 --model small"
+    run(benchmark("decoding_throughput"), f"{size} --what scoring")
+    assert [row[1] for row in table(capsys)] == ["guard", "by length", "ours"]
+
+
 def test_generate_compares_equal_tokens(benchmark, capsys):
     run(benchmark("generate"), "--model small --batch 1 --prompt 4 --tokens 3 --rounds 2")
     assert [row[1] for row in table(capsys)] == ["guard", "ours"]

@@ -4,7 +4,7 @@ import method
 import torch
 from twins import twins
 
-GOAL = method.Goal(1.1)
+GOAL = method.Goal(1.15)
 # name -> layers, hidden size, heads
 MODELS = {"small": (2, 64, 2), "medium": (8, 384, 6)}
 
@@ -13,7 +13,7 @@ def main(argv=None):
     p = method.parser(__doc__)
     p.add_argument("--model", choices=MODELS, nargs="+", default=list(MODELS))
     p.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    p.add_argument("--prompt", type=int, default=32, help="tokens of the prompt")
+    p.add_argument("--prompt", type=int, nargs="+", default=[32, 512], help="tokens of the prompt")
     p.add_argument("--tokens", type=int, default=24, help="tokens to generate")
     args = method.start(p, argv)
     if args.quick:
@@ -21,13 +21,14 @@ def main(argv=None):
     print(method.HEADER)
     for name in args.model:
         for batch in args.batch:
-            compare(args, name, batch)
+            for length in args.prompt[:1] if args.quick else args.prompt:
+                compare(args, name, batch, length)
 
 
-def compare(args, name, batch):
+def compare(args, name, batch, length):
     layers, hidden, heads = MODELS[name]
-    native, ours = (model.eval() for model in twins(8192, hidden, layers, heads, args.prompt + args.tokens))
-    prompt = torch.randint(8192, (batch, args.prompt), generator=torch.Generator().manual_seed(0))
+    native, ours = (model.eval() for model in twins(8192, hidden, layers, heads, length + args.tokens))
+    prompt = torch.randint(8192, (batch, length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(prompt)
 
     def generating(model):
@@ -38,7 +39,7 @@ def compare(args, name, batch):
     if not torch.equal(arms["native"](), arms["ours"]()):
         raise SystemExit("not comparable: the two models generate different tokens")
     timings = method.compare(arms, "native", args.rounds)
-    what = f"L={layers} D={hidden} B={batch}, {args.prompt}+{args.tokens} tokens"
+    what = f"L={layers} D={hidden} B={batch}, {length}+{args.tokens} tokens"
     print(method.guard_row(what, "native", timings))
     print(method.row(what, "ours", "native", timings["ours"], GOAL, method.is_void(timings)), flush=True)
 

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 import torch
-from anyformer.modeling.cache_growing import LEAST_ROOM, GrowingLayer
+from anyformer.modeling.cache_growing import LEAST_ROOM, EncoderLayer, GrowingLayer
 from anyformer.modeling.products import product, weight_comes_first
 from family_variants import DECODERS, EXACT, SEQ2SEQS, Variant, close, tokens
 from torch import nn
@@ -154,6 +154,33 @@ def test_generate_keeps_the_cache_where_it_is():
         model(tokens(1, 9 if step == 0 else 1), past_key_values=cache)
         places.add(cache.layers[0].keys.data_ptr())
     assert len(places) == 2  # that of the prompt, and that with room
+
+
+@torch.no_grad()
+def test_a_source_is_encoded_once_however_many_beams_and_tokens(monkeypatch):
+    model, ids = Variant("seq2seq", "t5", SEQ2SEQS["t5"]).model(), tokens(3, 7)
+    encoded, copied = [], []
+    model.model.encoder.register_forward_hook(lambda module, args, out: encoded.append(len(out[0])))
+    original = DynamicLayer.reorder_cache
+    monkeypatch.setattr(
+        DynamicLayer, "reorder_cache", lambda layer, idx: (copied.append(type(layer)), original(layer, idx))
+    )
+    for beams in (1, 4):
+        model.generate(ids, num_beams=beams, **OPTIONS)
+        assert encoded == [3] and EncoderLayer not in copied
+        encoded.clear()
+
+
+@torch.no_grad()
+def test_an_encoders_keys_are_reordered_where_rows_differ():
+    layer, idx = EncoderLayer(), torch.tensor([0, 0, 3, 2])
+    rows = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0)).repeat_interleave(2, dim=0)
+    layer.update(rows, rows + 1)
+    held = layer.keys
+    layer.reorder_cache(idx)  # within the beams of each row
+    assert layer.keys is held
+    layer.reorder_cache(torch.tensor([2, 2, 0, 1]))
+    assert torch.equal(layer.keys, rows[[2, 2, 0, 1]]) and torch.equal(layer.values, rows[[2, 2, 0, 1]] + 1)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 17, 40])
