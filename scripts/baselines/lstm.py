@@ -90,10 +90,11 @@ class LstmForCausalLM(LstmModel):
     def get_output_embeddings(self):
         return self.lm_head
 
-    def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
+    def forward(self, input_ids, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs):
         logits, loss = self.lm_head(self.model(input_ids)), None
         if labels is not None:
-            loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+            size = self.config.vocab_size
+            loss = self.loss_function(logits, labels, vocab_size=size, num_items_in_batch=num_items_in_batch)
         return CausalLMOutput(loss=loss, logits=logits)
 
 
