@@ -149,8 +149,8 @@ MANY = 24  # names of a kind, of which one screen has the first only
 
 
 def some_of(names: list[str], most: int) -> str:
-    """The first names that take at most so many characters, and how many there are beyond them."""
-    shown = []
+    """The first names that take at most so many characters with how many there are beyond them."""
+    shown, most = [], most - len(f" and {len(names)} more")
     for name in names:
         most -= len(name) + 2
         if most < 0:
