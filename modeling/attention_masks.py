@@ -108,11 +108,11 @@ def causal_masks(
     # Nor does the only new token of a cache that holds what was seen, and no more.
     plain = plain or (
         attention_mask is None
-        and inputs_embeds.shape[1] == 1
         and grows(past_key_values)
         and not packed
         and config._attn_implementation == "sdpa"
         and not torch.compiler.is_compiling()
+        and inputs_embeds.shape[1] == 1
     )
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
         traits = ATTENTION_KINDS[kind]

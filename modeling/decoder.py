@@ -152,8 +152,8 @@ class CausalLanguageModel:
             return_logits: whether `logits` is filled; None: see `returns_logits`.
         """
         asks_more = kwargs or any(x is not None for x in (inputs_embeds, labels, shift_labels, return_logits))
-        one_token = not asks_more and past_key_values is not None and input_ids.shape[1] == 1
-        if one_token and isinstance(logits_to_keep, int) and self.only_generates():
+        generates = not asks_more and past_key_values is not None and self.only_generates()
+        if generates and input_ids.shape[1] == 1 and isinstance(logits_to_keep, int):
             x_B1D, *_ = self.model.hidden_states(input_ids, attention_mask, position_ids, past_key_values)
             return CausalLMOutputWithPast(logits=self.lm_head(x_B1D), past_key_values=past_key_values)
         outputs = self.model(

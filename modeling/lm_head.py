@@ -53,9 +53,9 @@ class LanguageModelHead(nn.Linear):
 
     def logits(self, hidden_states):
         """(..., D) -> (..., V) before the soft cap, by the faster product where each text has one token."""
-        rows = hidden_states.shape[:-1].numel()
         if torch.is_grad_enabled() or type(self.weight) is not nn.Parameter or torch.compiler.is_compiling():
             return super().forward(hidden_states)
+        rows = hidden_states.shape[:-1].numel()  # not while compiling: it would fix the batch and the length
         if not weight_comes_first(rows, self.weight):
             return super().forward(hidden_states)
         logits = product(hidden_states.reshape(rows, -1), self.weight, self.bias).contiguous()

@@ -36,11 +36,11 @@ def one_token(stack, x_N1D, per_layer: list[dict], past_key_values=None, encoder
     hooked. It is asked anew for each token, since all this comes and goes.
     """
     if (
-        type(x_N1D) is not torch.Tensor
-        or x_N1D.shape[1] != 1
-        or past_key_values is None
+        past_key_values is None
         or torch.is_grad_enabled()
         or torch.compiler.is_compiling()
+        or type(x_N1D) is not torch.Tensor
+        or x_N1D.shape[1] != 1
         or torch.jit.is_tracing()
         or torch.is_autocast_enabled(x_N1D.device.type)
         or stack.training
