@@ -198,6 +198,7 @@ def test_the_automatic_tensor_parallel_plan_is_the_declared_one(tiny_config, tmp
     check_split_equals_whole(tiny_config, tmp_path, "tp-auto", {"tied": {}})
 
 
+@pytest.mark.slow
 def test_two_pipeline_stages_have_the_logits_and_tokens_of_one_process(tiny_config, tmp_path):
     """Where a pipeline plan is declared; transformers' own pipeline computes no loss."""
     declared = {name: f for name, f in VARIANTS.items() if tiny_config(**f).base_model_pp_plan is not None}

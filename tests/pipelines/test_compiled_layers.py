@@ -63,6 +63,7 @@ def test_a_short_run_is_not_probed(tiny_recipe, command, tmp_path, capsys):
     assert "torch.compile: left out, as 0:0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_chosen_by_a_probe_trains_the_same_curve(tiny_recipe, command, tmp_path, monkeypatch, capsys):
     recipe = tiny_recipe(training={"max_steps": 16}, model={"hidden_dropout": 0.1})
     plain, compiled = tmp_path / "plain", tmp_path / "compiled"

@@ -113,6 +113,7 @@ def test_a_run_goes_on_with_other_numbers_of_processes(recipe, command, tmp_path
     assert set(documents.values()) == {1}  # nothing is trained twice in an epoch
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_steps_shared_out_otherwise(recipe, command, tmp_path):
     """As by other processes: in its sixth step killed, and from there with whole steps in one forward pass."""
     whole, run = tmp_path / "whole", tmp_path / "run"

@@ -119,6 +119,7 @@ def mixed_recipe(tiny_recipe, tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_a_streamed_and_a_stored_part_ends_bit_identical(mixed_recipe, command, tmp_path, capsys):
     whole, broken, recipe = tmp_path / "whole", tmp_path / "broken", mixed_recipe()
     assert command("train", recipe, f"training.output_dir={whole}", "--dry-run") == 0

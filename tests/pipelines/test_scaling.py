@@ -24,6 +24,7 @@ def test_a_law_is_found_again_from_losses_made_by_it():
     assert near[1] == min(near)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_exponents_of_noisy_losses():
     noise = np.exp(0.003 * np.random.default_rng(0).standard_normal(len(SIZES)))
     losses = PUBLISHED.loss(SIZES, LENGTHS) * noise
