@@ -252,6 +252,7 @@ def prepared_tokenizer(kind: Kind, data: Path, folder: Path) -> Path:
 
 
 def report(kind_name: str, kind: Kind, steps: int, found: dict) -> None:
+    method.require_equal({arm: runs[0]["parameters"] for arm, runs in found.items()}, tolerance=0.01)
     print(f"\n{kind_name}: {steps} steps of {kind.batch} rows; medians of {len(found['plain'])} rounds\n")
     print("| arm | parameters | wall s | start | steps | end | CPU s | peak GB | validation loss |")
     print("|---|---|---|---|---|---|---|---|---|")
