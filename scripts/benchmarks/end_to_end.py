@@ -26,6 +26,7 @@ from pathlib import Path
 
 import method
 import numpy as np
+from transformers import AutoTokenizer
 
 HERE = Path(__file__).resolve().parent
 ROUNDS = 3
@@ -146,7 +147,8 @@ def ours(kind: Kind, steps: int, data: Path, tokenizer: Path, folder: Path) -> d
     fixed = {"training.optim": "adamw", "training.adam_beta2": 0.999, "training.output_dir": str(folder / "run")}
     fixed |= {"tokenizer.name_or_path": str(tokenizer), "training.num_train_epochs": 1}
     fixed |= {"evaluation.every_steps": None, "evaluation.sample_prompts": [], "training.lr_scheduler_kwargs": {}}
-    fixed |= {"data.test_files": None}
+    # Beside a ready-made tokenizer a preset keeps the vocabulary of its own.
+    fixed |= {"data.test_files": None, "model.vocab_size": len(AutoTokenizer.from_pretrained(tokenizer))}
     overrides = [f"{name}={json.dumps(value)}" for name, value in (training | fixed).items()]
     command = [sys.executable, "-m", "anyformer_main", "train", kind.recipe, *kind.ours, *overrides]
     (folder / "data").symlink_to(data)
