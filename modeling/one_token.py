@@ -1,6 +1,7 @@
-"""One new token through the layers, as `generate` asks for it: the numbers of the modules, without their calls.
+"""A forward pass of one new token through the layers, as `generate` asks for it, without calling their modules.
 
-In a small model a token is mostly the cost of calling modules, and in a large one, on a CPU, of reading weights.
+It computes what the modules would. In a small model most of a token's time goes into calling modules, in a large one,
+on a CPU, into reading weights.
 Shapes as in attention.py, with N rows of one token each, and R query heads for each key/value head.
 """
 

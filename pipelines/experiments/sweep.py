@@ -100,18 +100,19 @@ def metric_of(sweep: Sweep, recipe: Recipe) -> str:
 
     Raises UserError for a metric that the recipe does not measure.
     """
-    given = sweep.settings.metric or recipe.evaluation.best_metric or "loss"
-    name = given if given.startswith(("validation_", "test_")) else f"validation_{given}"
-    if sweep.settings.evaluate is not None:
-        given = sweep.settings.metric or next(iter(recipe.evaluation.metrics), "loss")
-        name = f"measured_{given}"
-    bare, known = name.partition("_")[2], ["loss", *recipe.evaluation.metrics]
+    settings, known = sweep.settings, ["loss", *recipe.evaluation.metrics]
+    if settings.evaluate is not None:
+        given = name = bare = settings.metric or next(iter(recipe.evaluation.metrics), "loss")
+    else:
+        given = settings.metric or recipe.evaluation.best_metric or "loss"
+        name = given if given.startswith(("validation_", "test_")) else f"validation_{given}"
+        bare = name.partition("_")[2]
     if not any(f"{bare}_".startswith(f"{metric}_") for metric in known):
         raise UserError(
             f"--metric {given}: the recipe measures {', '.join(known)}; name one of them, or add it to "
             f"evaluation.metrics"
         )
-    return name.removeprefix("measured_")
+    return name
 
 
 class SweepRuns:
