@@ -14,14 +14,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.masking_utils import sliding_window_bidirectional_mask_function, sliding_window_causal_mask_function
 
+from .attention_block_sizes import BlockSizes
 from .linear_cross_entropy import SLOW_ON_CPU
 
-# Queries of a block, or as many as its neighbourhood reaches to one side, if that is more. On a CPU and for windows of
-# 128, blocks of 256 take 1.2 x the time: their queries meet more keys that they do not see. Plain products, which
-# strides need, make every score that is met.
-QUERIES_PER_BLOCK, QUERIES_BESIDE_STRIDE = 128, 64
-# Rows shorter than so many times the keys that a query meets in blocks keep the mask, for which sdpa has one kernel.
-LEAST_GAIN, LEAST_GAIN_BESIDE_STRIDE = 1.5, 5
 # Plain products make so many scores at a time on a CPU: what stays in its cache.
 SCORES_AT_A_TIME = 1 << 18
 
@@ -61,30 +56,17 @@ def window_rule(window: int, is_causal: bool):
     return sliding_window_bidirectional_mask_function(window - 1)
 
 
-def pays(near: tuple[int, int], stride: int, length: int, global_tokens: int = 0) -> bool:
-    """Whether rows of so many tokens are faster in blocks than under a mask."""
-    far = length // stride if stride else 0
-    gain = LEAST_GAIN_BESIDE_STRIDE if stride else LEAST_GAIN
-    return length >= gain * (_block_size(near, stride) + sum(near) + far + global_tokens)
-
-
-def _block_size(near: tuple[int, int], stride: int) -> int:
-    return max(QUERIES_BESIDE_STRIDE if stride else QUERIES_PER_BLOCK, *near)
-
-
-def make_blocks(rule, near, stride, x_BTD, real=None, documents=None, global_tokens=None) -> Blocks:
+def make_blocks(rule, sizes: BlockSizes, x_BTD, real=None, documents=None, global_tokens=None) -> Blocks:
     """The Blocks of rows like x_BTD, of which shape, dtype and device are read.
 
     Args:
         rule: the kind's mask function, without padding and documents; it has to depend on distances only.
-        near: the most tokens before and after a query that it sees one by one. stride: 0, or the distance of the
-            tokens before these that it may see, too; the rule is causal then.
+        sizes: with a stride the rule is causal.
         real: None or (B, T), False at padding, which no token sees. documents: None or (B, T), ids of documents.
         global_tokens: None, or (index, whether it is one), both (B, N), of keys that every query sees.
     """
     (batch, length), device = x_BTD.shape[:2], x_BTD.device
-    size = _block_size(near, stride)
-    before, after = (min(-(-side // 8) * 8, size) for side in near)  # kernels on GPUs want multiples of 8
+    near, stride, size, before, after = sizes.near, sizes.stride, sizes.size, sizes.before, sizes.after
     q, k = torch.arange(size, device=device)[:, None] + before, torch.arange(before + size + after, device=device)
     distances, far, index = [q - k], None, None
     is_near = (distances[0] <= near[0]) & (distances[0] >= -near[1])

@@ -17,7 +17,8 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from .attention_blocks import make_blocks, pays, window_rule
+from .attention_block_sizes import sizes_that_pay
+from .attention_blocks import make_blocks, window_rule
 from .cache_growing import grows
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation, implements
 
@@ -60,22 +61,18 @@ def blocks_of(config, kind: str, x_BTD, attention_mask, past_key_values=None, do
         global_tokens: None, or (index, whether it is one), both (B, N).
     """
     traits = ATTENTION_KINDS[kind]
-    near = None if traits.near is None else traits.near(config)
-    stride = 0 if traits.stride is None else traits.stride(config)
+    sizes = sizes_that_pay(config, traits, x_BTD.shape[1], 0 if global_tokens is None else global_tokens[0].shape[1])
     if (
-        near is None
+        sizes is None
         or config._attn_implementation != "sdpa"
         or POSITION_SCHEMES[config.position_encoding].acts_on == "attention"
         or torch.compiler.is_exporting()
         or (attention_mask is not None and attention_mask.ndim != 2)
         or (past_key_values is not None and not _is_prefill(past_key_values))
-        or not pays(near, stride, x_BTD.shape[1], 0 if global_tokens is None else global_tokens[0].shape[1])
     ):
         return None
-    real = None if attention_mask is None else attention_mask != 0
-    return make_blocks(
-        mask_function(config, kind, config.is_causal), near, stride, x_BTD, real, documents, global_tokens
-    )
+    rule, real = mask_function(config, kind, config.is_causal), None if attention_mask is None else attention_mask != 0
+    return make_blocks(rule, sizes, x_BTD, real, documents, global_tokens)
 
 
 def _is_prefill(past_key_values) -> bool:

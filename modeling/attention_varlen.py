@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from .attention_block_sizes import block_sizes
 from .attention_blocks import attend_in_blocks, make_blocks, window_rule
 from .linear_cross_entropy import SLOW_ON_CPU
 
@@ -124,7 +125,7 @@ def _one_by_one(query, key, value, lengths, is_causal, scaling, dropout, window)
             out = _sdpa(*parts, scaling, dropout, is_causal=is_causal).transpose(1, 2)
         else:
             near = window - 1, 0 if is_causal else window - 1
-            blocks = make_blocks(window_rule(window, is_causal), near, 0, parts[0][:, 0])
+            blocks = make_blocks(window_rule(window, is_causal), block_sizes(near), parts[0][:, 0])
             out = attend_in_blocks(*parts, blocks, scaling, dropout)
         outputs.append(out.flatten(0, 1))
     return torch.cat(outputs)

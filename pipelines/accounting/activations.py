@@ -8,6 +8,7 @@ D hidden size, F feed-forward width, H query heads, G key/value heads, K head si
 
 from dataclasses import dataclass
 
+from anyformer.modeling.attention_block_sizes import BlockSizes, sizes_that_pay
 from anyformer.modeling.legality import attention_kinds
 from anyformer.modeling.legality_experts import mlp_kinds
 from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITION_SCHEMES, SEQ2SEQ
@@ -15,9 +16,14 @@ from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITIO
 FP32, HALF = 4, 2
 # Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).
 CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
+# Up to so many channels of a head, or keys, CPUs compute attention in fp32 (modeling/attention.py, which needs torch).
+FEW_CHANNELS, FEW_KEYS = 32, 256
 # Rough, from torch's profiler (8 rows of 96 tokens, 4 heads of 32): matrices of scores that disentangled attention
 # keeps, and values for each channel of a query that linear attention and memories keep in fp32.
 SCORES_OF_DISENTANGLED, KEPT_BY_STATES = 5, 13
+# In blocks (attention_blocks.py), from torch's profiler (2 rows of 4,096): values for each channel of a query that
+# the far tokens of strides keep beside the near ones, and those of global tokens, whose own keys and values are made.
+KEPT_BY_STRIDES, KEPT_BY_GLOBAL_TOKENS = 7, 5
 # Values that an activation function keeps for each channel, its output included; transformers' tanh GELU is Python.
 KEPT_BY_ACTIVATION = {"relu": 1, "gelu_new": 5}
 
@@ -113,19 +119,37 @@ class _Layer:
         """Of a token: which channels stay; on CPUs torch keeps what it multiplies with."""
         return self.D * (FP32 if self.how.on_cpu else 1) if self.c.hidden_dropout > 0 else 0
 
+    def blocks(self, kind: str, tokens: int) -> BlockSizes | None:
+        """The blocks in which attention is computed, and no mask made of all pairs; None: in one piece."""
+        if self.how.eager or POSITION_SCHEMES[self.c.position_encoding].acts_on == "attention":
+            return None
+        return sizes_that_pay(self.c, ATTENTION_KINDS[kind], tokens)
+
+    def value_in_attention(self, keys: int, blocks: BlockSizes | None) -> int:
+        """Bytes of a value that attention computes with."""
+        few = self.K <= FEW_CHANNELS or keys <= FEW_KEYS if blocks is None else not blocks.stride
+        return FP32 if self.how.on_cpu and few else self.compute
+
     def attention(self, kind: str, tokens: int, keys: int, reads: int = 3) -> tuple[float, float]:
         """Of a query's token, of a key's token: projections, output, and scores where they are kept."""
         traits, scheme = ATTENTION_KINDS[kind], POSITION_SCHEMES[self.c.position_encoding]
         masked = traits.windowed or traits.needs or scheme.acts_on == "scores"
         whole = self.how.eager or scheme.acts_on == "attention"  # its scores are kept, head by head
         shared = self.G if not masked and not whole else self.H  # a mask makes torch repeat keys and values
-        per_query = 2 * self.H * self.K * self.compute + self.H * FP32 + self.read(self.D, reads)
+        blocks = self.blocks(kind, tokens)
+        value = self.value_in_attention(keys, blocks)
+        per_query = 2 * self.H * self.K * value + self.H * FP32 + self.read(self.D, reads)
         if whole:
             matrices = SCORES_OF_DISENTANGLED if scheme.acts_on == "attention" else 1
             per_query += matrices * self.H * keys * (FP32 + (HALF if self.how.half else 0))
         if traits.memories:
             per_query += KEPT_BY_STATES * self.H * self.K * FP32
-        per_key = 2 * shared * self.K * self.compute
+        if blocks is not None and blocks.stride:
+            per_query += KEPT_BY_STRIDES * self.H * self.K * value
+        if traits.global_tokens:
+            per_query += KEPT_BY_GLOBAL_TOKENS * self.H * self.K * value
+        # A key lies in its own block and in those of its neighbours.
+        per_key = 2 * shared * self.K * value * (1 if blocks is None else blocks.keys / blocks.size)
         if self.c.qk_norm:
             per_query += self.norm(self.H * self.K)
             per_key += self.norm(self.G * self.K)
@@ -170,9 +194,17 @@ class _Layer:
         last = self.norm(self.D) if self.c.norm_position == "pre" else 0
         first = self.norm(self.D) if self.c.embedding_norm else 0
         scheme = POSITION_SCHEMES[self.c.position_encoding]
-        masks = {kind for kind in kinds if ATTENTION_KINDS[kind].windowed or ATTENTION_KINDS[kind].needs}
-        bias = tokens * length * (self.H * self.compute if scheme.acts_on == "scores" else len(masks))
-        return tokens * (last + first + self.dropout()) + bias
+        biased = scheme.acts_on == "scores"
+        pairs = 0
+        for kind in set(kinds):
+            blocks = self.blocks(kind, length)
+            if blocks is not None:
+                pairs += blocks.keys * FP32 * (self.H if biased else 1)
+            elif biased:
+                pairs += length * self.H * self.compute
+            elif ATTENTION_KINDS[kind].windowed or ATTENTION_KINDS[kind].needs:
+                pairs += length
+        return tokens * (last + first + self.dropout() + pairs)
 
     def head(self, positions: int, vocabulary: int) -> tuple[int, int, int]:
         """(what the loss holds, logits of all positions in fp32, logits at a time).

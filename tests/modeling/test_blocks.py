@@ -4,7 +4,8 @@ from itertools import accumulate
 
 import pytest
 import torch
-from anyformer.modeling import attention_blocks
+from anyformer.modeling import attention_block_sizes, attention_blocks
+from anyformer.modeling.attention_block_sizes import block_sizes
 from anyformer.modeling.attention_blocks import Blocks, attend_in_blocks, make_blocks
 from anyformer.modeling.attention_masks import mask_function
 from anyformer.modeling.stack import TransformerStack
@@ -36,9 +37,9 @@ LOCAL_GLOBAL = {"attention_pattern": ["local_global_attention"]}
 def small_blocks(monkeypatch):
     """Blocks of 4 queries, for rows of any length."""
     for name in ("QUERIES_PER_BLOCK", "QUERIES_BESIDE_STRIDE"):
-        monkeypatch.setattr(attention_blocks, name, 4)
+        monkeypatch.setattr(attention_block_sizes, name, 4)
     for name in ("LEAST_GAIN", "LEAST_GAIN_BESIDE_STRIDE"):
-        monkeypatch.setattr(attention_blocks, name, 0)
+        monkeypatch.setattr(attention_block_sizes, name, 0)
     monkeypatch.setattr(attention_blocks, "SCORES_AT_A_TIME", 300)
 
 
@@ -94,14 +95,14 @@ def test_blocks_equal_the_dense_mask_of_the_same_rule(kind, reach, length, block
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("QUERIES_PER_BLOCK", "QUERIES_BESIDE_STRIDE"):
-            patch.setattr(attention_blocks, name, block)
+            patch.setattr(attention_block_sizes, name, block)
         patch.setattr(attention_blocks, "SCORES_AT_A_TIME", 100)
         stride = 0 if traits.stride is None else traits.stride(config)
         if far is not None and real is not None:  # as global_attention_context does: padding is never global
             far = index, valid & real.gather(1, index)
             seen = seen & real[:, None]
         like = query.transpose(1, 2).flatten(2)
-        blocks = make_blocks(rule, traits.near(config), stride, like, real, documents, far)
+        blocks = make_blocks(rule, block_sizes(traits.near(config), stride), like, real, documents, far)
         if biased:
             blocks = blocks.with_bias(slope[None, :, None, None] * blocks.distances)
         got = attend_in_blocks(query, key, value, blocks, SCALING)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from anyformer.modeling import attention_blocks, attention_varlen
+from anyformer.modeling import attention_block_sizes, attention_varlen
 from anyformer.modeling.attention_varlen import document_lengths, varlen_sdpa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,7 +70,7 @@ def packed_rows(draw):
 )
 def test_documents_alone_equal_documents_under_a_mask(rows, heads, is_causal, window, block, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_blocks, "QUERIES_PER_BLOCK", block)
+        patch.setattr(attention_block_sizes, "QUERIES_PER_BLOCK", block)
         leaves = inputs(len(rows), sum(rows[0]), *heads, seed=seed)
         lengths = [length for row in rows for length in row]
         got = varlen_sdpa(*leaves, lengths, is_causal, SCALING, window=window)

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from anyformer.modeling import attention, linear_cross_entropy
+from anyformer.pipelines.accounting import activations as accounting
 from anyformer.pipelines.accounting.activations import Batch, How, activations
 from anyformer.pipelines.accounting.caches import cache_size
 from anyformer.pipelines.accounting.devices import MEMORY, devices_of
@@ -209,11 +211,18 @@ MEASURED = {
     | {"intermediate_size": 512, "norm_type": "layernorm", "norm_position": "post", "mlp_type": "mlp"}
     | {"hidden_act": "gelu", "position_encoding": "learned", "attention_bias": True, "hidden_dropout": 0.1},
 }
+WINDOWS = {"attention_pattern": ["sliding_attention"], "sliding_window": 64}
+IN_BLOCKS = {
+    "sliding": ("decoder", WINDOWS),
+    "sliding_alibi": ("decoder", WINDOWS | {"position_encoding": "alibi"}),
+    "strided": ("decoder", {"attention_pattern": ["strided_attention"], "attention_stride": 64}),
+    "two_sided": ("encoder", WINDOWS | {"position_encoding": "rotary"}),
+}
 HEADS = {"decoder": "AnyformerDecoderForCausalLM", "encoder": "AnyformerEncoderForMaskedLM"}
 TOLERANCE = 0.10
 
 
-def measured_and_planned(family: str, rows: int, tokens: int, checkpointing: bool) -> tuple[int, int]:
+def measured_and_planned(family: str, rows: int, tokens: int, checkpointing: bool = False, **fields) -> tuple[int, int]:
     """(most bytes that torch's profiler saw in a forward and backward pass, those planned).
 
     Gradients are there before, as in every pass but the first of a step: they are no activations.
@@ -221,7 +230,7 @@ def measured_and_planned(family: str, rows: int, tokens: int, checkpointing: boo
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"))
     from method import peak_bytes
 
-    config = AutoConfig.for_model(f"anyformer_{family}", **MEASURED[family])
+    config = AutoConfig.for_model(f"anyformer_{family}", **(MEASURED[family] | fields))
     model = getattr(anyformer, HEADS[family])(config).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
@@ -249,6 +258,30 @@ def test_activations_are_within_a_tenth_of_the_measured_peak():
 def test_activations_are_within_a_tenth_with_and_without_checkpointing(family, checkpointing, rows):
     measured, planned = measured_and_planned(family, rows, 96, checkpointing)
     assert planned == pytest.approx(measured, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_activations_of_attention_in_blocks_are_within_a_tenth(kind):
+    family, fields = IN_BLOCKS[kind]
+    measured, planned = measured_and_planned(family, 1, 2048, **fields)
+    assert planned == pytest.approx(measured, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_attention_in_blocks_is_planned_to_grow_as_the_row_does(kind):
+    family, fields = IN_BLOCKS[kind]
+    config = AutoConfig.for_model(f"anyformer_{family}", **(MEASURED[family] | fields))
+    short, long = (activations(config, Batch(1, tokens), How()).peak for tokens in (4096, 65_536))
+    assert long == 16 * short
+    shown = activations(config, Batch(1, 65_536), How(eager=True)).peak
+    assert shown > 16 * long
+
+
+def test_what_is_copied_from_files_that_need_torch_is_the_same_there():
+    for module in (attention, linear_cross_entropy):
+        for name in {"FEW_CHANNELS", "FEW_KEYS", "CHUNK_SHARE", "CHUNK_BYTES"} & set(vars(module)):
+            assert getattr(accounting, name) == getattr(module, name)
 
 
 def test_the_largest_batch_fits_and_one_row_more_does_not():
