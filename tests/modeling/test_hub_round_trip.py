@@ -59,6 +59,7 @@ VARIANTS = {
 }
 SHARED = {
     "attention",
+    "attention_block_sizes",
     "attention_blocks",
     "attention_masks",
     "attention_varlen",
