@@ -137,6 +137,7 @@ class Attention(nn.Module):
             self.backend_kwargs["softcap"] = config.attn_logit_softcapping
         queries, keys = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
         self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
+        self.q_proj.init_gain = self.head_dim**-0.5 / self.scaling  # read by `_init_weights`: scores of variance 1
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_key_bias)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_out_bias)

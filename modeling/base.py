@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -87,7 +88,9 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module):
         super()._init_weights(module)
-        std, residual_std = self.config.initializer_range, self.config.initializer_range
+        std = residual_std = self.config.initializer_range
+        if self.config.fan_in_init:
+            std, residual_std = self._init_by_inputs(module)
         if self.config.scale_residual_init:
             # Projections that write to the residual stream are marked. Scaled down, the stream's variance does not grow
             # with depth (Radford et al. 2019, section 2.3).
@@ -96,6 +99,21 @@ class AnyformerPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, mean=0.0, std=residual_std)
         if hasattr(module, "init_own_weights"):
             module.init_own_weights(std, residual_std)
+
+    def _init_by_inputs(self, module) -> tuple[float, float]:
+        """Weights whose products have the variance of their inputs, and embeddings of variance 1 (T5's mesh_tensorflow).
+
+        Returns the standard deviations of matrices with hidden_size and with intermediate_size inputs, or of a linear
+        layer of its own.
+        """
+        gain = getattr(module, "init_gain", 1.0)
+        if isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=gain)
+        elif isinstance(module, nn.Linear):
+            std = gain * module.in_features**-0.5
+            init.normal_(module.weight, mean=0.0, std=std)
+            return std, std
+        return self.config.hidden_size**-0.5, self.config.intermediate_size**-0.5
 
     def returns_logits(self, return_logits: bool | None, labels) -> bool:
         """Whether a head fills `logits`. None: not in a training step with labels, which needs the loss only.

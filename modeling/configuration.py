@@ -10,7 +10,7 @@ import warnings
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .legality import attention_kinds, cache_type, check_legal
+from .legality import INITIALIZER_RANGE, attention_kinds, cache_type, check_legal
 from .legality_experts import mlp_kinds
 from .parallel_plans import expert_parallel_plan, pipeline_parallel_plan, tensor_parallel_plan
 from .traits import ATTENTION_KINDS, MLP_TYPES, own_fields
@@ -46,6 +46,9 @@ class TransformerConfig(PreTrainedConfig):
     BART), "sinusoidal", "rotary" (`rope_parameters`, flat or one dict per layer type), "alibi" (`alibi_bias_max`),
     "relative" (T5's: `relative_attention_num_buckets`, `..._max_distance`, one table for all layers or, with
     `relative_attention_shared=False`, one each) or, in an encoder, "disentangled" (DeBERTa's).
+
+    New weights are normal with the standard deviation `initializer_range`; with `fan_in_init` instead 1 / sqrt(inputs),
+    and embeddings 1 (T5). `scale_residual_init` divides that of what writes to the residual stream by sqrt(2 x layers).
 
     Raises:
         ValueError: an illegal value or combination, with one sentence that says what is legal (see legality.py).
@@ -90,8 +93,9 @@ class TransformerConfig(PreTrainedConfig):
     attn_logit_softcapping: int | float | None = None
     hidden_dropout: int | float = 0.0
     attention_dropout: int | float = 0.0
-    initializer_range: float = 0.02
+    initializer_range: float = INITIALIZER_RANGE
     scale_residual_init: bool = True
+    fan_in_init: bool = False
 
     def __init_subclass__(cls, *args, **kwargs):
         cls.__eq__ = cls.same_fields

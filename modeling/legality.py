@@ -38,6 +38,7 @@ POSITIVE_OR_NONE = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
+INITIALIZER_RANGE = 0.02  # where none is given
 PROBABILITIES = ("hidden_dropout", "attention_dropout")
 
 
@@ -227,6 +228,13 @@ ILLEGAL = [
     _one_of("norm_type", NORM_TYPES),
     _one_of("norm_position", NORM_POSITIONS),
     _one_of("mlp_type", MLP_TYPES),
+    (
+        lambda c: c.fan_in_init and c.initializer_range != INITIALIZER_RANGE,
+        lambda c: (
+            f"initializer_range={c.initializer_range} spreads no weight where fan_in_init=True does; "
+            f"leave it at {INITIALIZER_RANGE}, or set fan_in_init=False"
+        ),
+    ),
     (
         lambda c: c.head_dim is None and c.hidden_size % c.num_attention_heads != 0,
         lambda c: (

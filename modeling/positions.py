@@ -101,6 +101,7 @@ class RelativePositionBias(nn.Module):
         self.num_buckets, self.is_causal = config.relative_attention_num_buckets, config.is_causal
         self.max_distance = config.relative_attention_max_distance
         self.relative_attention_bias = nn.Embedding(self.num_buckets, config.num_attention_heads)
+        self.relative_attention_bias.init_gain = config.hidden_size**-0.5
 
     def buckets(self, distances: torch.Tensor) -> torch.Tensor:
         """Distances (integer, any shape) to bucket numbers in [0, num_buckets)."""

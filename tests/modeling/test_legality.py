@@ -19,6 +19,10 @@ from anyformer import (
 
 LINEAR = {"attention_pattern": ["linear_attention"]}
 CASES = {
+    "initializer_range=0.1 spreads no weight where fan_in_init=True does; leave it at 0.02": {
+        "initializer_range": 0.1,
+        "fan_in_init": True,
+    },
     "num_attention_heads=7 does not divide hidden_size=256; 4, 8 and 16 do": {
         "hidden_size": 256,
         "num_attention_heads": 7,

@@ -88,6 +88,20 @@ def test_whether_t5_ties_its_head_is_read_from_the_weights_and_the_scale_from_th
         assert back.config.scale_decoder_outputs is native.config.scale_decoder_outputs is tied
 
 
+@pytest.mark.parametrize("name", ["t5", "umt5"])
+def test_new_weights_of_t5_spread_as_transformers_draws_them(name):
+    sizes = {"d_model": 64, "d_kv": 24, "d_ff": 256, "num_heads": 4, "vocab_size": 300, "dropout_rate": 0.0}
+    native = transformers.AutoModelForSeq2SeqLM.from_config(transformers.AutoConfig.for_model(name, **sizes))
+    theirs = from_native(native)
+    config = type(theirs.config)(**(theirs.config.to_dict() | {"fan_in_init": True, "scale_residual_init": False}))
+    ours = type(theirs)(config)
+    for (name, drawn), (_, expected) in zip(ours.named_parameters(), theirs.named_parameters()):
+        # transformers draws a head of its own with deviation 1 (v1.1), which makes logits of deviation 8 here.
+        if drawn.ndim == 2 and name != "lm_head.weight":
+            noise = 0.05 + 5 / drawn.numel() ** 0.5
+            assert drawn.std().item() == pytest.approx(expected.std().item(), rel=noise), name
+
+
 def test_tables_that_transformers_would_tie_and_that_differ_are_refused():
     native = native_model("t5", "AutoModelForSeq2SeqLM")
     native.decoder.embed_tokens.weight = torch.nn.Parameter(torch.randn_like(native.shared.weight))
