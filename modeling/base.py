@@ -101,7 +101,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
             module.init_own_weights(std, residual_std)
 
     def _init_by_inputs(self, module) -> tuple[float, float]:
-        """Weights whose products have the variance of their inputs, and embeddings of variance 1 (T5's mesh_tensorflow).
+        """Matrices whose products have the variance of their inputs; embeddings of variance 1, as mesh_tensorflow's T5.
 
         Returns the standard deviations of matrices with hidden_size and with intermediate_size inputs, or of a linear
         layer of its own.
