@@ -83,27 +83,22 @@ def _run_sweep(args) -> int:
 
     from ..experiments.afterwards import check_by_position
     from ..experiments.columns import check_columns
+    from ..experiments.measurements import SweepMeasurements
     from ..experiments.sweep import ONE_SEED, SweepRuns
 
     check_columns(settings.columns, recipe)
     check_by_position(settings.by_position, recipe)
     seeds = ONE_SEED if settings.seeds is None else seeds_of(str(settings.seeds), recipe.training.seed)
 
-    def measured_with(combination):
-        config = Path(settings.evaluate).expanduser() / "config.json"
-        written = config.stat().st_mtime if config.is_file() else 0.0
-        return load([*sweep.fixed, *combination.settings]).to_dict(), written
-
     place = Path(args.out) if args.out else folder
-    measured = None if settings.evaluate is None else measured_with
-    runs = SweepRuns(sweep, recipe, place, known, seeds, words, main, plugins, measured)
+    of_sweep = sweep, recipe, place, known, seeds, words, main, plugins
+    runs = SweepRuns(*of_sweep) if settings.evaluate is None else SweepMeasurements(*of_sweep, load=load)
     if args.dry_run:
         for combination in known or ():
             print(*(str(run.folder) for run in runs.runs_of(combination)), sep="\n")
         return 0
     count = (settings.runs if known is None else len(known)) * len(seeds)
-    what = "run" if settings.evaluate is None else "measurement"
-    print(f"{counted(count, what)} in {runs.folder}, {args.jobs} at a time; what each prints is in its .log")
+    print(f"{counted(count, runs.noun)} in {runs.folder}, {args.jobs} at a time; what each prints is in its .log")
     code = train(runs, args.jobs)
     print_table(runs)
     if code:

@@ -60,73 +60,21 @@ class Run:
         self.facts = {name: run.get(name) for name in ("steps", "wall_seconds", "parameters")}
 
 
-@dataclass
-class Measurement(Run):
-    """A saved model measured with some settings: a JSON file, named as the folder of a run would be.
-
-    expected: the recipe with which it is measured, as plain data, and when the model was written: a file that is of
-    both is not made again.
-    """
-
-    expected: tuple[dict[str, Any], float] = ({}, 0.0)
-
-    @property
-    def file(self) -> Path:
-        return self.folder.parent / f"{self.folder.name}.json"
-
-    def overrides(self) -> list[str]:
-        """The settings of the combination, and where the result is written."""
-        return [*self.combination.settings, "--output", str(self.file)]
-
-    def is_known(self) -> bool:
-        """Whether the result is there, of this model and these settings."""
-        recipe, written = self.expected
-        if not self.file.is_file() or self.file.stat().st_mtime < written:
-            return False
-        try:
-            return json.loads(self.file.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe))
-        except (ValueError, KeyError, TypeError):
-            return False  # damaged: it is measured again
-
-    def read(self) -> None:
-        """What the command has written."""
-        found = json.loads(self.file.read_text(encoding="utf-8"))
-        self.state, self.metrics = "finished", found["metrics"]
-        self.facts = {"examples": found["examples"], "wall_seconds": found["seconds"]}
-
-
-def metric_of(sweep: Sweep, recipe: Recipe) -> str:
-    """The number that runs are ordered by, with its split: `validation_accuracy`; of a measured model without.
-
-    Raises UserError for a metric that the recipe does not measure.
-    """
-    settings, known = sweep.settings, ["loss", *recipe.evaluation.metrics]
-    if settings.evaluate is not None:
-        given = name = bare = settings.metric or next(iter(recipe.evaluation.metrics), "loss")
-    else:
-        given = settings.metric or recipe.evaluation.best_metric or "loss"
-        name = given if given.startswith(("validation_", "test_")) else f"validation_{given}"
-        bare = name.partition("_")[2]
-    if not any(f"{bare}_".startswith(f"{metric}_") for metric in known):
-        raise UserError(
-            f"--metric {given}: the recipe measures {', '.join(known)}; name one of them, or add it to "
-            f"evaluation.metrics"
-        )
-    return name
-
-
 class SweepRuns:
-    """The runs of a sweep in a folder of its own, made one after the other or some at a time.
+    """The runs of a sweep in a folder of its own, made one after the other or some at a time. noun: what each is.
 
     Args:
         known: the combinations of a grid or of a random choice; None where Optuna chooses.
         seeds: of each combination; (None,) for the recipe's own.
-        words: of the command that trains the recipe, or measures a model, to which a run's settings are added.
+        words: of the command that makes a run, to which its settings are added.
         entry: runs a command in a process of its own, see `run_commands`.
         plugins: words of the command line that name plug-ins.
-        measured_with: settings of a combination -> Measurement.expected; None: runs are trained.
         say: gets a line for people.
+
+    Raises UserError for a metric that the recipe does not measure.
     """
+
+    noun = "run"
 
     def __init__(
         self,
@@ -138,21 +86,35 @@ class SweepRuns:
         words: list[str],
         entry: Callable[[list[str]], int],
         plugins: list[str] = (),
-        measured_with: Callable[[Combination], tuple[dict[str, Any], float]] | None = None,
         say: Callable[[str], None] = print,
     ):
-        self.plugins, self.measured_with = list(plugins), measured_with
+        self.plugins = list(plugins)
         self.sweep, self.recipe, self.folder, self.known, self.seeds = sweep, recipe, folder, known, seeds
         self.words, self.entry, self.say = words, entry, say
-        self.metric = metric_of(sweep, recipe)
+        self.metric = self._metric()
         self.runs: list[Run] = []
         self._of: dict[str, tuple[Run, float]] = {}
+
+    def _metric(self) -> str:
+        """The number that runs are ordered by, as their metrics are named."""
+        given, bare, name = self.metric_asked_for()
+        known = ["loss", *self.recipe.evaluation.metrics]
+        if not any(f"{bare}_".startswith(f"{metric}_") for metric in known):
+            raise UserError(
+                f"--metric {given}: the recipe measures {', '.join(known)}; name one of them, or add it to "
+                f"evaluation.metrics"
+            )
+        return name
+
+    def metric_asked_for(self) -> tuple[str, str, str]:
+        """The metric as it was given, without a split, and with one: `validation_accuracy`."""
+        given = self.sweep.settings.metric or self.recipe.evaluation.best_metric or "loss"
+        name = given if given.startswith(("validation_", "test_")) else f"validation_{given}"
+        return given, name.partition("_")[2], name
 
     def runs_of(self, combination: Combination) -> list[Run]:
         """A run for each seed, in folders named by what is varied."""
         place = self.folder / combination.name
-        if self.measured_with is not None:
-            return [Measurement(combination, None, place, expected=self.measured_with(combination))]
         if self.seeds == ONE_SEED:
             return [Run(combination, None, place)]
         return [Run(combination, seed, place / f"seed-{seed}") for seed in self.seeds]
@@ -170,19 +132,27 @@ class SweepRuns:
             self._ended,
             lambda running: watch([f"{Path(command.log).stem}: {command.last_line()}" for command in running]),
         )
-        finished = [run.folder for run in self.runs if run.state == "finished"]
-        if code == 0 and self.measured_with is None:
-            code = self._measure(finished, at_once)
+        if code == 0:
+            code = self.measure(at_once)
         self.write_table()
-        if len(finished) > 1 and self.measured_with is None:
+        self.compare()
+        return code
+
+    def finished(self) -> list[Path]:
+        """The folders of what has ended well."""
+        return [run.folder for run in self.runs if run.state == "finished"]
+
+    def compare(self) -> None:
+        """Write comparison.html, where there are runs to compare."""
+        finished = self.finished()
+        if len(finished) > 1:
             # Variants differ in settings that need not be short, or one each: their folders say what they are.
             varied = None if self.sweep.variants else [*self.sweep.varied]
             compare_runs(finished, self.folder / PAGE, varied=varied)
-        return code
 
-    def _measure(self, finished: list[Path], at_once: int) -> int:
+    def measure(self, at_once: int) -> int:
         """Measure what the sweep asks for of its finished runs; returns as `train`."""
-        settings = self.sweep.settings
+        settings, finished = self.sweep.settings, self.finished()
         measure_columns(settings.columns, finished)
         for run in self.runs:
             if run.state == "finished":
@@ -209,12 +179,7 @@ class SweepRuns:
 
     def _chosen_by_results(self) -> Iterator[Command]:
         """Commands of the combinations Optuna chooses; it is told of one when the runs of all its seeds have ended."""
-        path = self.folder / CHOSEN
-        question = {"recipe": self.sweep.settings.recipe, "fixed": self.sweep.fixed, "metric": self.metric}
-        if self.sweep.settings.evaluate is not None:
-            question["evaluate"] = self.sweep.settings.evaluate
-        question["varied"] = {key: str(values) for key, values in self.sweep.varied.items()}
-        question["variants"] = self.sweep.variants
+        path, question = self.folder / CHOSEN, self.question()
         before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {**question, "chosen": []}
         if {name: value for name, value in before.items() if name != "chosen"} != question:
             raise UserError(f"{self.folder} holds another sweep by Optuna; choose another folder by --out")
@@ -235,6 +200,13 @@ class SweepRuns:
             self.runs += [run for run in runs if run.folder not in known]
             for run in runs:
                 yield from self._begun(run)
+
+    def question(self) -> dict[str, Any]:
+        """What Optuna is asked: another question needs another folder."""
+        sweep = self.sweep
+        question = {"recipe": sweep.settings.recipe, "fixed": sweep.fixed, "metric": self.metric}
+        varied = {key: str(values) for key, values in sweep.varied.items()}
+        return question | {"varied": varied, "variants": sweep.variants}
 
     def _begun(self, run: Run) -> Iterator[Command]:
         if run.is_known():

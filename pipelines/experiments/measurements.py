@@ -1,0 +1,81 @@
+"""A sweep that trains nothing: one saved model, measured with every combination of some settings."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .samplers import Combination
+from .sweep import Run, SweepRuns
+
+
+@dataclass
+class Measurement(Run):
+    """A saved model measured with some settings: a JSON file, named as the folder of a run would be.
+
+    expected: the recipe with which it is measured, as plain data, and when the model was written: a file that is of
+    both is not made again.
+    """
+
+    expected: tuple[dict[str, Any], float] = ({}, 0.0)
+
+    @property
+    def file(self) -> Path:
+        return self.folder.parent / f"{self.folder.name}.json"
+
+    def overrides(self) -> list[str]:
+        """The settings of the combination, and where the result is written."""
+        return [*self.combination.settings, "--output", str(self.file)]
+
+    def is_known(self) -> bool:
+        """Whether the result is there, of this model and these settings."""
+        recipe, written = self.expected
+        if not self.file.is_file() or self.file.stat().st_mtime < written:
+            return False
+        try:
+            return json.loads(self.file.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe))
+        except (ValueError, KeyError, TypeError):
+            return False  # damaged: it is measured again
+
+    def read(self) -> None:
+        """What the command has written."""
+        found = json.loads(self.file.read_text(encoding="utf-8"))
+        self.state, self.metrics = "finished", found["metrics"]
+        self.facts = {"examples": found["examples"], "wall_seconds": found["seconds"]}
+
+
+class SweepMeasurements(SweepRuns):
+    """The measurements of a sweep.
+
+    Arguments as of SweepRuns; load: settings -> the recipe with which the model is measured.
+    """
+
+    noun = "measurement"
+
+    def __init__(self, *args, load: Callable, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.load = load
+        config = Path(self.sweep.settings.evaluate).expanduser() / "config.json"
+        self.written = config.stat().st_mtime if config.is_file() else 0.0
+
+    def metric_asked_for(self) -> tuple[str, str, str]:
+        """As of SweepRuns. `evaluate` reads one split, and puts none before a metric."""
+        name = self.sweep.settings.metric or next(iter(self.recipe.evaluation.metrics), "loss")
+        return name, name, name
+
+    def runs_of(self, combination: Combination) -> list[Run]:
+        """One measurement: no seed changes it."""
+        expected = self.load([*self.sweep.fixed, *combination.settings]).to_dict(), self.written
+        return [Measurement(combination, None, self.folder / combination.name, expected=expected)]
+
+    def question(self) -> dict[str, Any]:
+        """What Optuna is asked."""
+        return super().question() | {"evaluate": self.sweep.settings.evaluate}
+
+    def measure(self, at_once: int) -> int:
+        """Nothing: there is no run to look into."""
+        return 0
+
+    def compare(self) -> None:
+        """Nothing beside the table."""
