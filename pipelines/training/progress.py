@@ -63,8 +63,9 @@ def describe_evaluation(logs: dict) -> str:
     return "  ".join(words)
 
 
-# The first steps take longer than the rest: compilation, caches, the loader's first batches.
-STEPS_BEFORE_ETA = 5
+# The first steps take longer than the rest and are not counted: the loader's first batches, and at the end of the sixth
+# the trial of a compiled layer (compiled_layers.py).
+STEPS_BEFORE_ETA = 6
 BAR_WIDTH = 10
 
 
@@ -77,7 +78,7 @@ class ProgressLine(TrainerCallback):
         self.training = False
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.start_time, self.start_step = time.monotonic(), state.global_step
+        self.first_step, self.timed_from = state.global_step, None
         self.training = True
         if not state.is_world_process_zero:
             return
@@ -89,6 +90,10 @@ class ProgressLine(TrainerCallback):
     def _progress(self, **kwargs) -> Progress:
         columns = (BarColumn(BAR_WIDTH), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"))
         return Progress(*columns, console=self.console, **kwargs)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.first_step + STEPS_BEFORE_ETA:
+            self.timed_from = time.monotonic()
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step >= state.max_steps:
@@ -122,10 +127,9 @@ class ProgressLine(TrainerCallback):
             self.console.print(f"step {state.global_step}  {describe_evaluation(logs)}")
         if "loss" not in logs:
             return
-        done = state.global_step - self.start_step
-        eta = None
-        if done >= STEPS_BEFORE_ETA:
-            eta = (time.monotonic() - self.start_time) / done * (state.max_steps - state.global_step)
+        done, eta = state.global_step - self.first_step - STEPS_BEFORE_ETA, None
+        if done > 0:
+            eta = (time.monotonic() - self.timed_from) / done * (state.max_steps - state.global_step)
         if self.bar is not None:
             room = self.console.width - BAR_WIDTH - len(f" {state.max_steps}/{state.max_steps} ")
             self.bar.update(self.task, description=describe(logs, eta, room))
