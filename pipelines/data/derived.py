@@ -10,12 +10,14 @@ import re
 import textwrap
 import warnings
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from ..errors import UserError
 from ..recipes.schema import DataSection
+from ..words import counted
 from .documents import Corpus, Document
 from .examples import Example, Examples, ExampleSource, texts_of
 
@@ -48,11 +50,12 @@ def sentences_of(text: str) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def next_sentences(documents: Iterable[Document]) -> Iterator[Example]:
+def next_sentences(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[Example]:
     """Two sentences of a document, and four of which one is the next (as SWAG, Zellers et al. 2018, from any text).
 
     {"context", "choices", "label"}. The wrong ones are of other documents, drawn from those nearest in length to the
-    right one, so that length does not tell. Of each run of 8 sentences there is one example.
+    right one, so that length does not tell. Of each run of 8 sentences there is one example. unfit: counts, by reason,
+    documents of which there is none.
     """
     documents, number = iter(documents), 0
     block = list(islice(documents, BLOCK))
@@ -60,11 +63,11 @@ def next_sentences(documents: Iterable[Document]) -> Iterator[Example]:
         following = list(islice(documents, BLOCK))
         if len(following) < BLOCK // 2:  # a few documents have nothing to choose from
             block, following = block + following, []
-        yield from _of_block(block, number)
+        yield from _of_block(block, number, unfit)
         number, block = number + len(block), following
 
 
-def _of_block(block: list[Document], first: int) -> Iterator[Example]:
+def _of_block(block: list[Document], first: int, unfit: Counter[str]) -> Iterator[Example]:
     import numpy as np
 
     def fits(sentence: str) -> bool:
@@ -73,7 +76,7 @@ def _of_block(block: list[Document], first: int) -> Iterator[Example]:
     sentences = [sentences_of(document.text) for document in block]
     pool = sorted((len(text), place, text) for place, own in enumerate(sentences) for text in own if fits(text))
     for place, (document, own) in enumerate(zip(block, sentences)):
-        draw = np.random.default_rng(first + place)
+        draw, found = np.random.default_rng(first + place), False
         for start in range(0, max(len(own) - 2, 0), EVERY):
             ends = [i for i in range(start + 2, min(start + EVERY, len(own))) if all(map(fits, own[i - 2 : i + 1]))]
             if not ends:
@@ -86,7 +89,9 @@ def _of_block(block: list[Document], first: int) -> Iterator[Example]:
             choices = [right, *(wrong[i] for i in draw.permutation(len(wrong))[: CHOICES - 1].tolist())]
             order = draw.permutation(CHOICES).tolist()
             row = {"context": " ".join(own[end - 2 : end]), "choices": [choices[i] for i in order]}
+            found = True
             yield f"{document.source}, sentence {end + 1}", row | {"label": order.index(0)}
+        unfit["too few sentences of ordinary length, or none to choose from"] += not found
 
 
 def _near(pool: list[tuple[int, int, str]], length: int, place: int, right: str) -> list[str]:
@@ -109,11 +114,12 @@ def _near(pool: list[tuple[int, int, str]], length: int, place: int, right: str)
 # ------------------------------------------------------------------------------------------- function_summary
 
 
-def function_summaries(documents: Iterable[Document]) -> Iterator[Example]:
+def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[Example]:
     """Functions of Python sources without their docstring, and its first paragraph, which PEP 257 calls a summary.
 
     {"code", "summary", "function"}. Documents that are no Python, functions of nothing but a docstring and summaries of
-    less than 3 or more than 40 words are left out, and of equal functions all but the first one.
+    less than 3 or more than 40 words are left out, and of equal functions all but the first one. unfit: counts the
+    documents that are no Python.
     """
     seen = set()
     for document in documents:
@@ -122,6 +128,7 @@ def function_summaries(documents: Iterable[Document]) -> Iterator[Example]:
                 warnings.simplefilter("ignore")  # of strings that Python means to refuse one day
                 tree = ast.parse(document.text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
+            unfit["no Python"] += 1
             continue
         lines = document.text.splitlines()
         functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -162,7 +169,7 @@ def entity_kinds(row: dict[str, Any], columns: dict[str, str], place: str) -> di
 # -------------------------------------------------------------------------------------------------- as sources
 
 # Name -> (what makes the examples of documents, the columns that these have).
-OF_DOCUMENTS: dict[str, tuple[Callable[[Iterable[Document]], Iterator[Example]], tuple[str, ...]]] = {
+OF_DOCUMENTS: dict[str, tuple[Callable[[Iterable[Document], Counter[str]], Iterator[Example]], tuple[str, ...]]] = {
     "next_sentence": (next_sentences, ("context", "choices", "label")),
     "function_summary": (function_summaries, ("code", "summary", "function")),
 }
@@ -176,12 +183,18 @@ class DerivedFromDocuments(ExampleSource):
     """The examples that `derive` makes of the documents of a split."""
 
     def __init__(self, derive: str, corpus: Corpus, columns: dict[str, str]):
-        self.derive, self.corpus, self.columns = derive, corpus, columns
+        self.derive, self.corpus, self.columns, self.unfit = derive, corpus, columns, Counter()
         self.name = f"{corpus.name} ({derive})"
         self.check_columns(list(OF_DOCUMENTS[derive][1]), f"what data.derive={derive} makes")
 
     def items(self) -> Iterator[Example]:
-        return OF_DOCUMENTS[self.derive][0](self.corpus.documents())
+        self.unfit = Counter()
+        return OF_DOCUMENTS[self.derive][0](self.corpus.documents(), self.unfit)
+
+    def notes(self) -> list[str]:
+        """Documents that were skipped, and those of which no example was made, by the latest items()."""
+        unfit = [f"no example was made of {counted(n, 'document')} ({why})" for why, n in self.unfit.items() if n]
+        return [*self.corpus.notes(), *unfit]
 
     def identity(self) -> Any:
         return {"derived": [self.derive, _FORMAT], "documents": self.corpus.identity(), "columns": self.columns}

@@ -12,6 +12,7 @@ import pyarrow.compute
 import torch
 from torch.utils.data import Dataset
 
+from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
 
@@ -29,7 +30,7 @@ class EncodedExamples(MappedStore, Rows, Dataset):
     kind = "examples"
 
     def _open(self, meta: dict[str, Any]) -> None:
-        self.facts = meta["facts"]
+        self.facts, self.notes = meta["facts"], meta.get("notes", [])  # 0.1 wrote no notes
         self._table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(self.folder / ARROW))).read_all()
         numbers = [field.name for field in self._table.schema if not pyarrow.types.is_string(field.type)]
         self._chunks = {name: self._table[name].chunks for name in numbers}
@@ -75,12 +76,12 @@ def to_tensor(cell: pyarrow.Scalar) -> torch.Tensor:
 def encode_examples(
     cache: Path,
     key: str,
-    name: str,
+    source: Examples,
     schema: pyarrow.Schema,
     batches: Callable[[], Iterable[dict[str, list]]],
     facts: Callable[[dict[str, list]], dict[str, int | dict]],
 ) -> EncodedExamples:
-    """The examples that `batches` gives column-wise, stored under cache/examples/key.
+    """The examples that `batches` makes of `source`, column-wise, stored under cache/examples/key.
 
     facts: numbers of one batch; numbers are added up over all batches, and so are those in dicts.
     Raises what `batches` raises; nothing is left behind then.
@@ -92,7 +93,8 @@ def encode_examples(
             for batch in batches():
                 add_up(total, facts(batch))
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
-        (folder / META).write_text(json.dumps({"fingerprint": key, "name": name, "facts": total}))
+        told = {"fingerprint": key, "name": source.name, "facts": total, "notes": source.notes()}
+        (folder / META).write_text(json.dumps(told))
 
     return EncodedExamples.cached(cache, key, build)
 

@@ -49,6 +49,10 @@ class ExampleSource(ABC):
         """Names of the classes, where the data itself carries them (`datasets.ClassLabel`)."""
         return None
 
+    def notes(self) -> list[str]:
+        """Sentences a user should read once the examples have been iterated."""
+        return []
+
     def check_columns(self, there: list[str], place: str) -> None:
         """Raise UserError for the first column that is not among those `there`."""
         for field, column in self.columns.items():
@@ -177,6 +181,10 @@ class Examples:
                 return
             if self.rule is None or self.rule.is_validation(index, "") == self.validation:
                 yield example
+
+    def notes(self) -> list[str]:
+        """Sentences a user should read once the examples have been iterated."""
+        return self.source.notes()
 
     def identity(self) -> Any:
         return {"source": self.source.identity(), "rule": self.rule and vars(self.rule), "held": self.validation} | {

@@ -92,7 +92,7 @@ class LabelledTexts(TextTask):
                 [self.settings.max_length, self.label_identity(), schema.names],
             ]
         )
-        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
 
     def text_schema(self) -> "list[tuple[str, pyarrow.DataType]]":
         """The columns that `encoded` gives: input_ids and, for a pair of texts, token_type_ids."""

@@ -106,7 +106,7 @@ class MultipleChoice(ClassScores, TextTask):
         key = sha(
             [examples_fingerprint(source), self.processor_fingerprint(), [section.max_length, *fields, schema.names]]
         )
-        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches

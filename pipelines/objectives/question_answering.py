@@ -136,7 +136,7 @@ class QuestionAnswering(TextTask):
                 [section.max_length, section.stride, section.max_question_length, section.no_answer, schema.names],
             ]
         )
-        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches

@@ -116,7 +116,7 @@ class TokenClassification(ClassTask, TextTask):
                 [self.settings.max_length, self.label_names, self.scheme, labelled, "tags of tokens"],
             ]
         )
-        rows = encode_examples(cache, key, source.name, schema, lambda: self._batches(source, labelled), self._facts)
+        rows = encode_examples(cache, key, source, schema, lambda: self._batches(source, labelled), self._facts)
         if not len(rows):
             raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
         self.remember_classes(split, rows.facts.get("tags", {}))

@@ -116,7 +116,7 @@ class Translation(TextTask):
                 [self.settings.max_length, self.max_target_length, schema.names, *self.encoding_key()],
             ]
         )
-        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
 
     def source_text(self, text: str) -> str:
         """What the model reads of a source; a subclass may put a prefix before it."""

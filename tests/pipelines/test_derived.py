@@ -51,7 +51,9 @@ def test_the_right_choice_is_the_next_sentence_and_the_others_are_of_other_texts
         assert all(abs(len(wrong) - len(right)) < 40 for wrong in row["choices"])
     assert set(labels) == {0, 1, 2, 3} and sum(labels.values()) >= 70  # of 12 sentences: one example or two
     documents = [Document(text, str(number)) for number, text in enumerate(texts)]
-    assert list(next_sentences(documents[:1])) == []  # nothing to choose from
+    unfit = Counter()
+    assert list(next_sentences(documents[:1], unfit)) == []  # nothing to choose from
+    assert list(unfit.values()) == [1]
 
 
 def test_summaries_are_the_first_paragraph_of_docstrings_which_the_code_then_lacks():
@@ -80,7 +82,9 @@ def get(self, key):
     return inner
 '''
     copies = [Document("no python here!", "a.txt"), Document(source, "b.py"), Document(source, "copy.py")]
-    found = list(function_summaries(copies))
+    unfit = Counter()
+    found = list(function_summaries(copies, unfit))
+    assert unfit == {"no Python": 1}
     assert [(place, row["function"], row["summary"]) for place, row in found] == [
         ("b.py, line 3", "get", "Return the value of a key, or None."),
         ("b.py, line 16", "get", "Return \\d of a key."),
@@ -138,14 +142,19 @@ NO_TEST = {"validation_files": None, "test_files": None, "validation_fraction": 
         ),
     ],
 )
-def test_a_task_trains_on_what_is_derived_and_is_measured_alike_again(task, make, data, settings, command, tmp_path):
+def test_a_task_trains_on_what_is_derived_and_is_measured_alike_again(
+    task, make, data, settings, command, tmp_path, capsys
+):
     path = make(tmp_path / ("made.py" if make is functions else "made.jsonl"))
+    if make is functions:
+        path.write_text(path.read_text() + "\n\nno python here!\n")
     metrics = {"text_to_text": ["exact_match"]}.get(task)
     sections = {"data": {"files": str(path)} | NO_TEST | data, "task": settings, "tokenizer": CHARACTERS}
     sections["model"] = {"max_position_embeddings": 128}
     sections["evaluation"] = {"every_steps": None} | ({"metrics": metrics} if metrics else {})
     recipe = task_recipe(tmp_path, task, training={"max_steps": 2}, **sections)
     assert command("train", recipe) == 0
+    assert ("no example was made of 1 document (no Python)" in capsys.readouterr().out) is (make is functions)
     run = next(tmp_path.glob("*/run.json")).parent
     assert command("evaluate", run, "--output", tmp_path / "result.json", "evaluation.bootstrap=0") == 0
     assert RunFacts.read(run).source_names == f"local data ({data['derive']})"
