@@ -10,7 +10,7 @@ import warnings
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .legality import INITIALIZER_RANGE, attention_kinds, cache_type, check_legal
+from .legality import attention_kinds, cache_type, check_legal
 from .legality_experts import mlp_kinds
 from .parallel_plans import expert_parallel_plan, pipeline_parallel_plan, tensor_parallel_plan
 from .traits import ATTENTION_KINDS, MLP_TYPES, own_fields
@@ -93,7 +93,7 @@ class TransformerConfig(PreTrainedConfig):
     attn_logit_softcapping: int | float | None = None
     hidden_dropout: int | float = 0.0
     attention_dropout: int | float = 0.0
-    initializer_range: float = INITIALIZER_RANGE
+    initializer_range: float = 0.02
     scale_residual_init: bool = True
     fan_in_init: bool = False
 

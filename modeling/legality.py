@@ -38,7 +38,7 @@ POSITIVE_OR_NONE = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
-INITIALIZER_RANGE = 0.02  # where none is given
+INITIALIZER_RANGE = 0.02  # where none is given; written out in configuration.py, which is read without torch
 PROBABILITIES = ("hidden_dropout", "attention_dropout")
 
 

@@ -43,9 +43,9 @@ class Scheme:
         "attention"   forward(x) -> values of the keyword arguments that its `arguments` names, for an attention class
                       of its own, the role "scheme attention"
         None          nothing
-    absolute: whether it encodes indices in a row, not distances. bidirectional: whether it needs tokens that see later
-    tokens. plane: whether it has a form for patches, which lie in a plane. splits_heads: whether tensor parallelism can
-    split the heads.
+    trained_bias: whether a bias of the scores is learned. absolute: whether it encodes indices in a row, not distances.
+    bidirectional: whether it needs tokens that see later tokens. plane: whether it has a form for patches, which lie in
+    a plane. splits_heads: whether tensor parallelism can split the heads.
     fields: the config fields that only this scheme reads, or that it shares with other schemes.
     rules: refusals of configs with this scheme; plane_rules: of vision transformers with it.
     parameters: (sizes, layers) -> number of parameters; attention_parameters: (sizes) -> those that self-attention has
@@ -54,6 +54,7 @@ class Scheme:
     """
 
     acts_on: str | None
+    trained_bias: bool = False
     absolute: bool = False
     bidirectional: bool = False
     plane: bool = False
@@ -242,6 +243,7 @@ POSITION_SCHEMES = {
     "alibi": Scheme(acts_on="scores", splits_heads=False, fields=("alibi_bias_max",)),
     "relative": Scheme(
         acts_on="scores",
+        trained_bias=True,
         splits_heads=False,
         fields=(
             "relative_attention_num_buckets",

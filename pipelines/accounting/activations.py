@@ -72,25 +72,33 @@ def activations(config, batch: Batch, how: How) -> Activations:
     config: of one of our families, nothing left to derive.
     """
     layer = _Layer(config, how)
-    pair = config.model_type == SEQ2SEQ
     kinds, mlps = attention_kinds(config), mlp_kinds(config)
-    sizes = [layer.size(batch.rows, batch.tokens, *which) for which in zip(kinds, mlps)]
-    inputs = [layer.stream(batch.rows * batch.tokens)] * len(sizes)
-    working = layer.working(batch.rows * batch.tokens)
-    ends = layer.ends(batch.rows * batch.tokens, batch.tokens, kinds)
+    stacks = [layer.stack(batch.rows, batch.tokens, list(zip(kinds, mlps)))]
     predicted = batch.rows * batch.tokens
-    if pair:
+    if config.model_type == SEQ2SEQ:
         predicted = batch.rows * batch.targets
-        decoder = mlp_kinds(config.stack_config(is_causal=True)) if hasattr(config, "stack_config") else mlps
-        sizes += [layer.size(batch.rows, batch.targets, kinds[0], mlp, batch.tokens) for mlp in decoder]
-        inputs += [layer.stream(predicted)] * len(decoder)
-        working = max(working, layer.working(predicted))
-        ends += layer.ends(predicted, batch.targets, kinds)
+        if hasattr(config, "stack_config"):
+            mlps = mlp_kinds(config.stack_config(is_causal=True))
+        stacks.append(layer.stack(batch.rows, batch.targets, [(kinds[0], mlp) for mlp in mlps], batch.tokens))
     labelled = round(predicted * batch.labelled)
     head, logits, chunk = layer.head(labelled, batch.vocabulary)
-    kept = sum(inputs) if how.checkpointing else sum(sizes)
-    again = max(sizes, default=0) if how.checkpointing else 0
-    return Activations(round(ends + kept + max(head, again + working)), round(kept), logits, chunk)
+    kept = sum(sum(stack.kept) for stack in stacks)
+    before, most = 0.0, 0.0  # what lies there when a stack's last layer is gone through backwards, and the peak so far
+    for stack in stacks:
+        before += stack.ends + sum(stack.kept)
+        most = max(most, before + stack.again + stack.working)
+    return Activations(round(max(most, before + head)), round(kept), logits, chunk)
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Bytes. kept: of each layer. ends: before the first layer and after the last. again: a checkpointed layer that is
+    computed once more. working: what a layer's backward pass holds besides."""
+
+    kept: list[float]
+    ends: float
+    again: float
+    working: float
 
 
 class _Layer:
@@ -129,6 +137,13 @@ class _Layer:
         """Bytes of a value that attention computes with."""
         few = self.K <= FEW_CHANNELS or keys <= FEW_KEYS if blocks is None else not blocks.stride
         return FP32 if self.how.on_cpu and few else self.compute
+
+    def scores_by_products(self, kind: str, tokens: int) -> int:
+        """Of a token: its scores, where CPUs compute a trained bias's gradient by plain products."""
+        if not (self.how.on_cpu and POSITION_SCHEMES[self.c.position_encoding].trained_bias):
+            return 0
+        blocks = self.blocks(kind, tokens)
+        return self.H * FP32 * (tokens if blocks is None else blocks.keys)
 
     def attention(self, kind: str, tokens: int, keys: int, reads: int = 3) -> tuple[float, float]:
         """Of a query's token, of a key's token: projections, output, and scores where they are kept."""
@@ -171,6 +186,8 @@ class _Layer:
     def size(self, rows: int, tokens: int, kind: str, mlp: str, source: int | None = None) -> float:
         """All that a layer keeps. source: tokens of a row of the encoder that it attends to as well."""
         per_query, per_key = self.attention(kind, tokens, tokens)
+        if self.blocks(kind, tokens) is None:
+            per_query += self.scores_by_products(kind, tokens)
         per_token = per_query + per_key + 2 * self.norm(self.D) + 2 * self.dropout()
         per_token += self.experts() if mlp == "sparse" else self.feed_forward(self.c.intermediate_size)
         total = rows * tokens * per_token
@@ -181,6 +198,17 @@ class _Layer:
                 per_key + casts
             )
         return total
+
+    def stack(self, rows: int, tokens: int, layers: list[tuple[str, str]], source: int | None = None) -> _Stack:
+        """layers: kind of attention and of feed-forward of each. source: see `size`."""
+        sizes = [self.size(rows, tokens, kind, mlp, source) for kind, mlp in layers]
+        kinds = [kind for kind, _ in layers]
+        ends, working = self.ends(rows * tokens, tokens, kinds), self.working(rows * tokens)
+        trained = rows * tokens * max((self.scores_by_products(kind, tokens) for kind in kinds), default=0)
+        if not self.how.checkpointing:
+            return _Stack(sizes, ends, 0, working + trained)
+        inputs = [self.stream(rows * tokens)] * len(sizes)
+        return _Stack(inputs, ends, max(sizes, default=0), working + 2 * trained)  # and the sum of the bias's gradients
 
     def working(self, tokens: int) -> float:
         """What the backward pass of the last layer holds before it frees what the layer kept."""

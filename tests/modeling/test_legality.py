@@ -5,7 +5,15 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from anyformer.modeling.legality import FAMILY_ILLEGAL, ILLEGAL, POSITIVE, POSITIVE_OR_NONE, PROBABILITIES, check_legal
+from anyformer.modeling.legality import (
+    FAMILY_ILLEGAL,
+    ILLEGAL,
+    INITIALIZER_RANGE,
+    POSITIVE,
+    POSITIVE_OR_NONE,
+    PROBABILITIES,
+    check_legal,
+)
 from anyformer.pipelines.recipes import introspection
 from huggingface_hub.errors import StrictDataclassClassValidationError
 
@@ -242,6 +250,10 @@ def test_every_number_has_bounds_which_are_looked_at_before_anything_counts_up_t
         for wrong in (10**18, -(10**18), *([math.nan] if float in types else [])):
             with pytest.raises(ValueError, match=f"{name}={wrong}"):
                 check_legal(SimpleNamespace(**(defaults | {name: wrong})))
+
+
+def test_the_spread_of_weights_where_none_is_given_is_written_twice_alike():
+    assert AnyformerDecoderConfig().initializer_range == INITIALIZER_RANGE
 
 
 def test_no_row_of_the_table_is_without_a_case():
