@@ -268,19 +268,35 @@ def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tens
     mask: None (all keys, or with `is_causal` those up to the query's own), bool, or additive.
 
     What is hidden has the least number of the dtype in which the scores will be added: under autocast to bf16 that of
-    fp32 would become -inf, and a query that sees no key, as padding in a window, would be nan.
+    fp32 would become -inf, and a query that sees no key, as padding in a window, would be nan. Rows that see the same
+    share one mask, (1, H, T, S). Off CPUs it has the dtype to which every layer would cast it otherwise.
     """
+    bias_BHTS, narrow_to = _shared_by_rows(bias_BHTS, mask), None
     least, device_type = torch.finfo(bias_BHTS.dtype).min, bias_BHTS.device.type
-    narrow = torch.is_autocast_enabled(device_type)
-    if narrow:
-        least = max(least, torch.finfo(torch.get_autocast_dtype(device_type)).min)
+    if torch.is_autocast_enabled(device_type):
+        narrow_to = torch.get_autocast_dtype(device_type)
+        least = max(least, torch.finfo(narrow_to).min)
     if mask is None:
         if not is_causal or bias_BHTS.shape[2] == 1:  # one query and no mask: it is the last token
             return bias_BHTS
         mask = torch.ones(bias_BHTS.shape[2:], dtype=torch.bool, device=bias_BHTS.device).tril()
     if mask.dtype == torch.bool:
-        return torch.where(mask, bias_BHTS, least)
-    return (bias_BHTS + mask).clamp(min=least) if narrow else bias_BHTS + mask
+        both = torch.where(mask, bias_BHTS, least)
+    else:
+        both = bias_BHTS + mask if narrow_to is None else (bias_BHTS + mask).clamp(min=least)
+    # Not where the bias is learned: its gradients would be added up in that dtype.
+    if narrow_to is not None and device_type != "cpu" and not both.requires_grad:
+        both = both.to(narrow_to)
+    return both
+
+
+def _shared_by_rows(bias_BHTS, mask):
+    """The bias of one row, where all rows have it and the mask does not tell them apart."""
+    if mask is not None and (mask.ndim < 4 or mask.shape[0] != 1):
+        return bias_BHTS
+    if bias_BHTS.requires_grad and bias_BHTS.device.type == "cpu":  # plain products would copy it in every layer
+        return bias_BHTS
+    return bias_BHTS[:1] if bias_BHTS.stride(0) == 0 else bias_BHTS
 
 
 def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:

@@ -11,7 +11,6 @@ micro-batches is another number, and adds it once for each of them.)
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
 from transformers.utils.output_capturing import OutputRecorder
 
 from .experts import TopKRouter, scores_of
@@ -31,8 +30,9 @@ def load_balancing_loss(scores: torch.Tensor, index: torch.Tensor, real: torch.T
     num_experts = scores.shape[-1]
     real = real.to(scores.dtype)
     count = real.sum(dim=-1).clamp(min=1)[..., None]
-    chosen = functional.one_hot(index, num_experts).sum(dim=-2).to(scores.dtype)
-    share = (chosen * real[..., None]).sum(dim=-2) / (count * index.shape[-1])
+    assignments = real[..., None].expand(index.shape).flatten(-2)
+    chosen = scores.new_zeros(*index.shape[:-2], num_experts).scatter_add_(-1, index.flatten(-2), assignments)
+    share = chosen / (count * index.shape[-1])
     mean_score = (scores * real[..., None]).sum(dim=-2) / count
     return num_experts * (share * mean_score).sum(dim=-1)
 

@@ -212,8 +212,10 @@ class TransformerStack:
                 # By identity, and not by `id`: a compiled step would guard on that number, and never be used again.
                 both = next((both for m, b, both in done if m is mask and b is bias), None)
                 if both is None:
-                    in_blocks = isinstance(mask, Blocks)
-                    both = mask.with_bias(bias) if in_blocks else fold_into_bias(bias, mask, self.config.is_causal)
+                    if isinstance(mask, Blocks):
+                        both = mask.with_bias(bias)
+                    else:
+                        both = fold_into_bias(bias, mask, self.config.is_causal)
                     done.append((mask, bias, both))
                 own = {"attention_mask": both}
             folded.append(own)

@@ -137,7 +137,11 @@ class FlopCount:
             total += 6 * (self.target * targets + self.cross * tokens)
             total += scores * self.decoder_layers * (target_length + length) * targets
             return total + 6 * self.head * targets
-        return total + 6 * self.head * (inputs["labels"].ne(IGNORE_INDEX).sum() if self.head_on_labels else tokens)
+        if not self.head_on_labels:
+            return total + 6 * self.head * tokens
+        labelled = inputs["labels"].ne(IGNORE_INDEX).sum()
+        # A whole run's are added up: float32 would come to a standstill.
+        return total + 6 * self.head * (labelled if labelled.device.type == "mps" else labelled.double())
 
 
 def flops_per_token(model: torch.nn.Module, sequence_length: int) -> int:

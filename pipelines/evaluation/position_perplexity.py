@@ -93,7 +93,7 @@ def nll_by_position(model, rows, chosen: list[int], batch_size: int) -> torch.Te
         ids = torch.stack([rows[i]["input_ids"] for i in chosen[start : start + batch_size]]).to(model.device)
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none")
-        total += nll.double().sum(0).cpu()
+        total += nll.cpu().double().sum(0)
     return total
 
 

@@ -200,7 +200,7 @@ class ChatTask(TextTask):
         schema = pyarrow.schema(columns)
         settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, schema.names]
         key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
-        return encode_examples(cache, key, source.name, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
 
     @abstractmethod
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:

@@ -286,8 +286,9 @@ def answer_log_probs(logits, batch: dict):
     import torch
 
     labels = batch["input_ids"].masked_fill(~batch[ANSWERS], IGNORE_INDEX)[:, 1:]
+    labels = torch.nn.functional.pad(labels, (0, 1), value=IGNORE_INDEX)  # of each place, and no logits are copied
     losses = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
     return -losses.view(labels.shape).sum(dim=-1).view(2, -1).T
 

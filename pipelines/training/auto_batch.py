@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from accelerate.utils.memory import clear_device_cache
+from anyformer.modeling.experts_bias import forget_counts
 
 from ..accounting.devices import Devices
 from ..errors import UserError
@@ -166,6 +167,7 @@ def fits(trainer, rows: list[dict], size: int) -> bool:
             raise
         return False
     finally:
+        forget_counts()
         trainer.optimizer = None
         trainer.model.zero_grad(set_to_none=True)
         clear_device_cache(garbage_collection=True)
@@ -181,6 +183,7 @@ def take_steps(trainer, batch: dict) -> None:
         with trainer.accelerator.autocast():
             trainer.training_step(trainer.model, dict(batch), torch.ones((), device=trainer.args.device))
         torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        forget_counts()  # of which the step would make a sum over all processes
         optimizer.step()
         trainer.model.zero_grad(set_to_none=True)
     if trainer.args.device.type == "cuda":

@@ -12,18 +12,18 @@ class LossParts:
     """
 
     def __init__(self, told_apart_by: Any | None):
-        self.told_apart_by, self._sums = told_apart_by, {}
+        self.told_apart_by, self.sums = told_apart_by, {}
 
     def add(self, outputs, batch: dict, num_items_in_batch) -> None:
         """Add a batch; num_items_in_batch: by which the model has divided its loss, None for the batch's labels."""
         if self.told_apart_by is None:
             return
         found = self.told_apart_by.sums(outputs, batch, num_items_in_batch)
-        self._sums = {name: self._sums.get(name, 0) + stacked(pair) for name, pair in found.items()}
+        self.sums = {name: self.sums.get(name, 0) + stacked(pair) for name, pair in found.items()}
 
     def collect(self, reduce) -> dict[str, float]:
         """{part: its mean over all processes since the last call}. reduce: sums a tensor over processes."""
-        sums, self._sums = self._sums, {}
+        sums, self.sums = self.sums, {}
         return means(reduce(torch.stack(list(sums.values()))).tolist(), sums) if sums else {}
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import Subset
 
 from ..data.batch_keys import IGNORE_INDEX
+
+ROWS_PER_CHUNK = 1024  # whose logits are copied to fp32 at a time
 
 
 def parts_of_rows(parts_of: Callable | None, rows) -> tuple[list[str], Callable[[int], str]] | None:
@@ -48,24 +51,26 @@ class PartLosses:
         sums: torch.Tensor | None = None,
     ):
         self.parts, self.part_of, self.shifts_labels = list(parts), part_of, shifts_labels
-        self._sums = sums
+        self.sums = sums
 
     @torch.no_grad()
     def add(self, logits: torch.Tensor, labels: torch.Tensor, rows: Sequence[int]) -> None:
         """Add a batch: logits (B, T, V), labels (B, T), the numbers of its rows (B,)."""
-        if self.shifts_labels:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        losses = torch.nn.functional.cross_entropy(
-            logits.detach().float().transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none"
-        )
+        if self.shifts_labels:  # the labels, not the logits, which would be copied
+            labels = pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+        chunks = zip(logits.detach().flatten(0, 1).split(ROWS_PER_CHUNK), labels.flatten().split(ROWS_PER_CHUNK))
+        losses = [cross_entropy(x.float(), y, ignore_index=IGNORE_INDEX, reduction="none") for x, y in chunks]
+        losses = torch.cat(losses).view(labels.shape)
         of_rows = torch.stack([losses.sum(dim=1), labels.ne(IGNORE_INDEX).sum(dim=1).to(losses)], dim=1)
-        places = torch.tensor([self.parts.index(self.part_of(int(row))) for row in rows], device=losses.device)
+        numbers = rows.tolist() if torch.is_tensor(rows) else rows
+        places = torch.tensor([self.parts.index(self.part_of(int(number))) for number in numbers])
+        places = places.to(losses.device, non_blocking=True)
         sums = of_rows.new_zeros(len(self.parts), 2).index_add_(0, places, of_rows)
-        self._sums = sums if self._sums is None else self._sums + sums.to(self._sums)
+        self.sums = sums if self.sums is None else self.sums + sums.to(self.sums)
 
     def collect(self, reduce: Callable) -> dict[str, float]:
         """{"loss_trec": mean over all processes since the last call}. reduce: sums a tensor over processes."""
-        if self._sums is None:
+        if self.sums is None:
             return {}
-        sums, self._sums = reduce(self._sums).tolist(), None
+        sums, self.sums = reduce(self.sums).tolist(), None
         return {f"loss_{name}": total / count for name, (total, count) in zip(self.parts, sums) if count}

@@ -40,7 +40,7 @@ class RouterStatistics(MetricsFile):
     def __init__(self, output_dir: str | Path, warns_below: float | None = None):
         super().__init__(output_dir)
         self.warns_below, self._low, self.collapsed = warns_below, {}, []
-        self._sums = self._shape = None
+        self.sums = self._shape = None
         self._step = 0  # of the last log, or where training began
         self._layers: dict = {}  # the next line of the file, until the log is written
 
@@ -60,7 +60,7 @@ class RouterStatistics(MetricsFile):
         losses = [outputs.get(name) for name in LOSSES]
         losses = [load.new_zeros(1) if x is None else x.detach().float().reshape(1) for x in losses]
         sums = torch.cat([weight, *losses, *means])
-        self._shape, self._sums = load.shape, sums if self._sums is None else self._sums + sums
+        self._shape, self.sums = load.shape, sums if self.sums is None else self.sums + sums
 
     def collect(self, step: int, reduce) -> dict:
         """Numbers for the log at this step, over all processes since the last log; {} for models without experts.
@@ -69,10 +69,10 @@ class RouterStatistics(MetricsFile):
         deviation, averaged over layers. reduce: sums a tensor over processes.
         """
         steps, self._step = step - self._step, step
-        if self._sums is None:
+        if self.sums is None:
             return {}
         layers, experts = self._shape
-        sums, self._sums = reduce(self._sums).double().cpu(), None
+        sums, self.sums = reduce(self.sums).cpu().double(), None
         tokens, losses, means = sums.split([1, len(LOSSES), layers * (experts + 2)])
         load, entropy, dropped = (means / tokens).split([layers * experts, layers, layers])
         load = load.view(layers, experts)

@@ -8,9 +8,11 @@ import json
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from anyformer.modeling.experts_bias import forget_counts
 
 from ..errors import UserError
 from ..recipes.schema import TrainingSection
@@ -44,7 +46,7 @@ class StepGuard:
         self.reports: list[dict] = []
         self._waiting: list[tuple[int, torch.Tensor | float]] = []  # norms nobody has waited for yet
         self._made = self._left_out = 0  # steps since the last log
-        self._loss_before: tuple[int, torch.Tensor] | None = None
+        self._before: tuple[int, torch.Tensor, list] | None = None
 
     @property
     def decides(self) -> bool:
@@ -70,10 +72,13 @@ class StepGuard:
 
     # ---- a step
 
-    def remember(self, step: int, total: torch.Tensor) -> None:
-        """The sum of the losses since the last log, before those of a step are added to it."""
-        if self.decides and (self._loss_before is None or self._loss_before[0] != step):
-            self._loss_before = step, total.clone()
+    def remember(self, step: int, total: torch.Tensor, sums: Sequence) -> None:
+        """What has been added up since the last log, before a step adds to it.
+
+        total: of the losses. sums: objects with `sums`, which they replace and do not change.
+        """
+        if self.decides and (self._before is None or self._before[0] != step):
+            self._before = step, total.clone(), [(each, each.sums) for each in sums]
 
     def leaves_out(self, step: int, norm, guard: LossGuard, accelerator, total: torch.Tensor) -> bool:
         """Whether this step is not to be made.
@@ -110,14 +115,17 @@ class StepGuard:
         if accelerator.is_main_process:
             say(f"step {step} is left out: {why} ({words_of_rows(rows)}); {self.skipped} so far")
         guard.forget(step)
-        total.copy_(self._loss_before[1])
+        total.copy_(self._before[1])
+        for each, before in self._before[2]:
+            each.sums = before
+        forget_counts()
         return True
 
     def _of_all_processes(self, loss: torch.Tensor, norm, accelerator) -> tuple[float, float]:
         """(mean of the processes' losses, largest norm): the same numbers in each process."""
         norm = torch.as_tensor(norm, dtype=torch.float32, device=loss.device)
         pair = torch.stack([loss.float(), norm.reshape(())])[None]
-        pairs = accelerator.gather(pair).double().cpu()
+        pairs = accelerator.gather(pair).cpu().double()
         return pairs[:, 0].mean().item(), pairs[:, 1].max().item()
 
     def what_is_wrong(self, loss: float, norm: float, scaled: bool = False) -> str | None:

@@ -130,8 +130,8 @@ class AnyformerTrainer(MeshTrainer):
         self.stop_signal = StopSignal(self.accelerator)
         self.progress = ProgressLine()
         self.epochs = SetEpochCallback(self.train_dataset)
-        self.routers = RouterStatistics(folder, watch.router_warning)
-        self.parts = LossParts(loss_parts)
+        self.routers, self.parts = RouterStatistics(folder, watch.router_warning), LossParts(loss_parts)
+        self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
         self.watchdog = StallWatchdog(folder, watch.stall_minutes, self.args.process_index)
         own = (
             self.watchdog,
@@ -267,7 +267,7 @@ class AnyformerTrainer(MeshTrainer):
             epoch = int(self.state.epoch or 0) if self.position.stream is None else self.position.passes
             self.audit.trained(self.state.global_step + 1, epoch, rows)
         self.throughput.add_batch(self.model, inputs)
-        self.steps.remember(self.state.global_step + 1, self._tr_loss)
+        self.steps.remember(self.state.global_step + 1, self._tr_loss, self.summed)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.watch(self.state.global_step + 1, loss, rows)
         return loss

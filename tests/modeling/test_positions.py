@@ -72,3 +72,14 @@ def test_layers_of_each_type_turn_by_their_own_theta(tiny_config):
         angles = 3 * theta**-exponents
         torch.testing.assert_close(cos[0, 3], torch.cat((angles.cos(), angles.cos())), atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(sin[0, 3], torch.cat((-angles.sin(), angles.sin())), atol=TOLERANCE, rtol=0)
+
+
+def test_rows_that_see_the_same_share_one_mask_of_their_score_biases():
+    from anyformer.modeling.attention_masks import fold_into_bias
+
+    bias = torch.randn(1, 2, 5, 5).expand(3, -1, -1, -1)
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()
+    assert fold_into_bias(bias, None, is_causal=True).shape == (1, 2, 5, 5)
+    assert torch.equal(fold_into_bias(bias, None, is_causal=True), fold_into_bias(bias, causal[None, None], False))
+    padded = fold_into_bias(bias, causal[None, None].expand(3, 1, -1, -1), is_causal=True)
+    assert padded.shape == bias.shape and torch.equal(padded[:1], fold_into_bias(bias, None, is_causal=True))

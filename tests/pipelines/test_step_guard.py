@@ -18,9 +18,9 @@ from anyformer.pipelines.training.watch import Watch
 from processes import run_ranks
 from test_distributed import forget_the_parents_state
 from torch.utils.data import TensorDataset
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, TrainingArguments
 
-from anyformer import AnyformerDecoderForCausalLM
+from anyformer import AnyformerMoeConfig
 
 STEPS = 24
 
@@ -41,7 +41,7 @@ def trainer_of(config, folder, factors: dict[int, float], section=None, **argume
     defaults |= {"logging_steps": 1, "save_steps": 20, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
     defaults |= {"remove_unused_columns": False, "dataloader_pin_memory": False, "learning_rate": 1e-2}
     trainer = AnyformerTrainer(
-        model=AnyformerDecoderForCausalLM(config),
+        model=AutoModelForCausalLM.from_config(config),
         args=TrainingArguments(output_dir=str(folder), logging_nan_inf_filter=False, **(defaults | arguments)),
         train_dataset=Rows(),
         data_collator=CausalCollator(False),
@@ -98,6 +98,23 @@ def test_a_step_left_out_changes_neither_weights_nor_optimizer_and_is_no_part_of
     word = "times the median of the last 19 steps" if factor == 50 else f"the loss is {factor}"
     said = capsys.readouterr().err
     assert word in report["why"] and f"anyformer: step 20 is left out: {report['why']} (training rows " in said
+
+
+def test_a_step_left_out_moves_no_router_and_is_no_part_of_what_is_logged_of_routers(tmp_path):
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_experts": 4}
+    config = AnyformerMoeConfig(**sizes, router_bias_update_rate=0.01, router_aux_loss_coef=0.0)
+    trainer = trainer_of(config, tmp_path, {3: math.nan}, {"bad_step": "skip"}, logging_steps=5, max_steps=5)
+    found = {}
+
+    class Look(type(trainer.stop_signal).__mro__[1]):
+        def on_step_end(self, args, state, control, **kwargs):
+            (bias,) = (x.clone() for name, x in trainer.model.state_dict().items() if "e_score" in name)
+            found[state.global_step] = bias, trainer.routers.sums
+
+    trainer.add_callback(Look())
+    trainer.train()
+    assert torch.equal(found[2][0], found[3][0]) and found[2][1] is found[3][1]
+    assert not torch.equal(found[3][0], found[4][0]) and found[4][1] is not found[3][1]
 
 
 def test_a_resumed_run_leaves_out_the_same_steps(tiny_config, tmp_path):
