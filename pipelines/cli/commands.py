@@ -210,9 +210,10 @@ def build_parser() -> Parser:
 def _add_list(verbs) -> Parser:
     parser = verbs.add_parser(
         "list",
-        help="families, presets, recipes, objectives, tasks and metrics, one line each",
+        help="families, presets, recipes, tasks, metrics and more, one line each",
         description="List what recipes can name: families of models, architectures of published sizes, shipped\n"
-        "recipes, what can be learned from plain text or labelled examples, and what can be measured.",
+        "recipes, what can be learned from plain text or labelled examples, what can be measured, suites of tasks,\n"
+        "experiments and sources of data.",
         epilog="examples:\n  anyformer list\n  anyformer list recipes\n  anyformer list masked\n"
         "  anyformer list --legal",
     )
