@@ -10,9 +10,6 @@ from .normalization import build_norm
 from .products import product, weight_comes_first
 
 ROWS_PER_CHUNK = 1024
-# Labelled rows are chosen where they are this share, or less: choosing copies them. On a small translation model a step
-# then takes 0.8 x the time at a half, and as long at 0.85 (AMX, torch 2.15).
-FEW_LABELLED = 0.8
 
 
 def _head_width(config) -> int:
@@ -98,14 +95,7 @@ def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, la
     A head of our own computes it from its weight. Tensor parallelism splits that weight and hooks the head
     (`_is_hooked` is transformers' mark), and PEFT wraps heads. Such heads compute logits, some rows at a time and once
     more in the backward pass.
-
-    On a CPU the head runs on labelled rows alone, where enough are not (padded targets, prompts of instructions); on a
-    GPU the host would have to wait for their number.
     """
-    if hidden_states.device.type == "cpu" and not torch.compiler.is_compiling():
-        labelled = (labels.flatten() != IGNORE_INDEX).nonzero()[:, 0]
-        if 0 < len(labelled) <= FEW_LABELLED * labels.numel():
-            hidden_states, labels = _rows(hidden_states, labels, labelled)
     if isinstance(head, LanguageModelHead) and not getattr(head, "_is_hooked", False):
         return head(hidden_states, labels, num_items_in_batch, label_smoothing)
 
@@ -114,11 +104,6 @@ def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, la
 
     total = sum(checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks(hidden_states, labels))
     return total / ((labels != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch)
-
-
-def _rows(hidden_states, labels, index) -> tuple:
-    """(B, T, D) and (B, T) -> the rows of an index (N,): (N, D) and (N,)."""
-    return hidden_states.flatten(0, -2).index_select(0, index), labels.flatten()[index]
 
 
 def loss_of_logits(logits, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
@@ -152,8 +137,9 @@ def masked_language_model_loss(head, transform, hidden_states, labels, num_items
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum().clamp(min=1)
     if not torch.compiler.is_compiling():
-        labelled = (labels.flatten() != IGNORE_INDEX).nonzero()[:, 0]
-        hidden_states, labels = _rows(hidden_states, labels, labelled)
+        labels = labels.flatten()
+        labelled = (labels != IGNORE_INDEX).nonzero()[:, 0]
+        hidden_states, labels = hidden_states.flatten(0, -2).index_select(0, labelled), labels[labelled]
     if transform is not None:
         hidden_states = transform(hidden_states)
     return language_model_loss(head, hidden_states, labels, num_items_in_batch)
