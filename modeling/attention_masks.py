@@ -271,16 +271,14 @@ def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tens
     fp32 would become -inf, and a query that sees no key, as padding in a window, would be nan. Rows that see the same
     share one mask, (1, H, T, S). Off CPUs it has the dtype to which every layer would cast it otherwise.
     """
-    bias_BHTS, narrow_to = _shared_by_rows(bias_BHTS, mask), None
-    least, device_type = torch.finfo(bias_BHTS.dtype).min, bias_BHTS.device.type
-    if torch.is_autocast_enabled(device_type):
-        narrow_to = torch.get_autocast_dtype(device_type)
-        least = max(least, torch.finfo(narrow_to).min)
-    if mask is None:
-        if not is_causal or bias_BHTS.shape[2] == 1:  # one query and no mask: it is the last token
-            return bias_BHTS
+    bias_BHTS, device_type = _shared_by_rows(bias_BHTS, mask), bias_BHTS.device.type
+    narrow_to = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    least = max(torch.finfo(dtype).min for dtype in (bias_BHTS.dtype, narrow_to) if dtype is not None)
+    if mask is None and is_causal and bias_BHTS.shape[2] > 1:  # one query and no mask: it is the last token
         mask = torch.ones(bias_BHTS.shape[2:], dtype=torch.bool, device=bias_BHTS.device).tril()
-    if mask.dtype == torch.bool:
+    if mask is None:
+        both = bias_BHTS
+    elif mask.dtype == torch.bool:
         both = torch.where(mask, bias_BHTS, least)
     else:
         both = bias_BHTS + mask if narrow_to is None else (bias_BHTS + mask).clamp(min=least)

@@ -101,10 +101,10 @@ class AnyformerPreTrainedModel(PreTrainedModel):
             module.init_own_weights(std, residual_std)
 
     def _init_by_inputs(self, module) -> tuple[float, float]:
-        """Matrices whose products have the variance of their inputs; embeddings of variance 1, as mesh_tensorflow's T5.
+        """Draw a linear layer with the standard deviation 1 / sqrt(inputs), an embedding with 1 (mesh_tensorflow's T5).
 
-        Returns the standard deviations of matrices with hidden_size and with intermediate_size inputs, or of a linear
-        layer of its own.
+        Returns (std, residual_std) for what `_init_weights` draws after it: a linear layer's own; for modules with
+        parameters of their own those of hidden_size and of intermediate_size inputs.
         """
         gain = getattr(module, "init_gain", 1.0)
         if isinstance(module, nn.Embedding):
