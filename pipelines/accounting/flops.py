@@ -183,26 +183,3 @@ def measured_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
-
-
-def prefers_bf16(device_type: str) -> bool:
-    """Whether `bf16: auto` means yes: GPUs with bf16 tensor cores, CPUs with bf16 instructions (AMX, AVX512-BF16).
-
-    A CPU without them emulates bf16 and trains slower than in fp32.
-    """
-    if device_type == "cuda":
-        return torch.cuda.get_device_capability() >= (8, 0)
-    if device_type == "cpu":
-        capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else cpu_flags()
-        return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
-    return device_type in ("mps", "xpu", "npu")
-
-
-def cpu_flags() -> dict[str, bool]:
-    """CPU instruction sets from the kernel, for torch versions that do not list them; empty where unknown."""
-    try:
-        with open("/proc/cpuinfo") as info:
-            line = next((line for line in info if line.startswith(("flags", "Features"))), "")
-    except OSError:  # no such file: not Linux
-        return {}
-    return dict.fromkeys(line.split(":")[-1].split(), True)

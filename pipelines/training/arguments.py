@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from transformers import TrainingArguments
 
-from ..accounting.flops import prefers_bf16
+from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line
 from ..plugins import less_is_better
 from ..recipes.checks import check_schedule

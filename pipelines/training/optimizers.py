@@ -8,14 +8,14 @@ from collections import defaultdict
 import torch
 from transformers import TrainingArguments
 
-from ..accounting.flops import prefers_bf16
+from ..accounting.precision import prefers_bf16
 
 
 class Fp32Muon(torch.optim.Muon):
     """torch.optim.Muon in fp32 instead of bf16, with matrices of equal shape multiplied in one batch.
 
-    A CPU without bf16 instructions emulates them, ten times slower. State and parameter groups are those of
-    torch.optim.Muon, so either can load the other's checkpoints.
+    It is for CPUs that `prefers_bf16` names slow in bf16: ten times where bf16 is emulated. State and parameter groups
+    are those of torch.optim.Muon, so either can load the other's checkpoints.
     """
 
     @torch.no_grad()

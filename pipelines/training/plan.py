@@ -19,8 +19,9 @@ import anyformer
 from ..accounting.activations import Activations, Batch, How, activations
 from ..accounting.caches import CacheSize, cache_size
 from ..accounting.devices import Devices
-from ..accounting.flops import FlopCount, active_parameters, measured_flops, prefers_bf16
+from ..accounting.flops import FlopCount, active_parameters, measured_flops
 from ..accounting.memory import FP32, HALF, MOMENTS, STAGES, TrainingStates, check_stage, training_states
+from ..accounting.precision import prefers_bf16
 from ..adapters import load_config
 from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError, loading_reason

@@ -112,7 +112,7 @@ KINDS = {
 
 def same_training(kind: Kind, steps: int) -> dict:
     """Fields of TrainingArguments that both arms get."""
-    from anyformer.pipelines.accounting.flops import prefers_bf16
+    from anyformer.pipelines.accounting.precision import prefers_bf16
 
     return {
         "max_steps": steps,

@@ -9,13 +9,12 @@ from anyformer.pipelines.accounting.flops import (
     FlopCount,
     active_parameters,
     count_tokens,
-    cpu_flags,
     flops_per_token,
     linear_weights,
     measured_flops,
-    prefers_bf16,
 )
 from anyformer.pipelines.accounting.parameter_count import count_active_parameters
+from anyformer.pipelines.accounting.precision import prefers_bf16, vendor_and_flags
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     BertConfig,
@@ -120,11 +119,28 @@ def test_measuring_the_peak_draws_nothing_from_the_runs_generator():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_bf16_is_chosen_by_instruction_set_and_the_same_every_time():
-    assert {prefers_bf16("cpu") for _ in range(3)} <= {True, False}
-    if cpu_flags():
-        expected = bool(cpu_flags().get("amx_bf16") or cpu_flags().get("avx512_bf16"))
-        assert prefers_bf16("cpu") == expected
+@pytest.mark.parametrize(
+    "vendor, flags, expected",
+    [
+        ("GenuineIntel", "avx2 avx512_bf16 amx_bf16", True),
+        ("GenuineIntel", "avx2 avx512_bf16", False),
+        ("AuthenticAMD", "avx2 avx512_bf16", True),
+        ("AuthenticAMD", "avx2", False),
+    ],
+)
+def test_a_cpu_computes_in_bf16_where_that_is_faster(tmp_path, monkeypatch, vendor, flags, expected):
+    cores = [f"processor\t: {core}\nvendor_id\t: {vendor}\nflags\t\t: fpu {flags}\n" for core in range(2)]
+    (tmp_path / "cpuinfo").write_text("\n".join(cores))
+    found = vendor_and_flags(str(tmp_path / "cpuinfo"))
+    assert found == (vendor, frozenset(["fpu", *flags.split()]))
+    monkeypatch.setattr("anyformer.pipelines.accounting.precision.vendor_and_flags", lambda: found)
+    assert prefers_bf16("cpu") is expected
+
+
+def test_a_machine_without_a_list_of_its_cpus_computes_in_fp32(tmp_path, monkeypatch):
+    assert vendor_and_flags(str(tmp_path / "absent")) == ("", frozenset())
+    monkeypatch.setattr("anyformer.pipelines.accounting.precision.vendor_and_flags", lambda: ("", frozenset()))
+    assert prefers_bf16("cpu") is False
 
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
