@@ -230,6 +230,8 @@ def linear_cross_entropy(
     Under autocast the products run in the autocast dtype, as those of a Linear layer do; on a CPU without instructions
     for that dtype they run in fp32, which is both faster and more exact.
     """
+    if not torch.is_grad_enabled():  # a Function sees requires_grad alone, and would make the weight's gradient
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
     device_type, dtype = hidden.device.type, hidden.dtype
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)

@@ -8,6 +8,7 @@ from anyformer.modeling.linear_cross_entropy import _rows_per_chunk, linear_cros
 from anyformer.modeling.lm_head import HeadTransform, LanguageModelHead, language_model_loss, masked_language_model_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def plain(x, w, labels, softcap=None, bias=None, **kwargs):
@@ -112,6 +113,17 @@ def test_only_what_requires_gradients_gets_one_and_a_second_backward_gives_the_s
         torch.testing.assert_close(got, 2 * expected, atol=1e-6, rtol=1e-5)
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(2 * loss, x)
+
+
+@pytest.mark.parametrize("logits_per_chunk", [None, 64], ids=["whole", "in chunks"])
+@pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_head_is_multiplied_once_and_no_gradient_is_made(grad_mode, logits_per_chunk):
+    x, w, labels = example(16, 8, 40)
+    w = torch.nn.Parameter(w)  # of a model in evaluation, whose parameters keep requires_grad
+    with grad_mode(), FlopCounterMode(display=False) as counter:
+        loss = linear_cross_entropy(x, w, labels, logits_per_chunk=logits_per_chunk, bias=torch.nn.Parameter(w[:, 0]))
+    assert counter.get_total_flops() == 2 * 16 * 8 * 40
+    torch.testing.assert_close(loss, plain(x, w.detach(), labels, bias=w[:, 0].detach()))
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["products in bf16", "cpu without bf16"])
