@@ -33,6 +33,7 @@ from ..reporting.interpret import between
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import computes_in_half, training_arguments
 from ..training.models import check_length
+from ..training.packed_rows import check_documents_apart
 from ..training.run_folder import package_versions
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
@@ -137,6 +138,8 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     recipe, split, objective = prepared.recipe, prepared.split, prepared.objective
     rows, chosen = prepared.rows, prepared.chosen
     model = prepared.load_model()
+    if rows.is_packed:
+        check_documents_apart(model, recipe.model.name_or_path)
     measured = rows if len(chosen) == len(rows) else Subset(rows, chosen)
     with kept_comparisons() as of_pass:
         result = evaluate_rows(recipe, objective, model, measured, rows.is_packed)

@@ -17,6 +17,7 @@ from .along_rows import ATTENTION
 from .deepspeed_engine import whole_weights
 from .lora import with_lora
 from .mesh import share_model
+from .packed_rows import check_documents_apart
 from .pipeline import cut_into_stages
 
 
@@ -69,6 +70,8 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     else:
         speak, unused = arguments.process_index == 0 and not quiet, objective.unused_weights
         model, fresh = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments, speak, unused)
+        if data.packed:
+            check_documents_apart(model, recipe.model.name_or_path)
     shares = recipe.training.parallelism
     if shares is not None and engine_of(shares) == MESH:
         model = share_model(model, shares) if shares.pp == 1 else cut_into_stages(model, shares, arguments.device)

@@ -1,0 +1,107 @@
+"""Native models that let the documents of a packed row see each other are refused, by training and by evaluation."""
+
+import json
+
+import pytest
+import torch
+from anyformer.pipelines.training.packed_rows import keeps_documents_apart
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from anyformer_main import main
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+NATIVE = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES), True),
+    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2), True),
+    "opt": (OPTForCausalLM, OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32), False),
+    "bloom": (BloomForCausalLM, BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2), False),
+    "bert": (BertForMaskedLM, BertConfig(**SIZES), False),
+    "roberta": (RobertaForMaskedLM, RobertaConfig(**SIZES), False),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_native_model_is_tried_on_two_documents(name):
+    auto_class, config, apart = NATIVE[name]
+    torch.manual_seed(0)
+    model = auto_class(config).train()
+    state = torch.random.get_rng_state()
+    assert keeps_documents_apart(model) is apart
+    assert model.training and torch.equal(state, torch.random.get_rng_state())  # the run goes on as if untried
+
+
+def recipe(folder, objective: str) -> list[str]:
+    for split in ("train", "validation"):
+        texts = ["the film is fine", "the book is dull and long"] * 40
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return [
+        f"objective.name={objective}",
+        "objective.sequence_length=32",
+        f"model.name_or_path={folder / 'native'}",
+        f"data.files={folder / 'train.jsonl'}",
+        f"data.validation_files={folder / 'validation.jsonl'}",
+        f"training.output_dir={folder / 'run'}",
+        "training.max_steps=1",
+    ]
+
+
+def saved(folder, name: str) -> None:
+    """A native model with a tokenizer of words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[MASK]",
+        "[BOS]",
+        "[EOS]",
+        "[CLS]",
+        "[SEP]",
+        "the",
+        "film",
+        "book",
+        "is",
+        "fine",
+        "dull",
+        "and",
+        "long",
+    ]
+    plain = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    auto_class, config, _ = NATIVE[name]
+    auto_class(config).save_pretrained(folder / "native")
+    named = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("unk", "pad", "mask", "bos", "eos", "cls", "sep")}
+    PreTrainedTokenizerFast(tokenizer_object=plain, **named).save_pretrained(folder / "native")
+
+
+def test_training_and_evaluation_refuse_a_model_whose_documents_see_each_other(tmp_path, capsys):
+    saved(tmp_path, "bert")
+    written = tmp_path / "recipe.yaml"
+    settings = recipe(tmp_path, "masked")
+    written.write_text("model: {}\n")
+    for command in (["train"], ["evaluate", str(tmp_path / "native")]):
+        assert main([*command, str(written), *settings]) == 2
+        error = capsys.readouterr().err
+        assert "is a BertForMaskedLM, in which the documents of a packed row see each other" in error
+        assert "anyformer convert" in error
+
+
+def test_a_native_decoder_that_keeps_them_apart_trains(tmp_path):
+    saved(tmp_path, "llama")
+    written = tmp_path / "recipe.yaml"
+    written.write_text("model: {}\n")
+    assert main(["train", str(written), *recipe(tmp_path, "causal")]) == 0
