@@ -125,5 +125,9 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
         name for name in (REPORT, "README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()
     ]
     console.print(f"look at: {' · '.join(there)}", markup=False)
-    console.print(f"next: {objective.how_to_use(folder)}", markup=False)
+    steps = [objective.how_to_use(folder)]
+    if is_adapter(folder):  # transformers would build its model by the config of the base, which has another head
+        whole = folder.with_name(f"{folder.name}_merged")
+        steps = [f"anyformer merge {folder} {whole}", objective.how_to_use(whole)]
+    console.print("next: " + "\n      ".join(steps), markup=False)
     console.print(f"      anyformer publish {folder} your-name/your-model", markup=False)
