@@ -10,13 +10,24 @@ from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
 
+# Matrices of equal shape are multiplied together, up to so many numbers at a time: their sums and products are copies.
+MOST_NUMBERS = 1 << 24
 
-class Fp32Muon(torch.optim.Muon):
-    """torch.optim.Muon in fp32 instead of bf16, with matrices of equal shape multiplied in one batch.
 
-    It is for CPUs that `prefers_bf16` names slow in bf16: ten times where bf16 is emulated. State and parameter groups
-    are those of torch.optim.Muon, so either can load the other's checkpoints.
+class BatchedMuon(torch.optim.Muon):
+    """torch.optim.Muon with matrices of equal shape multiplied in one batch, in the dtype that the device is fast in.
+
+    torch's own takes some twenty kernels for each matrix, one by one, in bf16 alone, which CPUs that `prefers_bf16`
+    names slow in it take ten times as long for. State and parameter groups are those of torch.optim.Muon, so either can
+    load the other's checkpoints.
+
+    Args:
+        dtype: of Newton and Schulz's products; the momentum and the parameters keep theirs.
     """
+
+    def __init__(self, params, dtype: torch.dtype, **settings):
+        super().__init__(params, **settings)
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -29,8 +40,10 @@ class Fp32Muon(torch.optim.Muon):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
-            for parameters in by_shape.values():
-                self._step_matrices(parameters, group)
+            for shape, parameters in by_shape.items():
+                size = max(1, MOST_NUMBERS // shape.numel())
+                for start in range(0, len(parameters), size):
+                    self._step_matrices(parameters[start : start + size], group)
         return loss
 
     def _step_matrices(self, parameters: list[torch.Tensor], group: dict):
@@ -41,7 +54,8 @@ class Fp32Muon(torch.optim.Muon):
         buffers = [self.state[p]["momentum_buffer"] for p in parameters]
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
         updates = torch._foreach_lerp(gradients, buffers, momentum) if group["nesterov"] else buffers
-        directions = orthogonalized(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        matrices = torch.stack(updates).to(self.dtype)
+        directions = orthogonalized(matrices, group["ns_coefficients"], group["ns_steps"], group["eps"])
         rows, columns = parameters[0].shape
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(
@@ -50,10 +64,10 @@ class Fp32Muon(torch.optim.Muon):
 
 
 def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps: float) -> torch.Tensor:
-    """(N, R, C) -> the same shape in fp32, singular values near 1, by Newton and Schulz's iteration (Jordan 2024)."""
+    """(N, R, C) -> the same shape, singular values near 1, by Newton and Schulz's iteration (Jordan 2024)."""
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
-    x = (matrices.mT if tall else matrices).float()
+    x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT
@@ -62,12 +76,12 @@ def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """torch.optim.Muon (Jordan et al. 2024) and fused torch.optim.AdamW behind the interface of one optimizer.
+    """BatchedMuon (Jordan et al. 2024) and fused torch.optim.AdamW behind the interface of one optimizer.
 
     `param_groups` lists both optimizers' groups, so a schedule scales each learning rate from its own peak.
     """
 
-    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW):
+    def __init__(self, muon: BatchedMuon, adamw: torch.optim.AdamW):
         self.parts = {"muon": muon, "adamw": adamw}
         super().__init__([p for part in self.parts.values() for g in part.param_groups for p in g["params"]], {})
         self._share_groups()
@@ -113,9 +127,10 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
         {"params": [trainable[n] for n in trainable if n in rest & decay_names], "weight_decay": weight_decay},
         {"params": [trainable[n] for n in trainable if n in rest - decay_names], "weight_decay": 0.0},
     ]
-    muon = torch.optim.Muon if prefers_bf16(next(model.parameters()).device.type) else Fp32Muon
+    dtype = torch.bfloat16 if prefers_bf16(next(model.parameters()).device.type) else torch.float32
+    hidden = [trainable[n] for n in trainable if n in matrices]
     return MuonWithAdamW(
-        muon([trainable[n] for n in trainable if n in matrices], lr=muon_lr, weight_decay=weight_decay),
+        BatchedMuon(hidden, dtype, lr=muon_lr, weight_decay=weight_decay),
         torch.optim.AdamW([g for g in groups if g["params"]], lr=adamw_lr, betas=betas, eps=eps, fused=True),
     )
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from anyformer.pipelines.training.optimizers import Fp32Muon, build_muon, muon_parameter_names
+from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, muon_parameter_names
 from transformers import get_scheduler
 
 from anyformer import AnyformerDecoderForCausalLM, AnyformerViTConfig, AnyformerViTForImageClassification
@@ -45,12 +45,16 @@ def test_of_an_image_model_the_patches_are_left_to_adamw():
     assert names and all(".layers." in n for n in names)
 
 
-def test_fp32_muon_takes_the_steps_of_torch_without_its_rounding():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("most", [1 << 24, 16 * 24], ids=["together", "one by one"])
+def test_batched_muon_takes_the_steps_of_torch(dtype, most, monkeypatch):
+    monkeypatch.setattr("anyformer.pipelines.training.optimizers.MOST_NUMBERS", most)
     generator = torch.Generator().manual_seed(0)
     shapes = [(24, 16), (16, 24), (16, 24), (16, 16)]
     ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
     starts, theirs = [p.detach().clone() for p in ours], copy.deepcopy(ours)
-    optimizers = [cls(ps, lr=0.1, weight_decay=0.1) for cls, ps in ((Fp32Muon, ours), (torch.optim.Muon, theirs))]
+    settings = {"lr": 0.1, "weight_decay": 0.1}
+    optimizers = [BatchedMuon(ours, dtype, **settings), torch.optim.Muon(theirs, **settings)]
     for _ in range(3):
         for one, other in zip(ours, theirs):
             one.grad = torch.randn(one.shape, generator=generator)
@@ -59,7 +63,7 @@ def test_fp32_muon_takes_the_steps_of_torch_without_its_rounding():
         for optimizer in optimizers:
             optimizer.step()
     for one, other, start in zip(ours[:3], theirs, starts):
-        assert (one - other).norm() < 0.01 * (one - start).norm()  # bf16 has 8 bits
+        assert (one - other).norm() < 0.01 * (one - start).norm()  # torch computes in bf16, which has 8 bits
     assert torch.equal(ours[3], starts[3])
 
 
