@@ -211,7 +211,7 @@ class TrainingSection:
     )
     learning_rate: float = doc("peak learning rate", 1e-3, above=0)
     optim: str = doc(
-        "adamw (fused), muon (matrices by the rule of torch.optim.Muon, the rest by AdamW), or a transformers optimizer name",
+        "adamw (fused), muon (matrices by Muon, the rest by AdamW), or a transformers optimizer name",
         "adamw",
     )
     muon_learning_rate: float = doc("peak learning rate of the matrices under optim: muon", 0.02, above=0)
