@@ -30,10 +30,11 @@ class TransformerBlock(GradientCheckpointingLayer):
         # None instead of a Dropout that does nothing: a generated token is mostly the cost of calling modules.
         self.dropout = nn.Dropout(config.hidden_dropout) if config.hidden_dropout > 0 else None
 
-    def forward(self, hidden_states, *trained, trained_names=(), **context):
+    def forward(self, hidden_states, *trained, trained_names=(), kept_tokens=None, **context):
         """context: keyword arguments of self-attention; `past_key_values` also holds the keys of cross-attention.
 
         trained: the values of `trained_names`, keyword arguments whose gradients reentrant checkpointing has to find.
+        kept_tokens: K, the feed-forward part, which mixes no tokens, is computed of the first K alone -> (B, K, D).
         """
         context |= dict(zip(trained_names, trained))
         encoder_hidden_states = context.pop("encoder_hidden_states", None)
@@ -48,6 +49,8 @@ class TransformerBlock(GradientCheckpointingLayer):
             x_BTD, _ = self.residual(
                 self.cross_attention_layernorm, self.cross_attn, x_BTD, past_key_values=cache, **cross
             )
+        if kept_tokens is not None:
+            x_BTD = x_BTD[:, :kept_tokens]
         x_BTD, routing = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
 
         # Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within.

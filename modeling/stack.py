@@ -269,8 +269,13 @@ class TransformerStack:
             return self.layers
         return [layer for layer in self.layers for _ in range(self.layers_per_group)]
 
-    def run_layers(self, x_BTD, per_layer: list[dict], **context) -> tuple:
-        """Hidden states (B, T, D) after the last layer, and per sparse layer: (router, logits, index, kept)."""
+    def run_layers(self, x_BTD, per_layer: list[dict], kept_tokens: int | None = None, **context) -> tuple:
+        """Hidden states (B, T, D) after the last layer, and per sparse layer: (router, logits, index, kept).
+
+        kept_tokens: the last layer gives the hidden states of the first so many tokens alone.
+        """
+        if kept_tokens is not None:
+            per_layer = [*per_layer[:-1], per_layer[-1] | {"kept_tokens": kept_tokens}]
         generated = one_token(self, x_BTD, per_layer, **context)
         if generated is not None:
             return generated, []

@@ -108,6 +108,8 @@ class FlopCount:
         groups = getattr(config, "num_hidden_groups", None) or self.layers
         shared = self.layers / groups  # ALBERT applies each group of layers so often
         base = model.base_model_prefix if model.base_model is not model else None
+        self.kept_tokens = getattr(model, "kept_tokens", None)  # of which alone the last feed-forward part is computed
+        self.last_mlp = f".layers.{self.layers - 1}.mlp."
         for name, weights in linear_weights(model).items():
             self._assign(name, weights, base, shared)
 
@@ -116,6 +118,8 @@ class FlopCount:
         inside = parts[0] == base if base else parts[0] in ("encoder", "decoder")
         if {"pooler", "seq_relationship"} & {*parts} or (not inside and self.head_on_rows):
             self.row += weights
+        elif self.kept_tokens is not None and self.last_mlp in f".{name}.":
+            self.row += weights * self.kept_tokens
         elif not inside:
             self.head += weights
         elif self.CROSS.search(name):
