@@ -77,7 +77,7 @@ def test_seq2seq_step_compares_equal_losses_and_memory(benchmark, capsys):
     run(benchmark("seq2seq_step"), f"{size} --rounds 2")
     rows = table(capsys)
     assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 4]
-    assert {row[5] for row in rows if row[1] == "ours"} == {">= 1.05", "<= 1"}
+    assert {row[5] for row in rows if row[1] == "ours"} == {">= 1.08", "<= 1"}
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_cross_entropy_prints_speed_and_memory_with_their_goals(benchmark, capsy
     run(benchmark("cross_entropy"), "--tokens 64 --vocab 4096 --hidden 8 --rounds 2")
     rows = table(capsys)
     assert [row[1] for row in rows] == ["guard", "full logits", "ours", "ours"] * 2
-    assert {row[5] for row in rows if row[1] == "ours"} == {">= 1.8", "<= 0.15"}
+    assert {row[5] for row in rows if row[1] == "ours"} == {"-", ">= 1.5", "<= 0.2"}
 
 
 def test_extra_memory_of_the_full_logits_counts_them(benchmark):
@@ -198,7 +198,7 @@ def test_moe_step_compares_equal_losses_in_every_dtype(benchmark, capsys):
     benchmark("moe_step").main(shlex.split(f"{size} --arms {arms} --dtype fp32 bf16 bf16-weights"))
     rows = table(capsys)
     assert [row[1] for row in rows] == ["guard", "native grouped_mm", "native batched_mm", "ours", "ours", "ours"] * 3
-    assert {row[5] for row in rows if row[1] == "ours"} == {"-", ">= 1.25"}
+    assert {row[5] for row in rows if row[1] == "ours"} == {"-", ">= 1.2"}
 
 
 def test_losses_that_differ_in_the_last_digit_are_reported(benchmark, capsys):

@@ -11,7 +11,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import anyformer
 
-GOAL = method.Goal(1.05)
+GOAL = method.Goal(1.08)
 ARMS = ("native eager", "native sdpa", "ours")
 
 
