@@ -6,6 +6,7 @@ import torch
 from anyformer.modeling.serving import BATCH_DEPENDENT_ROPE
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput
 
 from ..data.length_batching import batches_by_tokens
 from ..objectives.text import UNLIMITED
@@ -135,18 +136,31 @@ def shared_rows(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int
 
 
 def _of_answers(model, pairs: list[Pair], batch_size: int, most: int) -> list[float]:
-    """log_likelihoods of an encoder-decoder: contexts are read, continuations answered."""
+    """log_likelihoods of an encoder-decoder: contexts are read, each once, and continuations answered."""
     found = [0.0] * len(pairs)
-    batches = batches_by_tokens(range(len(pairs)), batch_size, lambda number: sum(map(len, pairs[number])))
-    for batch in watched(batches, "asking, batch"):
-        ids, mask = _padded([pairs[number][0][-most:] for number in batch], model.device)
-        answers, counted = _padded([pairs[number][1] for number in batch], model.device)
-        begun = model.prepare_decoder_input_ids_from_labels(labels=answers)
+    asked: dict[tuple, list[int]] = {}
+    for number, (context, _) in enumerate(pairs):
+        asked.setdefault(tuple(context[-most:]), []).append(number)
+    for contexts in watched(batches_by_tokens(list(asked), batch_size), "asking, batch"):
+        ids, mask = _padded(contexts, model.device)
+        numbers = [(number, row) for row, context in enumerate(contexts) for number in asked[context]]
         with torch.inference_mode():
-            logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=begun, use_cache=False).logits
-        chosen = logits.double().log_softmax(-1).gather(-1, answers[..., None])[..., 0]
-        for number, value in zip(batch, (chosen * counted).sum(-1).tolist()):
-            found[number] = value
+            states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        for start in range(0, len(numbers), batch_size):
+            part, rows = zip(*numbers[start : start + batch_size])
+            answers, counted = _padded([pairs[number][1] for number in part], model.device)
+            begun = model.prepare_decoder_input_ids_from_labels(labels=answers)
+            at = torch.tensor(rows, device=model.device)
+            with torch.inference_mode():
+                logits = model(
+                    encoder_outputs=BaseModelOutput(last_hidden_state=states[at]),
+                    attention_mask=mask[at],
+                    decoder_input_ids=begun,
+                    use_cache=False,
+                ).logits
+            chosen = logits.double().log_softmax(-1).gather(-1, answers[..., None])[..., 0]
+            for number, value in zip(part, (chosen * counted).sum(-1).tolist()):
+                found[number] = value
     return found
 
 

@@ -93,6 +93,16 @@ def test_what_all_prompts_begin_with_is_read_once(kind, tokenizer):
     assert (read < 30 + 200 + 60) == (kind not in ("sliding", "linear"))
 
 
+def test_an_encoder_reads_each_question_once_however_many_answers_it_has(tokenizer):
+    model, draw, seen = language_model("t5", len(tokenizer)), np.random.default_rng(0), []
+    questions = [draw.integers(1, 200, 5 + number).tolist() for number in range(4)]
+    model.get_encoder().register_forward_hook(
+        lambda module, args, kwargs, out: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    log_likelihoods(model, [(each, [word]) for each in questions for word in (7, 8, 9)], batch_size=2, most=96)
+    assert sum(seen) == 4
+
+
 def test_batches_of_short_texts_are_larger_and_hold_no_more_tokens():
     lengths = [3, 40, 38, 5, 9, 9, 20, 1, 1, 1, 2, 39]
     batches = batches_by_tokens(lengths, 2, lambda length: length)
