@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import end_in_micro_batch
 from safetensors.torch import load_file
-from task_data import reviews, sentences, task_recipe, write_lines
+from task_data import CHARACTERS, reviews, sentences, task_recipe, write_lines
 
 
 @given(st.floats(-9, 9), st.sampled_from([0.2, 0.5, 1.0, 0.25, 0.1]))
@@ -131,6 +131,26 @@ def test_an_answer_that_is_no_class_is_a_wrong_one(tmp_path):
     task.find_classes({}, tmp_path)
     found = task.measure_texts(["good", " bad", "goo", ""], ["good", "bad", "good", "bad"])
     assert found == {"accuracy": 0.5, "f1": 0.5}
+
+
+def test_answers_in_a_table_of_texts_are_numbers_and_classes_as_those_of_other_tasks_are(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("text,score,mood\ngood,3.71,1\nbad,0.4,0\n")
+
+    def answers(**task):
+        data = {"files": str(table), "test_files": None, "validation_fraction": 0.0}
+        recipe = task_recipe(tmp_path, "text_to_text", tokenizer=CHARACTERS, data=data, task=task)
+        data = prepare_data(load_recipe(str(recipe)))
+        rows = data.rows["train"]
+        return [data.tokenizer.decode(rows[i]["labels"], skip_special_tokens=True) for i in range(len(rows))]
+
+    mood = {"target_field": "mood"}
+    assert answers(target_field="score", answers="numbers") == ["3.8", "0.4"]
+    assert answers(**mood) == ["1", "0"] and answers(**mood, label_names=["bad", "good"]) == ["good", "bad"]
+    with pytest.raises(UserError, match=r"task.target_field='text': .*line 2 holds 'good', which is no finite number"):
+        answers(target_field="text", answers="numbers")
+    with pytest.raises(UserError, match="line 2 is of the unknown class 'good'"):
+        answers(target_field="text", label_names=["fine", "poor"])
 
 
 PART = "task.parts=[{name: a, source: 'x {x}', target_field: y, data: {files: f}}, %s]"
