@@ -159,6 +159,10 @@ class MultipleChoice(ClassScores, TextTask):
             if not choice.strip():
                 raise UserError(f"task.choices_field={show(section.choices_field)}: {place}, choice {number} is empty")
         context, question = texts.get("context_field"), texts.get("question_field")
+        if not any(text and text.strip() for text in (context, question)):  # one alone may be empty, as HellaSwag's are
+            columns = ((name, getattr(section, name)) for name in ("context_field", "question_field"))
+            named = " and ".join(f"task.{name}={column!r}" for name, column in columns if column is not None)
+            raise UserError(f"{named}: {place} holds an empty text; remove the example")
         if context is None:
             return [(question, choice) for choice in choices]
         return [(context, choice if question is None else f"{question} {choice}") for choice in choices]

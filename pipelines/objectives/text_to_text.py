@@ -147,8 +147,12 @@ class TextToText(Translation):
         return read, [written for written, _ in answers], [true for _, true in answers]
 
     def read(self, row: dict, place: str) -> str:
-        """What the model reads of an example. Raises UserError for a column that holds neither text nor a number."""
-        found = []
+        """What the model reads of an example.
+
+        Raises UserError for a column that holds neither text nor a number, and where all columns are empty: one of
+        several may be, such as the input of an instruction that needs none.
+        """
+        found, columns = [], source_columns(self.settings.source)
         for literal, column, _, _ in string.Formatter().parse(self.settings.source):
             found.append(literal)
             if column is not None:
@@ -157,18 +161,20 @@ class TextToText(Translation):
                     held = "null" if value is None else type(value).__name__
                     raise UserError(f"task.source: {place} holds {held} in {column!r}, not text")
                 found.append(str(value))
+        if not any(str(row[column]).strip() for column in columns):
+            names = " and ".join(map(repr, columns))
+            raise UserError(f"task.source: {place} holds an empty text in {names}; remove the example")
         return "".join(found)
 
     def answer(self, row: dict, place: str) -> tuple[str, str]:
         """(what has to be written of an example, what an answer is compared with). Raises UserError."""
-        from ..data.examples import text_of
         from .classes import class_number
         from .numbers import number_of
 
         section, column = self.settings, self.settings.target_field
         value, field = row[column], f"task.target_field={column!r}"
         if section.answers == "texts":
-            text = text_of(row, column, "target_field", place)
+            text = self.text_in(row, column, "target_field", place)
             return text, text
         if section.answers == "numbers":
             number = number_of(value, field, place)

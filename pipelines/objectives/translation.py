@@ -75,6 +75,11 @@ class Translation(TextTask):
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
 
+    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
+        from ..data.examples import filled_text_of
+
+        return filled_text_of(row, column, field, place)
+
     def lengths(self) -> dict[str, int | None]:
         section = self.settings
         return {name: getattr(section, name) for name in ("max_length", "max_target_length", "max_new_tokens")}
@@ -144,10 +149,9 @@ class Translation(TextTask):
 
     def texts_of(self, batch: list) -> tuple[list[str], list[str], list[str]]:
         """(what is read, what has to be written, what an answer is compared with) of some examples (place, row)."""
-        from ..data.examples import text_of
-
         source, target = (
-            [text_of(row, column, field, place) for place, row in batch] for field, column in self.columns().items()
+            [self.text_in(row, column, field, place) for place, row in batch]
+            for field, column in self.columns().items()
         )
         return source, target, target
 

@@ -57,6 +57,19 @@ def test_digits_in_a_table_of_texts_count_from_0(prepare, tmp_path):
     assert [int(row["labels"]) for row in rows] == [0, 1]
 
 
+def test_one_of_context_and_question_may_be_empty_but_not_both(prepare, tmp_path):
+    def train(*changes):
+        path = write_lines(tmp_path / "rows.jsonl", [row(question="it was") | change for change in changes])
+        data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+        task = LISTED | {"question_field": "question"}
+        sections = {"tokenizer": CHARACTERS, "model": {"max_position_embeddings": 96}}
+        return prepare(data=data, task=task, evaluation={"every_steps": None}, **sections).rows["train"]
+
+    assert len(train({"question": ""}, {"context": ""})) == 2
+    with pytest.raises(UserError, match=r"task.question_field='question': .*line 2 holds an empty text; remove the ex"):
+        train({}, {"context": "", "question": " "})
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1, max_size=4), st.data())
 def test_a_batch_holds_every_choice_in_its_place(lengths, data):
@@ -96,6 +109,7 @@ MISTAKES = {
     "one": ([row(choices=["a"])], r"line 1 holds 1; it takes two"),
     "empty": ([row(), row(choices=["a", " "])], r"line 2, choice 1 is empty"),
     "no-list": ([row(choices="good")], r"task.choices_field='choices': .*line 1 holds str, not a list of choices"),
+    "blank": ([row(), row(context=" ")], r"task.context_field='context': .*line 2 holds an empty text; remove"),
     "no-text": ([row(context=3)], r"task.context_field='context': .*line 1 holds int, not text"),
 }
 

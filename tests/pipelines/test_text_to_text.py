@@ -153,6 +153,43 @@ def test_answers_in_a_table_of_texts_are_numbers_and_classes_as_those_of_other_t
         answers(target_field="text", label_names=["fine", "poor"])
 
 
+EMPTY = {
+    "translation": ({"en": " ", "de": "hund"}, {}, r"task.source_field='en': .*line 2 holds an empty text; remove"),
+    "target": ({"en": "dog", "de": ""}, {}, r"task.target_field='de': .*line 2 holds an empty text; remove the exa"),
+    "source": (
+        {"en": "", "de": "hund"},
+        {"name": "text_to_text", "source": "say {en}", "target_field": "de"},
+        r"task.source: .*line 2 holds an empty text in 'en'; remove the example",
+    ),
+    "answer": (
+        {"en": "dog", "de": ""},
+        {"name": "text_to_text", "source": "say {en}", "target_field": "de"},
+        r"task.target_field='de': .*line 2 holds an empty text",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_text_is_no_example(name, tmp_path):
+    row, task, says = EMPTY[name]
+    recipe = yaml.safe_load(task_recipe(tmp_path, "translation", tokenizer=CHARACTERS).read_text())
+    recipe["data"] = {"files": str(write_lines(tmp_path / "rows.jsonl", [{"en": "dog", "de": "hund"}, row]))}
+    recipe["data"]["validation_fraction"] = 0.0
+    recipe["task"] = {**task, "max_length": 24} if task else recipe["task"]
+    path = tmp_path / "empty.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    with pytest.raises(UserError, match=says):
+        prepare_data(load_recipe(str(path)))
+
+
+def test_one_of_several_columns_that_are_read_may_be_empty(tmp_path):
+    recipe = load_recipe("text_to_text", ["task.source='{ask} {more}'", "data.files=x", "data.validation_files=null"])
+    task = objective_of(recipe)
+    assert task.read({"ask": "name a colour", "more": ""}, "here") == "name a colour "
+    with pytest.raises(UserError, match="here holds an empty text in 'ask' and 'more'"):
+        task.read({"ask": " ", "more": ""}, "here")
+
+
 PART = "task.parts=[{name: a, source: 'x {x}', target_field: y, data: {files: f}}, %s]"
 REFUSED = {
     "task.source=no column": "names no column",
