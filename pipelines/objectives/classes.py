@@ -196,10 +196,7 @@ class ClassTask(ClassScores):
         return [*found, "train"] if self.given_weights == "balanced" and "train" not in found else found
 
     def class_weights(self) -> list[float]:
-        """The weight of each class: as given, or n / (C n_c) of n training examples, n_c of them of class c of C.
-
-        (King and Zeng 2001, section 4.2; scikit-learn's "balanced".) Raises UserError for a class without an example.
-        """
+        """The weight of each class: as given, or balanced. Raises UserError for a class without a training example."""
         if self.given_weights != "balanced":
             return self.given_weights
         counts = [self.of_training.get(name, 0) for name in self.label_names]
@@ -208,6 +205,13 @@ class ClassTask(ClassScores):
                 f"task.class_weights=balanced: no training example is of the class "
                 f"{self.label_names[counts.index(0)]!r}; give the weights as a list"
             )
+        return self.balanced(counts)
+
+    def balanced(self, counts: list[int]) -> list[float]:
+        """n / (C n_c) of n training examples, n_c of them of class c of C (`counts`, none 0).
+
+        King and Zeng 2001, section 4.2; scikit-learn's "balanced".
+        """
         return [sum(counts) / (len(counts) * count) for count in counts]
 
     def loss(self):

@@ -9,22 +9,23 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .base import pipeline_command
-from .classes import ClassTask, held
+from .classes import ClassTask, NamedClassSettings, held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 
 IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi_hot and task.label_names"
 
 
 @dataclass
-class MultiLabelClassificationSettings(LabelledTextSettings):
+class MultiLabelClassificationSettings(NamedClassSettings, LabelledTextSettings):
     label_field: str = doc("column that holds the list of classes, numbers or names", "labels")
     labels_are: Literal["classes", "multi_hot"] = doc(
         "what a list holds: classes: those that the text has, [1, 3]; multi_hot: a 0 or 1 for each of label_names, "
         "[0, 1, 0, 1]",
         "classes",
     )
-    label_names: list[str] | None = doc(
-        "names of the classes, in the order of their numbers; null: taken from the data"
+    class_weights: list[float] | Literal["balanced"] | None = doc(
+        "what having a class counts in the loss beside not having it, in the order of the classes; balanced: training "
+        "examples without the class per one with it, so that both together count alike; null: 1",
     )
     threshold: float = doc("a class is given to a text from this probability on", 0.5, above=0, below=1)
 
@@ -98,6 +99,26 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         mean = sum(facts["labels"].values()) / facts["examples"]
         return f"{mean:.1f} classes each: " + ", ".join(f"{name} {n:,}" for name, n in facts["labels"].items())
 
+    def rows(self, source, split: str, cache: Path, progress: bool = False):
+        rows = super().rows(source, split, cache, progress)
+        self.remember_classes(split, rows.facts["labels"])
+        if split == "train":
+            self.training_examples = rows.facts["examples"]
+        return rows
+
+    def balanced(self, counts: list[int]) -> list[float]:
+        """(n - n_c) / n_c of n training examples, n_c of them with class c, as torch.nn.BCEWithLogitsLoss advises.
+
+        Raises UserError for a class that every example has: nothing could be learned of it.
+        """
+        number = self.training_examples
+        if number in counts:
+            raise UserError(
+                f"task.class_weights=balanced: every training example is of the class "
+                f"{self.label_names[counts.index(number)]!r}; give the weights as a list"
+            )
+        return [(number - count) / count for count in counts]
+
     # ---- the model
 
     def config_fields(self) -> dict[str, Any]:
@@ -106,7 +127,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     def loss(self):
         from .losses import SeveralLabels
 
-        return SeveralLabels()
+        return SeveralLabels(None if self.given_weights is None else self.class_weights())
 
     # ---- measuring
 
