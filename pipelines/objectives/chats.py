@@ -91,14 +91,21 @@ class ChatTask(TextTask):
             messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n\n{more}"}
         return messages
 
-    def messages_of(self, field: str, column: str, place: str, row: dict, role: str) -> Messages:
-        """The messages in a column; a text is one message of `role`. Raises UserError, naming `field`, for none."""
+    def messages_of(self, field: str, column: str, place: str, row: dict, role: str | None) -> Messages:
+        """The messages in a column; raises UserError, naming `field`, for none.
+
+        A text is one message of `role`. None: the column holds whole conversations, and a text is the JSON of one, as
+        in CSV files.
+        """
         value, where = row[column], f"task.{field}={column!r}: {place}"
         if isinstance(value, str):
-            value = [{"role": role, "content": value}]
+            value = list_in_json(value) if role is None else [{"role": role, "content": value}]
         if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-            held = "null" if value is None else type(value).__name__
-            raise UserError(f"{where} holds {held}, neither a text nor a list of messages {{role, content}}")
+            held = "null" if row[column] is None else type(row[column]).__name__
+            wanted = "neither a text nor a list of messages {role, content}"
+            if role is None:
+                wanted = "which is no list of messages {role, content}, nor its JSON"
+            raise UserError(f"{where} holds {held}, {wanted}")
         for message in value:
             for name in ("role", "content"):
                 if not isinstance(message.get(name), str):
@@ -280,6 +287,15 @@ class ChatTask(TextTask):
 
     def how_to_use(self, folder: Path) -> str:
         return f'anyformer generate {folder} "your question" --chat'
+
+
+def list_in_json(text: str) -> list | None:
+    """The list that a text is the JSON of; None where it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) else None
 
 
 class ChatTexts(Corpus):

@@ -71,9 +71,10 @@ class Preference(ChatTask):
     def conversations(self, place: str, row: dict) -> list[Messages]:
         """The two conversations that differ in their last message, the better one first."""
         prompt, found = self.prompt_of(place, row), []
+        role = None if self.settings.prompt_field is None else ASSISTANT
         for field, column in self.columns().items():
             if field in ("chosen_field", "rejected_field"):
-                answer = self.messages_of(field, column, place, row, ASSISTANT)
+                answer = self.messages_of(field, column, place, row, role)
                 found.append(self.conversation(field, prompt, answer, place))
         if found[0] == found[1]:
             raise UserError(

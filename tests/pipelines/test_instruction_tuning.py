@@ -1,5 +1,6 @@
 """Instruction tuning: which tokens are learned, how conversations share rows, what a user may get wrong."""
 
+import csv
 import json
 
 import numpy as np
@@ -117,6 +118,25 @@ def test_conversations_and_prompt_and_completion_are_read_as_well(tmp_path):
         "q<|endoftext|>",
         "a<|endoftext|>",
     ]
+
+
+def test_a_text_among_whole_conversations_is_their_json_or_refused(tmp_path):
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    task = {"messages_field": "messages", "packing": False}
+
+    def train(*texts):
+        path = tmp_path / "chats.csv"
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([["messages"], *([text] for text in texts)])
+        files = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+        return prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
+
+    data = train(json.dumps(chat), json.dumps([*chat, *chat]))
+    texts = [data.tokenizer.decode(data.rows["train"][i]["input_ids"]) for i in range(2)]
+    assert texts[1] == 2 * texts[0] and texts[0].split("\n")[1::2] == ["q<|endoftext|>", "a<|endoftext|>"]
+    for text in ("hello", '{"role": "user"}', '["hello"]', "[{", "[" * 100_000):
+        with pytest.raises(UserError, match=r"line 3 holds str, which is no list of messages \{role, content\}, n"):
+            train(json.dumps(chat), text)
 
 
 GOOD = {"instruction": "a", "input": "", "output": "b"}

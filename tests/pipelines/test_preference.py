@@ -82,6 +82,22 @@ def test_a_reference_is_computed_once_and_anew_where_its_weights_change(tmp_path
     assert prepare_data(load_recipe(recipe)).facts["fingerprint"] != one.facts["fingerprint"] and len(asked) == 2
 
 
+def test_without_a_prompt_answers_are_conversations_or_their_json_and_never_a_text(tmp_path):
+    def chats(answer):
+        return [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
+
+    def train(chosen, rejected):
+        path = write_lines(tmp_path / "chats.jsonl", [{"chosen": chosen, "rejected": rejected}] * 2)
+        files = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+        task = {"prompt_field": None, "input_field": None}
+        data = prepare_data(load_recipe(task_recipe(tmp_path, "preference", data=files, task=task)))
+        return data.tokenizer.decode(data.rows["train"][0]["input_ids"])
+
+    assert train(json.dumps(chats("good")), json.dumps(chats("bad"))) == train(chats("good"), chats("bad"))
+    with pytest.raises(UserError, match=r"task.chosen_field='chosen': .* holds str, which is no list of messages"):
+        train("good", "bad")
+
+
 def test_mistakes_of_pairs_are_one_sentence(tmp_path, command, capsys):
     good = {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}
     files = write_lines(tmp_path / "same.jsonl", [*[good] * 12, good | {"rejected": "b"}])
