@@ -239,8 +239,10 @@ class Preference(ChatTask):
 
 
 def one_answer(ids: list[int], learned: list[bool], longest: int) -> tuple[list[int], int]:
-    """(tokens up to the end of the answer, cut to `longest`; where the answer begins)."""
+    """(tokens up to the end of the answer, cut to `longest`; where the answer begins, after them without a token)."""
     inside = [number for number, is_learned in enumerate(learned) if is_learned]
+    if not inside:
+        return ids[:longest], len(ids)
     return ids[: inside[-1] + 1][:longest], inside[0]
 
 
