@@ -56,6 +56,8 @@ class MultiTask(SeveralParts, Translation):
         own = {row.name for row in fields(AnswerSettings)} - {"name"}
         settings = {name: getattr(part, name) for name in own} | {n: getattr(self.settings, n) for n in SHARED}
         settings |= {n: getattr(part, n) for n in ("max_new_tokens", "num_beams") if getattr(part, n) is not None}
+        if settings["num_beams"] == 1:
+            settings.pop("length_penalty")  # it may be set for the beams of the others
         evaluation = replace(self.recipe.evaluation, metrics=part.metrics or [], sample_prompts=[])
         data = replace(part.data or DataSection(), cache_dir=self.recipe.data.cache_dir)
         recipe = replace(self.recipe, task=TextToTextSettings(**settings, name="text_to_text"), data=data)
@@ -66,6 +68,8 @@ class MultiTask(SeveralParts, Translation):
 
     def check(self) -> None:
         self.of_each(lambda part: part.check())
+        if all(part.settings.num_beams == 1 for part in self.parts.values()):
+            self.check_search()
         super(Translation, self).check()
 
     def check_metrics(self) -> None:

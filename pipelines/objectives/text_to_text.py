@@ -86,9 +86,12 @@ class TextToText(Translation):
             raise UserError(
                 f"task.source={show(section.source)} names no column; write one in braces, such as {{text}}"
             )
-        names = section.label_names
-        if names is not None and section.answers != "classes":
-            raise UserError(f"task.label_names has no effect with task.answers={section.answers}; set it to classes")
+        names, answers = section.label_names, f"task.answers={section.answers}"
+        if section.answers != "classes":
+            self.refuse_idle(["label_names"], answers, "task.answers=classes")
+        if section.answers != "numbers":
+            self.refuse_idle(["step"], answers, "task.answers=numbers")
+        self.check_search()
         if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
             raise UserError(f"task.label_names={show(names)} must be two or more different names")
         super(Translation, self).check()

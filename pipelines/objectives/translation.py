@@ -65,7 +65,13 @@ class Translation(TextTask):
         for name in ("source_field", "target_field"):
             if not getattr(self.settings, name):
                 raise UserError(f"task.{name} is not set; translation needs the column of each language, such as en")
+        self.check_search()
         super().check()
+
+    def check_search(self) -> None:
+        """Raise UserError for a setting of beams that has no effect on greedy search."""
+        if self.settings.num_beams == 1:
+            self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
 
     def check_metrics(self) -> None:
         from ..metrics import check_metrics

@@ -194,9 +194,13 @@ PART = "task.parts=[{name: a, source: 'x {x}', target_field: y, data: {files: f}
 REFUSED = {
     "task.source=no column": "names no column",
     "task.source=a {b": "has braces that do not match",
-    "task.answers=numbers": "label_names has no effect with task.answers=numbers",
+    "task.answers=numbers": r"label_names=\['negative', .* has no effect with task.answers=numbers; it belongs to task",
+    "task.step=0.5": "task.step=0.5 has no effect with task.answers=classes; it belongs to task.answers=numbers",
+    "task.length_penalty=2": "task.length_penalty=2.0 has no effect with task.num_beams=1; it belongs to task.num_beam",
     "evaluation.metrics=[pearson]": "compares numbers, but this task predicts classes",
     PART % "{name: a, source: 'x {x}', target_field: y, data: {files: f}}": r"task\.parts\.1\.name='a' must be a name",
+    PART
+    % "{name: b, source: 'x {x}', target_field: y, step: 1, data: {files: f}}": r"parts, b: task.step=1.0 has no eff",
     PART % "{name: b, source: 'x {x}', target_field: y}": r"task\.parts, b: data names no data",
     PART % "{name: b, sorce: 'x {x}', target_field: y}": r"task\.parts\.1\.sorce: no such setting; did you mean",
     PART % "{name: b, source: 'x {x}', data: {files: f}}": r"task\.parts, b: task\.target_field is not set",
@@ -209,3 +213,15 @@ def test_what_cannot_be_learned_as_text_is_refused_before_any_file_is_opened(ove
     name = "multitask_text_to_text" if override.startswith("task.parts") else "text_to_text"
     with pytest.raises(UserError, match=REFUSED[override]):
         load_recipe(name, [override])
+
+
+def test_a_length_penalty_needs_beams_of_the_task_or_of_some_part():
+    with pytest.raises(UserError, match=r"length_penalty=0.6 has no effect with task.num_beams=1"):
+        load_recipe("multi30k_en_de", ["task.length_penalty=0.6", "task.num_beams=1"])
+    load_recipe("multi30k_en_de", ["task.length_penalty=0.6"])
+    recipe = load_recipe("multitask_text_to_text", ["task.length_penalty=0.6"])  # parts of one beam and of five
+    parts = objective_of(recipe).parts
+    assert parts["en_de"].settings.length_penalty == 0.6 and parts["trec"].settings.length_penalty == 1.0
+    greedy = [f"task.parts.{number}.num_beams=1" for number in range(2)]
+    with pytest.raises(UserError, match=r"length_penalty=0.6 has no effect with task.num_beams=1"):
+        load_recipe("multitask_text_to_text", ["task.length_penalty=0.6", *greedy])
