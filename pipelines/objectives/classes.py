@@ -132,11 +132,10 @@ class ClassTask(ClassScores):
         """
         recipe, model = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
         wanted = self.settings.label_names or source.source.class_names(self.label_column)
-        unnamed = model == [f"LABEL_{number}" for number in range(config.num_labels)]
         if wanted is None or list(wanted) == model:
             self._names_are_the_models = wanted is None
             self.settings.label_names = model
-        elif unnamed and len(wanted) == len(model):
+        elif are_unnamed(model) and len(wanted) == len(model):
             self.settings.label_names = list(wanted)
         else:
             raise UserError(
@@ -249,6 +248,11 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
 def numbers_name(names: list[str], column: str, splits: "dict[str, Examples]") -> bool:
     """Whether classes whose names were taken from the data are named after the numbers in it."""
     return all(name.isdecimal() for name in names) and splits["train"].source.class_names(column) is None
+
+
+def are_unnamed(names: list[str]) -> bool:
+    """Whether classes have numbers alone, and are called LABEL_0, LABEL_1, ..., as transformers does."""
+    return names == [f"LABEL_{number}" for number in range(len(names))]
 
 
 def near(name: str, known: list[str]) -> str:
