@@ -149,6 +149,11 @@ class Objective(ABC):
         """The metrics that it can report beside the loss."""
         return [name for name, row in METRICS.items() if cls.takes_metric(row)]
 
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that are reported beside the loss, by their names in the registry."""
+        return self.recipe.evaluation.metrics
+
     # ---- the recipe, before anything is read
 
     def check_family(self) -> None:

@@ -1,6 +1,7 @@
 """Labelled tasks as text from text, and several of them in one run."""
 
 import json
+import shutil
 from collections import Counter
 
 import pytest
@@ -121,6 +122,40 @@ def test_tasks_learned_together_are_measured_apart_and_a_killed_run_ends_bit_ide
     assert found["accuracy_mood"] == facts["test_accuracy_mood"]
     assert command("preview", recipe, "--rows", "2") == 0
     assert "de:" in capsys.readouterr().out
+
+
+def test_each_part_has_intervals_answers_and_a_test_between_two_models(tmp_path, command, capsys):
+    recipe, run, other = mixed_recipe(tmp_path, max_steps=1, save_steps=1), tmp_path / "run", tmp_path / "other"
+    assert command("train", recipe, f"training.output_dir={run}") == 0
+    shutil.copytree(run, other)
+    answers, output = tmp_path / "answers.jsonl", tmp_path / "result.json"
+    options = ["--split", "validation", "--output", output, "--predictions", answers, "evaluation.bootstrap=20"]
+    assert command("evaluate", run, *options) == 0
+    result, rows = json.loads(output.read_text()), [json.loads(line) for line in answers.read_text().splitlines()]
+    metrics = ["bleu_de", "accuracy_mood", "f1_mood", "pearson_like", "spearman_like"]
+    assert [name for name in result["metrics"] if "loss" not in name] == metrics
+    assert {"bleu_de", "accuracy_mood", "f1_mood"} <= result["intervals"].keys() <= set(metrics)
+    assert result["intervals"]["accuracy_mood"]["method"] == "wilson"
+    assert [row["row"] for row in rows] == list(range(result["examples"]))
+    assert list(dict.fromkeys(row["part"] for row in rows)) == ["de", "mood", "like"]
+    mood = [row for row in rows if row["part"] == "mood"]
+    assert {row["reference"] for row in mood} == {"bad", "good"}
+    right = sum(row["prediction"] == row["reference"] for row in mood)
+    assert right / len(mood) == result["metrics"]["accuracy_mood"]
+    assert command("evaluate", run, "--max-examples", "20", *options) == 0
+    some = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert len(some) == 20 and all(row in rows for row in some)
+
+    capsys.readouterr()
+    assert command("evaluate", run, other, recipe, *options) == 0
+    found = json.loads(output.read_text())["differences"]
+    assert list(found) == metrics and found["accuracy_mood"]["test"] == "McNemar, exact"
+    assert found["bleu_de"]["difference"] == 0 and found["bleu_de"]["p"] == 1
+    pairs = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [{name: row[name] for name in ("row", "part", "reference")} for row in pairs] == [
+        {name: row[name] for name in ("row", "part", "reference")} for row in rows
+    ]
+    assert "accuracy mood: A alone is right in 0" in capsys.readouterr().out
 
 
 def test_an_answer_that_is_no_class_is_a_wrong_one(tmp_path):
