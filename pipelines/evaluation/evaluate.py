@@ -23,7 +23,7 @@ from ..backends import backend_arguments, backends_of, check_got, explain, is_ha
 from ..data.rows import Rows
 from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
-from ..metrics.comparison import Comparison, intervals, kept_comparisons
+from ..metrics.comparison import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import FinishedModel, Objective, evenly_spread
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
@@ -157,6 +157,10 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     bounds: dict[str, dict] = {}
     for comparison in compared:
         bounds |= intervals(comparison, metrics, recipe.evaluation.bootstrap, recipe.training.seed)
+    if "examples" in rows.facts:  # of a mixture's rows it is not known which a share like pair_accuracy counts
+        of_pass_alone = {name: value for name, value in metrics.items() if name not in bounds}
+        found = {name: interval_by_formula(name, value, len(chosen)) for name, value in of_pass_alone.items()}
+        bounds |= {name: row for name, row in found.items() if row is not None}
     return Evaluation(
         model=recipe.model.name_or_path,
         task=recipe.name,
