@@ -38,9 +38,10 @@ class ModelComparison:
         }
 
     def answers(self) -> list[dict]:
-        """{"row", "predictions" of both, "reference"} of each example."""
+        """{"row", "predictions" of both, "reference"} of each example, and its "part" where there are several."""
         return [
-            {"row": a["row"], "predictions": [a["prediction"], b["prediction"]], "reference": a["reference"]}
+            {name: value for name, value in a.items() if name not in ("prediction", "reference")}
+            | {"predictions": [a["prediction"], b["prediction"]], "reference": a["reference"]}
             for a, b in zip(self.first.answers, self.second.answers)
         ]
 
@@ -74,12 +75,15 @@ def prepare_pair(first: Recipe, second: Recipe, split: str, max_examples: int | 
 def measure_pair(pair: Pair) -> ModelComparison:
     """Measure both models of a pair; `differences` is None where they did not answer the same examples."""
     results = [measure(each) for each in pair]
-    compared, recipe = [result.compared for result in results], pair[0].recipe
-    if any(each is None or each.rows is None for each in compared):
+    compared, recipe = list(zip(*(result.compared for result in results))), pair[0].recipe
+    if any(each.rows is None for both in compared for each in both):
         return ModelComparison(*results, {})
-    if any(getattr(compared[0], same) != getattr(compared[1], same) for same in ("rows", "references")):
+    if any(getattr(a, same) != getattr(b, same) for a, b in compared for same in ("rows", "references")):
         return ModelComparison(*results, None)
-    return ModelComparison(*results, differences(*compared, recipe.evaluation.bootstrap, recipe.training.seed))
+    found: dict[str, dict] = {}
+    for a, b in compared:
+        found |= differences(a, b, recipe.evaluation.bootstrap, recipe.training.seed)
+    return ModelComparison(*results, found)
 
 
 def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int | None = None) -> ModelComparison:

@@ -23,7 +23,7 @@ from ..backends import backend_arguments, backends_of, check_got, explain, is_ha
 from ..data.rows import Rows
 from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
-from ..metrics.comparison import Comparison, intervals, kept_comparisons
+from ..metrics.comparison import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import FinishedModel, Objective, evenly_spread
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
@@ -48,8 +48,8 @@ class Evaluation:
     examples: how many rows. rows: what they are called, such as "examples". metrics: name -> number.
     signatures: metric -> the settings and versions its number depends on, where it says so. intervals: metric ->
     {"low", "high", "method"}, its 95 % confidence interval. answers: {"row", "prediction", "reference"} of each
-    example, where predictions stand beside references. compared: of what its metrics were computed. backends: what
-    computed attention and experts.
+    example, where predictions stand beside references, and "part" where the tasks of one run are several. compared: of
+    what its metrics were computed. backends: what computed attention and experts.
     """
 
     model: str
@@ -66,7 +66,7 @@ class Evaluation:
     recipe: dict
     intervals: dict[str, dict] = field(default_factory=dict)
     answers: list[dict] = field(default_factory=list, repr=False)
-    compared: Comparison | None = field(default=None, repr=False)
+    compared: list[Comparison] = field(default_factory=list, repr=False)
 
     def facts(self) -> dict:
         """All but the single answers, as JSON."""
@@ -150,15 +150,20 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         metrics |= objective.measure(finished, rows, chosen, prepared.train)
     taken = [chosen[number] for number in evaluation_order(measured)]
     compared = [each.of_rows(taken) for each in of_pass]
-    for each in of_answers:  # in the order of the split, but an example may have several rows
-        several = len(each.references) != len(chosen)
-        compared.append(each.of_rows(list(range(len(each.references))) if several else chosen))
+    for each in of_answers:
+        if each.rows is None:  # in the order of the split, but an example may have several rows
+            several = len(each.references) != len(chosen)
+            each = each.of_rows(list(range(len(each.references))) if several else chosen)
+        compared.append(each)
     if picture is not None and objective.draw(finished, rows, picture):
         print(f"samples are drawn in {picture}")
     bounds: dict[str, dict] = {}
     for comparison in compared:
         bounds |= intervals(comparison, metrics, recipe.evaluation.bootstrap, recipe.training.seed)
-    comparison = compared[0] if len(compared) == 1 else None  # tasks in one run have one each
+    if "examples" in rows.facts:  # of a mixture's rows it is not known which a share like pair_accuracy counts
+        of_pass_alone = {name: value for name, value in metrics.items() if name not in bounds}
+        found = {name: interval_by_formula(name, value, len(chosen)) for name, value in of_pass_alone.items()}
+        bounds |= {name: row for name, row in found.items() if row is not None}
     return Evaluation(
         model=recipe.model.name_or_path,
         task=recipe.name,
@@ -167,8 +172,8 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         examples=len(chosen),
         rows=f"{objective.row_noun}s",
         intervals=bounds,
-        answers=[] if comparison is None else answers_of(objective, comparison),
-        compared=comparison,
+        answers=[answer for comparison in compared for answer in answers_of(objective, comparison)],
+        compared=compared,
         metrics=metrics,
         signatures=objective.signatures,
         seconds=round(time.time() - started, 1),
@@ -179,11 +184,16 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
 
 
 def answers_of(objective: Objective, comparison: Comparison) -> list[dict]:
-    """{"row", "prediction", "reference"} of each example; the row is its number in the split, or among the answers."""
+    """{"row", "prediction", "reference"} of each example, and the "part" that it is of where there are several.
+
+    The row is its number in the split, or among the answers.
+    """
+    part = comparison.part
+    owner, about = (objective, {}) if part is None else (objective.parts[part], {"part": part})
     pairs = zip(comparison.predictions, comparison.references, strict=True)
     numbers = range(len(comparison.references)) if comparison.rows is None else comparison.rows
     return [
-        {"row": number, "prediction": objective.named(given), "reference": objective.named(true)}
+        {"row": number, **about, "prediction": owner.named(given), "reference": owner.named(true)}
         for number, (given, true) in zip(numbers, pairs)
     ]
 

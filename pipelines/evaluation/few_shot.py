@@ -23,6 +23,7 @@ from ..errors import UserError, did_you_mean
 from ..metrics import compute_metrics
 from ..metrics.comparison import intervals, kept_comparisons
 from ..objectives.base import Objective, evenly_spread
+from ..objectives.classes import are_unnamed
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..recipes.strict_yaml import format_yaml
@@ -160,8 +161,13 @@ def evaluate_few_shot(
 
 
 def label_words(objective: Objective, given: Sequence[str] | None) -> list[str]:
-    """The words of the classes; raises UserError where they are not one for each class, all different."""
+    """The words of the classes; raises UserError where they are not one for each class, all different, or no words."""
     names = objective.label_names
+    if given is None and are_unnamed(names):
+        raise UserError(
+            f"--shots asks for words, and the classes have no names but {', '.join(names[:8])}; add --label-words with "
+            f"a word for each of the {len(names)}, in this order"
+        )
     words = [word.strip() for word in (names if given is None else given)]
     if len(words) != len(names):
         raise UserError(f"--label-words has {len(words)}, but there are {len(names)} classes: {', '.join(names)}")

@@ -142,7 +142,7 @@ def check_predictions(recipe: Recipe, file: str | None) -> None:
     """Raise UserError where single predictions are asked for and the task has none, or they could not be written."""
     if file is None:
         return
-    if not any(METRICS[name].load is not None for name in recipe.evaluation.metrics):
+    if not any(METRICS[name].load is not None for name in objective_of(recipe).metrics):
         raise UserError(f"--predictions {file}: TASK={recipe.name} compares no predictions with references; remove it")
     check_writable(Path(file), "--predictions")
 

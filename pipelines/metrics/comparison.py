@@ -8,7 +8,7 @@ answered the same examples get the same ones.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..plugins import METRICS
@@ -26,7 +26,7 @@ class Comparison:
     """What some metrics were computed of: equally long lists, an entry for each example.
 
     metrics: their names. probabilities: of each class, where they were at hand. rows: the examples' numbers in their
-    split; None where that is not known.
+    split; None where that is not known. part: of several tasks in one run, the one that it is of.
     """
 
     metrics: list[str]
@@ -34,6 +34,11 @@ class Comparison:
     references: list
     probabilities: list | None = None
     rows: list[int] | None = None
+    part: str | None = None
+
+    def called(self, name: str) -> str:
+        """What a metric of it is called among the numbers of the run: accuracy, or accuracy_trec of the part trec."""
+        return name if self.part is None else f"{name}_{self.part}"
 
     def of_rows(self, rows: list[int]) -> "Comparison":
         """The same in the order of the rows; `rows` are their numbers in the order of here, one for each example."""
@@ -41,8 +46,9 @@ class Comparison:
             return self
         order = sorted(range(len(rows)), key=rows.__getitem__)
         columns = (self.predictions, self.references, self.probabilities)
-        sorted_ones = [None if column is None else [column[i] for i in order] for column in columns]
-        return Comparison(self.metrics, *sorted_ones, rows=[rows[i] for i in order])
+        given, true, probabilities = (None if column is None else [column[i] for i in order] for column in columns)
+        own = {"predictions": given, "references": true, "probabilities": probabilities}
+        return replace(self, **own, rows=[rows[i] for i in order])
 
     def inputs(self, name: str) -> tuple[list, list]:
         """(predictions, references) as the metric `name` takes them."""
@@ -104,25 +110,34 @@ def percentiles(scores: "np.ndarray") -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def intervals(comparison: Comparison, values: dict[str, float], number: int, seed: int) -> dict[str, dict[str, Any]]:
-    """{metric: {"low", "high", "method"}} of the 95 % intervals.
+def interval_by_formula(name: str, value: float | None, examples: int) -> dict[str, Any] | None:
+    """{"low", "high", "method"} of the 95 % interval of a metric of so many examples; None where it has no formula."""
+    row = METRICS.get(name)
+    if value is None or row is None or row.interval is None:
+        return None
+    low, high = row.interval(value, examples)
+    return {"low": low, "high": high, "method": "wilson"}
 
-    values: the metrics of the comparison. number: of resamples; 0: only those that have a formula.
+
+def intervals(comparison: Comparison, values: dict[str, float], number: int, seed: int) -> dict[str, dict[str, Any]]:
+    """{metric, as the comparison calls it: {"low", "high", "method"}} of the 95 % intervals.
+
+    values: by the same names. number: of resamples; 0: only those that have a formula.
     """
     found, drawn = {}, []
     for name in comparison.metrics:
-        row = METRICS[name]
-        if row.interval is not None and name in values:
-            low, high = row.interval(values[name], len(comparison.references))
-            found[name] = {"low": low, "high": high, "method": "wilson"}
-        elif number and name in values:
+        value = values.get(comparison.called(name))
+        by_formula = interval_by_formula(name, value, len(comparison.references))
+        if by_formula is not None:
+            found[name] = by_formula
+        elif number and value is not None:
             drawn.append(name)
     scores = resampled_scores(comparison, drawn, number, seed) if drawn else {}
     for name, of_metric in scores.items():
         bounds = percentiles(of_metric)
         if bounds is not None:
             found[name] = {"low": bounds[0], "high": bounds[1], "method": f"bootstrap of {number}"}
-    return {name: found[name] for name in comparison.metrics if name in found}
+    return {comparison.called(name): found[name] for name in comparison.metrics if name in found}
 
 
 # ------------------------------------------------------------------------------------------------ two models
@@ -142,7 +157,8 @@ def mcnemar(first: "np.ndarray", second: "np.ndarray") -> tuple[int, int, float]
 def differences(first: Comparison, second: Comparison, number: int, seed: int) -> dict[str, dict[str, Any]]:
     """What the second model has more of each metric than the first, and how sure that is.
 
-    {metric: {"difference", "p", "test"} and, with resamples, "low" and "high", the 95 % interval of the difference}.
+    {metric, as the comparisons call it: {"difference", "p", "test"} and, with resamples, "low" and "high", the 95 %
+    interval of the difference}.
     Metrics that count right answers are tested by McNemar ("first_alone", "second_alone": answers that one alone has
     right), the others by the paired bootstrap: p is twice the share of resamples in which the difference is not on its
     side of 0, with one resample added to each side. Both comparisons are of the same examples in the same order.
@@ -158,7 +174,7 @@ def differences(first: Comparison, second: Comparison, number: int, seed: int) -
     for name in names:
         metric = load_metric(name)
         values = [metric.weighted(*each.inputs(name))(whole) for each in (first, second)]
-        row = found[name] = {"difference": values[1] - values[0]}
+        row = found[first.called(name)] = {"difference": values[1] - values[0]}
         drawn = scores[1][name] - scores[0][name] if number else np.array([])
         bounds = percentiles(drawn)
         if bounds is not None:

@@ -7,7 +7,7 @@ names. Standard library at import: recipes are checked with it, so torch is impo
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +17,7 @@ from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
 from ..recipes.schema import DERIVED_FROM_TEXT, DataSection, ObjectiveSettings, Recipe, doc
+from ..recipes.types import default_of, show
 from ..words import counted
 
 if TYPE_CHECKING:
@@ -148,6 +149,11 @@ class Objective(ABC):
         """The metrics that it can report beside the loss."""
         return [name for name, row in METRICS.items() if cls.takes_metric(row)]
 
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that are reported beside the loss, by their names in the registry."""
+        return self.recipe.evaluation.metrics
+
     # ---- the recipe, before anything is read
 
     def check_family(self) -> None:
@@ -165,6 +171,19 @@ class Objective(ABC):
                 f"evaluation.sample_prompts has no effect with {self.setting}, which does not learn to continue a "
                 f"text; remove it"
             )
+
+    def refuse_idle(self, names: Sequence[str], because: str, belongs_to: str) -> None:
+        """Raise UserError for the first of the settings `names` that is set, where they say nothing.
+
+        Set is what differs from the default: saved recipes spell all defaults out. because: the setting for which they
+        say nothing, with its value; belongs_to: that with which they would.
+        """
+        for row in fields(self.settings):
+            value = getattr(self.settings, row.name)
+            if row.name in names and value != default_of(row):
+                raise UserError(
+                    f"{self.section}.{row.name}={show(value)} has no effect with {because}; it belongs to {belongs_to}"
+                )
 
     def data_sections(self) -> list[DataSection]:
         """The sections that say what is read: the recipe's, or those of the parts of a task."""

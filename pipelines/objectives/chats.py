@@ -91,14 +91,21 @@ class ChatTask(TextTask):
             messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n\n{more}"}
         return messages
 
-    def messages_of(self, field: str, column: str, place: str, row: dict, role: str) -> Messages:
-        """The messages in a column; a text is one message of `role`. Raises UserError, naming `field`, for none."""
+    def messages_of(self, field: str, column: str, place: str, row: dict, role: str | None) -> Messages:
+        """The messages in a column; raises UserError, naming `field`, for none.
+
+        A text is one message of `role`. None: the column holds whole conversations, and a text is the JSON of one, as
+        in CSV files.
+        """
         value, where = row[column], f"task.{field}={column!r}: {place}"
         if isinstance(value, str):
-            value = [{"role": role, "content": value}]
+            value = list_in_json(value) if role is None else [{"role": role, "content": value}]
         if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-            held = "null" if value is None else type(value).__name__
-            raise UserError(f"{where} holds {held}, neither a text nor a list of messages {{role, content}}")
+            held = "null" if row[column] is None else type(row[column]).__name__
+            wanted = "neither a text nor a list of messages {role, content}"
+            if role is None:
+                wanted = "which is no list of messages {role, content}, nor its JSON"
+            raise UserError(f"{where} holds {held}, {wanted}")
         for message in value:
             for name in ("role", "content"):
                 if not isinstance(message.get(name), str):
@@ -141,6 +148,10 @@ class ChatTask(TextTask):
         self.padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         probe = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
         ((ids, learned),) = self.encode([("a probe", probe)])
+        prompt = self.render(probe[:1], "a probe", add_generation_prompt=True)
+        asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        if not any(learned) or ids[: len(asked)] != asked:
+            raise joined(prompt)
         self.end_of_answer = [number for number, is_learned in zip(ids, learned) if is_learned][-1]
 
     def render(self, messages: Messages, place: str, **kwargs) -> str:
@@ -158,6 +169,11 @@ class ChatTask(TextTask):
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT or (last_only and number < len(messages) - 1):
                 continue
+            if number == 0:
+                raise UserError(
+                    f"{place} begins with a message of the {ASSISTANT}, before which nothing is asked; put a message "
+                    f"of the user before it, or set task.system"
+                )
             before = self.render(messages[:number], place, add_generation_prompt=True)
             through = self.render(messages[: number + 1], place).rstrip()
             if not through.startswith(before) or not text.startswith(through):
@@ -175,12 +191,18 @@ class ChatTask(TextTask):
 
         An answer is what the template writes between the prompt for it and the next message, without white space at its
         end. A token that begins before it is not learned. last_only: whether only the last answer counts.
+
+        Raises UserError for a prompt whose last space is in one token with the answer's first word: that word would not
+        be learned, and the prompt of a generation, which ends in the space alone, would be unlike that of the training.
         """
         parts = [self.answers_in(messages, place, last_only) for place, messages in conversations]
         texts = [text for text, _ in parts]
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
         found = []
-        for (_, spans), ids, offsets in zip(parts, encoded["input_ids"], encoded["offset_mapping"]):
+        for (text, spans), ids, offsets in zip(parts, encoded["input_ids"], encoded["offset_mapping"]):
+            for begin, _ in spans:
+                if text[:begin].endswith(" ") and any(start < begin < end for start, end in offsets):
+                    raise joined(text[:begin])
             found.append((ids, [any(a <= start and end <= b for a, b in spans) for start, end in offsets]))
         return found
 
@@ -280,6 +302,24 @@ class ChatTask(TextTask):
 
     def how_to_use(self, folder: Path) -> str:
         return f'anyformer generate {folder} "your question" --chat'
+
+
+def joined(prompt: str) -> UserError:
+    """The error for a chat template whose prompts end so that the tokenizer joins them with the answer."""
+    return UserError(
+        f"the tokenizer's chat template ends the prompt for an answer with {prompt[-16:]!r}, whose end the tokenizer "
+        f"joins with the answer's first word, so that it could not be learned; change that end in chat_template.jinja, "
+        f"or set tokenizer.name_or_path to one with another template"
+    )
+
+
+def list_in_json(text: str) -> list | None:
+    """The list that a text is the JSON of; None where it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) else None
 
 
 class ChatTexts(Corpus):

@@ -132,11 +132,10 @@ class ClassTask(ClassScores):
         """
         recipe, model = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
         wanted = self.settings.label_names or source.source.class_names(self.label_column)
-        unnamed = model == [f"LABEL_{number}" for number in range(config.num_labels)]
         if wanted is None or list(wanted) == model:
             self._names_are_the_models = wanted is None
             self.settings.label_names = model
-        elif unnamed and len(wanted) == len(model):
+        elif are_unnamed(model) and len(wanted) == len(model):
             self.settings.label_names = list(wanted)
         else:
             raise UserError(
@@ -156,11 +155,7 @@ class ClassTask(ClassScores):
             self._check_number_of_weights(self.given_weights, self.label_names)
         self._numbers = {name: number for number, name in enumerate(self.label_names)}
         names_were_given = self.settings.label_names is not None and not self._names_are_the_models
-        self._labels_are_names = (
-            all(name.isdecimal() for name in self.label_names)
-            and not names_were_given
-            and splits["train"].source.class_names(self.label_column) is None
-        )
+        self._labels_are_names = not names_were_given and numbers_name(self.label_names, self.label_column, splits)
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(self.label_names))
 
     def named(self, value: int) -> str:
@@ -177,28 +172,8 @@ class ClassTask(ClassScores):
         }
 
     def class_of(self, value, place: str) -> int:
-        """The number of the class that a label means. Raises UserError.
-
-        A string is the class's name; digits that are none, as in CSV files, are a number. A number is the class's own,
-        or its name where the classes were named after the numbers in the data, such as 3 and 7.
-        """
-        field = self._label_field
-        if isinstance(value, int) and self._labels_are_names:
-            value = str(int(value))
-        if isinstance(value, str) and value not in self._numbers and value.isdecimal():
-            value = int(value)
-        if isinstance(value, str):
-            if value not in self._numbers:
-                raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, self.label_names)}")
-            return self._numbers[value]
-        if not isinstance(value, int):
-            raise UserError(f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)")
-        if not 0 <= value < len(self.label_names):
-            raise UserError(
-                f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(self.label_names) - 1} "
-                f"({', '.join(self.label_names[:8])})"
-            )
-        return int(value)
+        """The number of the class that a label means, as `class_number` has it. Raises UserError."""
+        return class_number(value, self._label_field, place, self._numbers, self._labels_are_names)
 
     def class_histogram(self, labels) -> dict[str, int]:
         """How many of some class numbers are of which class, by name."""
@@ -220,10 +195,7 @@ class ClassTask(ClassScores):
         return [*found, "train"] if self.given_weights == "balanced" and "train" not in found else found
 
     def class_weights(self) -> list[float]:
-        """The weight of each class: as given, or n / (C n_c) of n training examples, n_c of them of class c of C.
-
-        (King and Zeng 2001, section 4.2; scikit-learn's "balanced".) Raises UserError for a class without an example.
-        """
+        """The weight of each class: as given, or balanced. Raises UserError for a class without a training example."""
         if self.given_weights != "balanced":
             return self.given_weights
         counts = [self.of_training.get(name, 0) for name in self.label_names]
@@ -232,12 +204,55 @@ class ClassTask(ClassScores):
                 f"task.class_weights=balanced: no training example is of the class "
                 f"{self.label_names[counts.index(0)]!r}; give the weights as a list"
             )
+        return self.balanced(counts)
+
+    def balanced(self, counts: list[int]) -> list[float]:
+        """n / (C n_c) of n training examples, n_c of them of class c of C (`counts`, none 0).
+
+        King and Zeng 2001, section 4.2; scikit-learn's "balanced".
+        """
         return [sum(counts) / (len(counts) * count) for count in counts]
 
     def loss(self):
         from .losses import WeightedClasses
 
         return None if self.given_weights is None else WeightedClasses(self.class_weights())
+
+
+def class_number(value: Any, field: str, place: str, numbers: dict[str, int], labels_are_names: bool) -> int:
+    """The number of the class that a label means. Raises UserError, which names `field` and `place`.
+
+    A string is the class's name; digits that are none, as in CSV files, are a number. A number is the class's own,
+    or its name where the classes were named after the numbers in the data, such as 3 and 7.
+
+    numbers: of the classes, by name. labels_are_names: whether numbers are names.
+    """
+    if isinstance(value, int) and labels_are_names:
+        value = str(int(value))
+    if isinstance(value, str) and value not in numbers and value.isdecimal():
+        value = int(value)
+    if isinstance(value, str):
+        if value not in numbers:
+            raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, list(numbers))}")
+        return numbers[value]
+    if not isinstance(value, int):
+        raise UserError(f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)")
+    if not 0 <= value < len(numbers):
+        raise UserError(
+            f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(numbers) - 1} "
+            f"({', '.join(list(numbers)[:8])})"
+        )
+    return int(value)
+
+
+def numbers_name(names: list[str], column: str, splits: "dict[str, Examples]") -> bool:
+    """Whether classes whose names were taken from the data are named after the numbers in it."""
+    return all(name.isdecimal() for name in names) and splits["train"].source.class_names(column) is None
+
+
+def are_unnamed(names: list[str]) -> bool:
+    """Whether classes have numbers alone, and are called LABEL_0, LABEL_1, ..., as transformers does."""
+    return names == [f"LABEL_{number}" for number in range(len(names))]
 
 
 def near(name: str, known: list[str]) -> str:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class InstructionTuningSettings(ChatSettings):
     answer_field: str = doc("column of the answer: a text, or a list of messages {role, content}", "output")
     messages_field: str | None = doc(
-        "column of whole conversations, lists of messages {role, content}; takes the place of the other columns"
+        "column of whole conversations, lists of messages {role, content} or their JSON; takes the place of the other "
+        "columns"
     )
     packing: bool = doc("several whole conversations share a row, none sees another; false: one to a row", True)
 
@@ -49,7 +50,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
     def conversations(self, place: str, row: dict) -> list[Messages]:
         section = self.settings
         if section.messages_field is not None:
-            messages = self.messages_of("messages_field", section.messages_field, place, row, ASSISTANT)
+            messages = self.messages_of("messages_field", section.messages_field, place, row, None)
             return [self.conversation("messages_field", [], messages, place)]
         answer = self.messages_of("answer_field", section.answer_field, place, row, ASSISTANT)
         return [self.conversation("answer_field", self.prompt_of(place, row), answer, place)]

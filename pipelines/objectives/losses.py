@@ -80,7 +80,12 @@ class SeveralLabels(OwnLoss):
     """Binary cross-entropy of every label by itself: logits (B, C) against labels (B, C) of 0 and 1.
 
     The mean is over all C labels of all rows, as that of torch.nn.BCEWithLogitsLoss.
+
+    weights: what a label of 1 counts, of each class, as pos_weight there; None: as much as a label of 0.
     """
+
+    def __init__(self, weights: list[float] | None = None):
+        self.weights = weights
 
     def weight(self, batch):
         return batch["labels"].ne(IGNORE_INDEX).sum()
@@ -92,7 +97,10 @@ class SeveralLabels(OwnLoss):
         counted = labels.ne(IGNORE_INDEX)
         targets = labels.masked_fill(~counted, 0).to(logits.dtype)
         targets = targets * (1 - label_smoothing) + label_smoothing / 2  # the two classes of each label: yes and no
-        losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        weights = None if self.weights is None else torch.tensor(self.weights, device=logits.device)
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(
+            logits, targets, pos_weight=weights, reduction="none"
+        )
         return losses.masked_fill(~counted, 0.0).sum()
 
 

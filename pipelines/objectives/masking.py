@@ -59,13 +59,8 @@ class MaskingObjective(TextObjective):
                 f"objective.random_replace={show(section.random_replace)} are shares of the same tokens; "
                 f"together they must be at most 1"
             )
-        for field in fields(MaskingSettings):
-            value = getattr(section, field.name)
-            if section.masking != "span" and field.name in OF_SPANS and value != field.default:
-                raise UserError(
-                    f"objective.{field.name}={show(value)} has no effect with objective.masking={section.masking}; "
-                    f"it belongs to objective.masking=span"
-                )
+        if section.masking != "span":
+            self.refuse_idle(OF_SPANS, f"objective.masking={section.masking}", "objective.masking=span")
         if self.recipe.tokenizer.name_or_path is None and self.recipe.model.name_or_path is None:
             self.prompts(MASK)  # that of the tokenizer which will be trained
 

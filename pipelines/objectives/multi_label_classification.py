@@ -2,21 +2,30 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from ..recipes.types import show
 from .base import pipeline_command
-from .classes import ClassTask, held
+from .classes import ClassTask, NamedClassSettings, held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
+
+IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi_hot and task.label_names"
 
 
 @dataclass
-class MultiLabelClassificationSettings(LabelledTextSettings):
+class MultiLabelClassificationSettings(NamedClassSettings, LabelledTextSettings):
     label_field: str = doc("column that holds the list of classes, numbers or names", "labels")
-    label_names: list[str] | None = doc(
-        "names of the classes, in the order of their numbers; null: taken from the data"
+    labels_are: Literal["classes", "multi_hot"] = doc(
+        "what a list holds: classes: those that the text has, [1, 3]; multi_hot: a 0 or 1 for each of label_names, "
+        "[0, 1, 0, 1]",
+        "classes",
+    )
+    class_weights: list[float] | Literal["balanced"] | None = doc(
+        "what having a class counts in the loss beside not having it, in the order of the classes; balanced: training "
+        "examples without the class per one with it, so that both together count alike; null: 1",
     )
     threshold: float = doc("a class is given to a text from this probability on", 0.5, above=0, below=1)
 
@@ -31,6 +40,15 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     default_metrics = ("f1_micro", "f1_macro")
     loss_unit = "nats per label"
 
+    @property
+    def is_multi_hot(self) -> bool:
+        return self.settings.labels_are == "multi_hot"
+
+    def check(self) -> None:
+        super().check()
+        if self.is_multi_hot and self.settings.label_names is None:
+            raise UserError("task.labels_are=multi_hot needs task.label_names, the classes in the order of the lists")
+
     # ---- labels
 
     def classes_in(self, value: Any, place: str) -> list[tuple[str, Any]]:
@@ -38,7 +56,22 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
             raise UserError(
                 f"{self._label_field}: {place} holds {held(value)}, which is no list of classes ([] is none)"
             )
+        if self.is_multi_hot:
+            return [(place, number) for number in self.ones(value, place)]
+        for one in value:
+            if isinstance(one, bool | float):  # a list of those is never one of classes
+                raise UserError(f"{self._label_field}: {place} holds {show(one)}, which is no class; {IF_MULTI_HOT}")
         return [(place, one) for one in value]
+
+    def ones(self, value: list | tuple, place: str) -> list[int]:
+        """The numbers of the classes that have a 1. Raises UserError for what is no 0 or 1 of each class."""
+        names = self.settings.label_names
+        if len(value) != len(names) or any(one not in (0, 1) for one in value):
+            raise UserError(
+                f"{self._label_field}: {place} holds {show(value)}, but task.labels_are=multi_hot takes {len(names)} "
+                f"numbers, a 0 or 1 for each class"
+            )
+        return [number for number, one in enumerate(value) if one]
 
     def label_type(self):
         import pyarrow
@@ -46,11 +79,17 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         return pyarrow.list_(pyarrow.int8())
 
     def label_identity(self) -> list[str]:
-        return ["several", *self.label_names]
+        return ["multi_hot" if self.is_multi_hot else "several", *self.label_names]
 
     def label_of(self, value: Any, place: str) -> list[int]:
-        """Of each class 0 or 1."""
-        given = {self.class_of(one, where) for where, one in self.classes_in(value, place)}
+        """Of each class 0 or 1. Raises UserError for a class that is named twice, as lists of 0 and 1 seem to do."""
+        given = [self.class_of(one, where) for where, one in self.classes_in(value, place)]
+        if len(set(given)) < len(given):
+            twice = next(number for number in given if given.count(number) > 1)
+            raise UserError(
+                f"{self._label_field}: {place} holds {show(value)}, which names the class {self.label_names[twice]!r} "
+                f"twice; name each once, or, {IF_MULTI_HOT}"
+            )
         return [int(number in given) for number in range(len(self.label_names))]
 
     def label_facts(self, labels: list[list[int]]) -> dict[str, Any]:
@@ -60,6 +99,26 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         mean = sum(facts["labels"].values()) / facts["examples"]
         return f"{mean:.1f} classes each: " + ", ".join(f"{name} {n:,}" for name, n in facts["labels"].items())
 
+    def rows(self, source, split: str, cache: Path, progress: bool = False):
+        rows = super().rows(source, split, cache, progress)
+        self.remember_classes(split, rows.facts["labels"])
+        if split == "train":
+            self.training_examples = rows.facts["examples"]
+        return rows
+
+    def balanced(self, counts: list[int]) -> list[float]:
+        """(n - n_c) / n_c of n training examples, n_c of them with class c, as torch.nn.BCEWithLogitsLoss advises.
+
+        Raises UserError for a class that every example has: nothing could be learned of it.
+        """
+        number = self.training_examples
+        if number in counts:
+            raise UserError(
+                f"task.class_weights=balanced: every training example is of the class "
+                f"{self.label_names[counts.index(number)]!r}; give the weights as a list"
+            )
+        return [(number - count) / count for count in counts]
+
     # ---- the model
 
     def config_fields(self) -> dict[str, Any]:
@@ -68,7 +127,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     def loss(self):
         from .losses import SeveralLabels
 
-        return SeveralLabels()
+        return SeveralLabels(None if self.given_weights is None else self.class_weights())
 
     # ---- measuring
 

@@ -51,11 +51,17 @@ class MultiTask(SeveralParts, Translation):
     def metric_names(cls) -> list[str]:
         return TextToText.metric_names()
 
+    @property
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(name for part in self.parts.values() for name in part.metrics))
+
     def bound(self, part: PartSettings) -> TextToText:
         """The recipe's is the same but for task, data and metrics."""
         own = {row.name for row in fields(AnswerSettings)} - {"name"}
         settings = {name: getattr(part, name) for name in own} | {n: getattr(self.settings, n) for n in SHARED}
         settings |= {n: getattr(part, n) for n in ("max_new_tokens", "num_beams") if getattr(part, n) is not None}
+        if settings["num_beams"] == 1:
+            settings.pop("length_penalty")  # it may be set for the beams of the others
         evaluation = replace(self.recipe.evaluation, metrics=part.metrics or [], sample_prompts=[])
         data = replace(part.data or DataSection(), cache_dir=self.recipe.data.cache_dir)
         recipe = replace(self.recipe, task=TextToTextSettings(**settings, name="text_to_text"), data=data)
@@ -66,6 +72,8 @@ class MultiTask(SeveralParts, Translation):
 
     def check(self) -> None:
         self.of_each(lambda part: part.check())
+        if all(part.settings.num_beams == 1 for part in self.parts.values()):
+            self.check_search()
         super(Translation, self).check()
 
     def check_metrics(self) -> None:
@@ -110,12 +118,18 @@ class MultiTask(SeveralParts, Translation):
         return metrics, samples
 
     def measure(self, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train) -> dict[str, float]:
+        """{"accuracy_trec": ...}; what is compared is kept as of its part, and of these rows."""
+        from ..metrics.comparison import keep, kept_comparisons
+
         metrics = {}
         for name, part in self.parts.items():
-            own = [number for where, number in map(rows.place, numbers) if where == name]
+            own = [number for number in numbers if rows.place(number)[0] == name]
             if own:
                 part.prepare_model(finished.model)
-                found = part.measure(finished, rows.parts[name], own, None)
+                with kept_comparisons() as compared:
+                    found = part.measure(finished, rows.parts[name], [rows.place(number)[1] for number in own], None)
+                for comparison in compared:
+                    keep(replace(comparison, part=name, rows=own))
                 metrics |= {f"{metric}_{name}": value for metric, value in found.items()}
                 self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
         return metrics

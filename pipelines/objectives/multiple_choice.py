@@ -12,7 +12,7 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..words import counted
-from .classes import ClassScores
+from .classes import ClassScores, held
 from .examples import TextTask
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ class MultipleChoiceSettings(ObjectiveSettings):
         "column with the list of choices, or several columns with one each (SWAG: [ending0, ending1, ...])",
         "choices",
     )
-    label_field: str = doc("column with the right choice: its number, from 0, or its letter (A, B, ...)", "label")
+    label_field: str = doc(
+        "column with the right choice: its number, from 0, also as digits in a text, or its letter (A, B, ...)", "label"
+    )
     max_length: int = doc(
         "tokens per choice with its context, special ones included; longer texts are cut",
         256,
@@ -112,7 +114,7 @@ class MultipleChoice(ClassScores, TextTask):
         from ..data.example_store import in_batches
 
         tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
-        number = None
+        number = by_letter = None
         for batch in in_batches(examples):
             found = [self._pairs(row, place) for place, row in batch]
             number = number or len(found[0])
@@ -123,6 +125,7 @@ class MultipleChoice(ClassScores, TextTask):
                         f"{counted(len(pairs), 'choice')}, but the first example {number}; all need equally many"
                     )
             labels = [self._label(row, place, number) for place, row in batch]
+            by_letter = self._check_kinds(batch, by_letter)
             first, second = zip(*(pair for pairs in found for pair in pairs))
             encoded = tokenizer(
                 list(first), list(second), truncation=True, max_length=self.settings.max_length, padding=False
@@ -156,21 +159,48 @@ class MultipleChoice(ClassScores, TextTask):
             if not choice.strip():
                 raise UserError(f"task.choices_field={show(section.choices_field)}: {place}, choice {number} is empty")
         context, question = texts.get("context_field"), texts.get("question_field")
+        if not any(text and text.strip() for text in (context, question)):  # one alone may be empty, as HellaSwag's are
+            columns = ((name, getattr(section, name)) for name in ("context_field", "question_field"))
+            named = " and ".join(f"task.{name}={column!r}" for name, column in columns if column is not None)
+            raise UserError(f"{named}: {place} holds an empty text; remove the example")
         if context is None:
             return [(question, choice) for choice in choices]
         return [(context, choice if question is None else f"{question} {choice}") for choice in choices]
 
     def _label(self, row: dict, place: str, number: int) -> int:
-        value, field = row[self.settings.label_field], f"task.label_field={self.settings.label_field!r}"
-        if isinstance(value, str) and len(value) == 1 and value.isascii() and value.isalpha():
+        value, field = row[self.settings.label_field], self._label_field
+        if is_letter(value):
             value = ord(value.upper()) - ord("A")
+        elif isinstance(value, str) and value.isdecimal():  # as CSV files have all numbers
+            value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise UserError(f"{field}: {place} holds {value!r}, which is no number or letter of a choice")
+            raise UserError(f"{field}: {place} holds {held(value)}, which is no number or letter of a choice")
         if not 0 <= value < number:
             raise UserError(
-                f"{field}: {place} holds {row[self.settings.label_field]!r}, but there are {number} choices"
+                f"{field}: {place} holds {row[self.settings.label_field]!r}, but there are {number} choices, numbered "
+                f"from 0"
             )
         return value
+
+    @property
+    def _label_field(self) -> str:
+        """How errors name it: `task.label_field='label'`."""
+        return f"task.label_field={self.settings.label_field!r}"
+
+    def _check_kinds(self, batch: list, by_letter: bool | None) -> bool:
+        """Whether the examples (place, row) name the right choice by its letter, as those before them do, if any.
+
+        Raises UserError where some do and others have numbers: ARC has both, and counts its numbers from 1.
+        """
+        for place, row in batch:
+            value = row[self.settings.label_field]
+            by_letter = is_letter(value) if by_letter is None else by_letter
+            if is_letter(value) != by_letter:
+                raise UserError(
+                    f"{self._label_field}: {place} holds {value!r}, but others before it are "
+                    f"{'letters' if by_letter else 'numbers'}; write all as letters, or all as numbers from 0"
+                )
+        return by_letter
 
     def _facts(self, batch: dict[str, list]) -> dict[str, Any]:
         rights = {str(number): batch["labels"].count(number) for number in range(max(map(len, batch["choice_ends"])))}
@@ -214,6 +244,11 @@ class MultipleChoice(ClassScores, TextTask):
         for choice, (start, end) in enumerate(zip([0, *ends], ends)):
             mark = ("→ ", "bold green") if choice == right else "  "
             console.print(Text.assemble(mark, sequence_text(row["input_ids"][start:end].tolist(), self.tokenizer)))
+
+
+def is_letter(value: Any) -> bool:
+    """Whether a label is the letter of a choice."""
+    return isinstance(value, str) and len(value) == 1 and value.isascii() and value.isalpha()
 
 
 class ChoiceCollator:

@@ -31,19 +31,14 @@ class NumberTask:
         return "a number"
 
     def label_of(self, value: Any, place: str) -> float:
-        """The number in a column's value; that of CSV files is a text. Raises UserError."""
+        """The number in a column's value, as `number_of` reads it. Raises UserError."""
         from ..data.batch_keys import IGNORE_INDEX
 
-        field, number = f"task.label_field={self.settings.label_field!r}", value
-        if isinstance(value, str):
-            with suppress(ValueError):
-                number = float(value)
-        if not isinstance(number, (int, float)) or isinstance(number, bool) or not math.isfinite(number):
-            held = "null" if value is None else repr(value)
-            raise UserError(f"{field}: {place} holds {held}, which is no finite number")
+        field = f"task.label_field={self.settings.label_field!r}"
+        number = number_of(value, field, place)
         if number == IGNORE_INDEX:
-            raise UserError(f"{field}: {place} holds {number}, which stands for a missing label; scale the labels")
-        return float(number)
+            raise UserError(f"{field}: {place} holds {number:g}, which stands for a missing label; scale the labels")
+        return number
 
     def label_facts(self, labels: list[float]) -> dict[str, Any]:
         return {"label_sum": sum(labels), "label_squares": sum(label * label for label in labels)}
@@ -70,3 +65,15 @@ class NumberTask:
 
         given, true = predictions.T.tolist()
         return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
+
+
+def number_of(value: Any, field: str, place: str) -> float:
+    """The number in a column's value; that of CSV files is a text. Raises UserError, which names field and place."""
+    number = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            number = float(value)
+    if not isinstance(number, (int, float)) or isinstance(number, bool) or not math.isfinite(number):
+        held = "null" if value is None else repr(value)
+        raise UserError(f"{field}: {place} holds {held}, which is no finite number")
+    return float(number)

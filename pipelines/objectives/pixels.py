@@ -88,9 +88,21 @@ class Pixels(ImageObjective):
         if checkpoint is not None:
             self.processor = load_image_processor(checkpoint, self.recipe.trust_remote_code)
             side = self.processor.size["height"]
+            self.check_of_checkpoint("image_size", side)
+            if self.processor.clusters is not None:
+                self.check_of_checkpoint("clusters", len(self.processor.clusters))
         else:
             self.processor = image_gpt_processor(side)
         self.shape = (3, side, side)
+
+    def check_of_checkpoint(self, name: str, own: int) -> None:
+        """Raise UserError where a setting is neither its default nor the checkpoint's `own`, which alone counts."""
+        value = getattr(self.settings, name)
+        if value not in (own, getattr(PixelSettings(), name)):
+            raise UserError(
+                f"objective.{name}={value} has no effect with model.name_or_path={self.recipe.model.name_or_path}, "
+                f"which brings {own}; set it to {own}"
+            )
 
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
         """Images as colour numbers; with objective.label_field their classes are kept for the linear probe."""

@@ -71,9 +71,10 @@ class Preference(ChatTask):
     def conversations(self, place: str, row: dict) -> list[Messages]:
         """The two conversations that differ in their last message, the better one first."""
         prompt, found = self.prompt_of(place, row), []
+        role = None if self.settings.prompt_field is None else ASSISTANT
         for field, column in self.columns().items():
             if field in ("chosen_field", "rejected_field"):
-                answer = self.messages_of(field, column, place, row, ASSISTANT)
+                answer = self.messages_of(field, column, place, row, role)
                 found.append(self.conversation(field, prompt, answer, place))
         if found[0] == found[1]:
             raise UserError(
@@ -238,8 +239,10 @@ class Preference(ChatTask):
 
 
 def one_answer(ids: list[int], learned: list[bool], longest: int) -> tuple[list[int], int]:
-    """(tokens up to the end of the answer, cut to `longest`; where the answer begins)."""
+    """(tokens up to the end of the answer, cut to `longest`; where the answer begins, after them without a token)."""
     inside = [number for number, is_learned in enumerate(learned) if is_learned]
+    if not inside:
+        return ids[:longest], len(ids)
     return ids[: inside[-1] + 1][:longest], inside[0]
 
 

@@ -75,6 +75,8 @@ class QuestionAnswering(TextTask):
     def check(self) -> None:
         super().check()
         section = self.settings
+        if not section.no_answer:
+            self.refuse_idle(["null_threshold"], "task.no_answer=false", "task.no_answer=true")
         room = section.max_length - section.max_question_length - SPECIAL
         if section.stride >= room:
             raise UserError(

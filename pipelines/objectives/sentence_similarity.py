@@ -14,6 +14,7 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from ..recipes.types import show
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .numbers import NumberTask
 
@@ -85,6 +86,13 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
         if section.label_field is None and not self.ranks:
             raise UserError(
                 "task.label_field=null goes with task.loss=in_batch_negatives alone; name the labels' column"
+            )
+        if not self.ranks:
+            self.refuse_idle(["scale", "positive_from"], "task.loss=cosine", "task.loss=in_batch_negatives")
+        if section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics)):
+            raise UserError(
+                f"evaluation.metrics={show(evaluation.metrics)} has no effect with task.label_field=null, as metrics "
+                f"compare with labels; remove it"
             )
         if section.label_field is None and evaluation.best_metric not in (None, "loss"):
             raise UserError(

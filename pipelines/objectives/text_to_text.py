@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
@@ -86,9 +86,12 @@ class TextToText(Translation):
             raise UserError(
                 f"task.source={show(section.source)} names no column; write one in braces, such as {{text}}"
             )
-        names = section.label_names
-        if names is not None and section.answers != "classes":
-            raise UserError(f"task.label_names has no effect with task.answers={section.answers}; set it to classes")
+        names, answers = section.label_names, f"task.answers={section.answers}"
+        if section.answers != "classes":
+            self.refuse_idle(["label_names"], answers, "task.answers=classes")
+        if section.answers != "numbers":
+            self.refuse_idle(["step"], answers, "task.answers=numbers")
+        self.check_search()
         if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
             raise UserError(f"task.label_names={show(names)} must be two or more different names")
         super(Translation, self).check()
@@ -129,12 +132,13 @@ class TextToText(Translation):
 
     def find_classes(self, splits: "dict[str, Examples]", cache: Path) -> None:
         """Learn the classes' names, which the answers are, where they are classes. Raises UserError."""
-        from .classes import names_in_data
+        from .classes import names_in_data, numbers_name
 
         if self.settings.answers == "classes":
-            self.label_names = self.settings.label_names or names_in_data(
-                "target_field", self.settings.target_field, splits, cache
-            )
+            given, column = self.settings.label_names, self.settings.target_field
+            self.label_names = given or names_in_data("target_field", column, splits, cache)
+            self._numbers = {name: number for number, name in enumerate(self.label_names)}
+            self._labels_are_names = given is None and numbers_name(self.label_names, column, splits)
 
     def encoding_key(self) -> list:
         section = self.settings
@@ -146,8 +150,12 @@ class TextToText(Translation):
         return read, [written for written, _ in answers], [true for _, true in answers]
 
     def read(self, row: dict, place: str) -> str:
-        """What the model reads of an example. Raises UserError for a column that holds neither text nor a number."""
-        found = []
+        """What the model reads of an example.
+
+        Raises UserError for a column that holds neither text nor a number, and where all columns are empty: one of
+        several may be, such as the input of an instruction that needs none.
+        """
+        found, columns = [], source_columns(self.settings.source)
         for literal, column, _, _ in string.Formatter().parse(self.settings.source):
             found.append(literal)
             if column is not None:
@@ -156,32 +164,26 @@ class TextToText(Translation):
                     held = "null" if value is None else type(value).__name__
                     raise UserError(f"task.source: {place} holds {held} in {column!r}, not text")
                 found.append(str(value))
+        if not any(str(row[column]).strip() for column in columns):
+            names = " and ".join(map(repr, columns))
+            raise UserError(f"task.source: {place} holds an empty text in {names}; remove the example")
         return "".join(found)
 
     def answer(self, row: dict, place: str) -> tuple[str, str]:
         """(what has to be written of an example, what an answer is compared with). Raises UserError."""
-        from ..data.examples import text_of
+        from .classes import class_number
+        from .numbers import number_of
 
         section, column = self.settings, self.settings.target_field
         value, field = row[column], f"task.target_field={column!r}"
         if section.answers == "texts":
-            text = text_of(row, column, "target_field", place)
+            text = self.text_in(row, column, "target_field", place)
             return text, text
         if section.answers == "numbers":
-            if not isinstance(value, int | float) or isinstance(value, bool) or value - value != 0:
-                raise UserError(f"{field}: {place} holds {value!r}, which is no finite number")
-            return written_number(value, section.step), repr(float(value))
-        names = self.label_names
-        if isinstance(value, int) and not isinstance(value, bool):
-            if section.label_names is None and str(value) in names:
-                value = str(value)
-            elif not 0 <= value < len(names):
-                raise UserError(f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(names) - 1}")
-            else:
-                value = names[value]
-        if value not in names:
-            raise UserError(f"{field}: {place} is of the unknown class {value!r}{did_you_mean(str(value), names)}")
-        return value, value
+            number = number_of(value, field, place)
+            return written_number(number, section.step), repr(number)
+        name = self.label_names[class_number(value, field, place, self._numbers, self._labels_are_names)]
+        return name, name
 
     # ---- measuring
 

@@ -65,7 +65,13 @@ class Translation(TextTask):
         for name in ("source_field", "target_field"):
             if not getattr(self.settings, name):
                 raise UserError(f"task.{name} is not set; translation needs the column of each language, such as en")
+        self.check_search()
         super().check()
+
+    def check_search(self) -> None:
+        """Raise UserError for a setting of beams that has no effect on greedy search."""
+        if self.settings.num_beams == 1:
+            self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
 
     def check_metrics(self) -> None:
         from ..metrics import check_metrics
@@ -74,6 +80,11 @@ class Translation(TextTask):
 
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
+
+    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
+        from ..data.examples import filled_text_of
+
+        return filled_text_of(row, column, field, place)
 
     def lengths(self) -> dict[str, int | None]:
         section = self.settings
@@ -144,10 +155,9 @@ class Translation(TextTask):
 
     def texts_of(self, batch: list) -> tuple[list[str], list[str], list[str]]:
         """(what is read, what has to be written, what an answer is compared with) of some examples (place, row)."""
-        from ..data.examples import text_of
-
         source, target = (
-            [text_of(row, column, field, place) for place, row in batch] for field, column in self.columns().items()
+            [self.text_in(row, column, field, place) for place, row in batch]
+            for field, column in self.columns().items()
         )
         return source, target, target
 

@@ -13,16 +13,23 @@ def between(low: float, high: float) -> str:
     return f"(95 %: {low:.{digits}f} to {high:.{digits}f})"
 
 
-def with_interval(metric: str, value: float, facts: dict) -> str:
-    """A metric for people; a share of examples with the interval that holds the true one in 95 % of samples.
+def interval_of_share(metric: str, value: float, facts: dict) -> tuple[float, float] | None:
+    """The bounds that hold the true share of examples in 95 % of samples; None for what is no share of known examples.
 
-    facts: of the rows that it was measured on; `examples` says how many they are.
+    facts: of the rows that it was measured on; `examples` says how many they are, `parts` how many are of which task.
     """
-    row, text = METRICS.get(metric), short_metric(value)
-    if row is None or row.interval is None or not facts.get("examples"):
-        return text
-    low, high = row.interval(value, facts["examples"])
-    return f"{text}  {between(low, high)}"
+    examples = facts.get("examples")
+    for part, number in facts.get("parts", {}).items():
+        if metric.endswith(f"_{part}"):
+            metric, examples = metric.removesuffix(f"_{part}"), number
+    row = METRICS.get(metric)
+    return None if row is None or row.interval is None or not examples else row.interval(value, examples)
+
+
+def with_interval(metric: str, value: float, facts: dict) -> str:
+    """A metric for people, with its interval where it is a share of examples; facts: as interval_of_share's."""
+    bounds = interval_of_share(metric, value, facts)
+    return short_metric(value) + (f"  {between(*bounds)}" if bounds else "")
 
 
 def interpret(run: dict) -> list[str]:

@@ -8,9 +8,8 @@ difference (1998, method 10), which is made of both Wilson intervals as if the e
 import math
 from dataclasses import dataclass
 
-from ..plugins import METRICS
 from ..words import short_metric
-from .interpret import between
+from .interpret import between, interval_of_share
 from .run_log import RunLog
 
 
@@ -41,12 +40,14 @@ def measured(log: RunLog) -> list[Measured]:
     found = []
     for name, value in log.metrics.items():
         split, _, metric = name.partition("_")
-        row, examples = METRICS.get(metric), (log.run.get("data", {}).get(split) or {}).get("examples")
+        facts = log.run.get("data", {}).get(split) or {}
+        examples = facts.get("examples")
         if not log.is_finished:
             examples = min(examples or 0, log.section("evaluation").get("max_rows") or math.inf) or None
         one = Measured(split, metric, value, examples=examples)
-        if row is not None and row.interval is not None and examples:
-            one.low, one.high = row.interval(value, examples)
+        bounds = interval_of_share(metric, value, facts | {"examples": examples})
+        if bounds is not None:
+            one.low, one.high = bounds
         found.append(one)
     return found
 

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.losses import WeightedClasses
+from anyformer.pipelines.objectives.losses import SeveralLabels, WeightedClasses
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from image_data import image_recipe
 from processes import logged_losses
-from task_data import reviews, task_recipe, write_lines
+from task_data import CHARACTERS, SUBJECTS, reviews, task_recipe, write_lines
 
 WEIGHTS = [0.2, 1.0, 3.5]
 
@@ -31,6 +31,32 @@ def test_shares_of_classes_weigh_as_the_classes_do(in_float64):
     whole = torch.nn.functional.one_hot(labels, 3).double()
     for of_batch in (loss.weight, lambda batch: loss.total({"logits": logits}, batch)):
         torch.testing.assert_close(of_batch({"labels": whole}), of_batch({"labels": labels}))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_weighted_loss_of_several_labels_is_torchs(smoothing, in_float64):
+    logits, labels = torch.randn(5, 3), torch.randint(0, 2, (5, 3))
+    loss, batch = SeveralLabels(WEIGHTS), {"labels": labels}
+    theirs = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(WEIGHTS))
+    got = loss.total({"logits": logits}, batch, smoothing) / loss.weight(batch)
+    torch.testing.assert_close(got, theirs(logits, labels.double() * (1 - smoothing) + smoothing / 2))
+
+
+def test_balanced_weights_of_several_labels_are_examples_without_a_class_per_one_with_it(tmp_path, command):
+    task, training = {"class_weights": "balanced"}, {"max_steps": 2}
+    recipe = task_recipe(tmp_path, "multi_label_classification", task=task, training=training)
+    data = prepare_data(load_recipe(str(recipe)))
+    rows, objective = data.rows["train"], data.objective
+    labels = torch.stack([rows[i]["labels"] for i in range(len(rows))])
+    having = labels.sum(0)
+    assert objective.class_weights() == pytest.approx(((len(rows) - having) / having).tolist())
+    weights = torch.tensor(objective.loss().weights)
+    assert (labels * weights).sum(0).tolist() == pytest.approx((1 - labels).sum(0).tolist())
+    assert command("train", recipe) == 0
+    metrics = json.loads((tmp_path / "run" / "run.json").read_text())["metrics"]
+    assert command("evaluate", tmp_path / "run") == 0
+    again = json.loads((tmp_path / "run" / "evaluation-recipe.json").read_text())["metrics"]
+    assert again["loss"] == pytest.approx(metrics["test_loss"], abs=1e-5)
 
 
 def unequal(path, number=160):
@@ -97,6 +123,29 @@ def test_images_mixed_or_not_have_weights_too(tmp_path, command):
 def test_weights_that_do_not_fit_are_one_sentence(task, says, tmp_path):
     with pytest.raises(UserError, match=says):
         prepare_data(load_recipe(str(task_recipe(tmp_path, "sequence_classification", task=task)))).objective.loss()
+
+
+@pytest.mark.parametrize(
+    "task, says",
+    [
+        ({"class_weights": [1, -1, 1]}, "must be numbers from 0 on"),
+        ({"class_weights": [1, 2]}, "must be 3 numbers, for animal, colour, person"),
+        ({"class_weights": "balanced", "label_names": [*SUBJECTS, "plant"]}, "no training example is of the cl.*plant"),
+    ],
+)
+def test_weights_of_several_labels_that_do_not_fit_are_one_sentence(task, says, tmp_path):
+    recipe = task_recipe(tmp_path, "multi_label_classification", task=task)
+    with pytest.raises(UserError, match=says):
+        prepare_data(load_recipe(str(recipe))).objective.loss()
+
+
+def test_a_class_that_every_text_has_cannot_be_balanced(tmp_path):
+    rows = [{"text": f"a {i}", "labels": ["a", "b"] if i % 2 else ["a"]} for i in range(8)]
+    data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None}
+    sections = {"data": data, "task": {"class_weights": "balanced"}, "tokenizer": CHARACTERS}
+    recipe = task_recipe(tmp_path, "multi_label_classification", **sections)
+    with pytest.raises(UserError, match="every training example is of the class 'a'; give the weights as a list"):
+        prepare_data(load_recipe(str(recipe))).objective.loss()
 
 
 def test_weights_of_a_model_with_experts_are_refused(tmp_path, command, capsys):

@@ -1,5 +1,6 @@
 """Instruction tuning: which tokens are learned, how conversations share rows, what a user may get wrong."""
 
+import csv
 import json
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
             for role, text in (("user", asked), ("assistant", told))
             if text.strip()
         ]
-        if not messages or messages[-1]["role"] != "assistant":
+        if not messages or (messages[0]["role"], messages[-1]["role"]) != ("user", "assistant"):
             return
         ids, learned = map(torch.tensor, data.objective.encode([("here", messages)])[0])
         labels = ids.masked_fill(~learned, -100)
@@ -119,6 +120,25 @@ def test_conversations_and_prompt_and_completion_are_read_as_well(tmp_path):
     ]
 
 
+def test_a_text_among_whole_conversations_is_their_json_or_refused(tmp_path):
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    task = {"messages_field": "messages", "packing": False}
+
+    def train(*texts):
+        path = tmp_path / "chats.csv"
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([["messages"], *([text] for text in texts)])
+        files = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+        return prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
+
+    data = train(json.dumps(chat), json.dumps([*chat, *chat]))
+    texts = [data.tokenizer.decode(data.rows["train"][i]["input_ids"]) for i in range(2)]
+    assert texts[1] == 2 * texts[0] and texts[0].split("\n")[1::2] == ["q<|endoftext|>", "a<|endoftext|>"]
+    for text in ("hello", '{"role": "user"}', '["hello"]', "[{", "[" * 100_000):
+        with pytest.raises(UserError, match=r"line 3 holds str, which is no list of messages \{role, content\}, n"):
+            train(json.dumps(chat), text)
+
+
 GOOD = {"instruction": "a", "input": "", "output": "b"}
 BAD = {
     "holds null, neither a text nor a list of messages": {"output": None},
@@ -153,6 +173,62 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path):
     )
     with pytest.raises(UserError, match="writes a message otherwise once another follows"):
         objective.encode([("here", [{"role": r, "content": "x"} for r in ("user", "assistant") * 2])])
+
+
+def without_mark(before="", prompt=""):
+    """A template that ends answers with a line break alone: `before` stands before a text, `prompt` ends a prompt."""
+    said = "{% for m in messages %}{{ m['role'] + ':BEFORE' + m['content'] + '\\n' }}{% endfor %}"
+    asked = "{% if add_generation_prompt %}{{ 'assistant:PROMPT' }}{% endif %}"
+    return (said + asked).replace("BEFORE", before).replace("PROMPT", prompt)
+
+
+@pytest.fixture
+def template_of(tmp_path):
+    """A task whose tokenizer has this chat template, and single tokens for ' b' and ' red'."""
+
+    def run(template):
+        folder = tmp_path / "tokenizer"
+        if not folder.is_dir():
+            rows = [{"instruction": "assistant: b user: a assistant: red dog", "input": "", "output": "b"}] * 60
+            files = {"files": str(write_lines(tmp_path / "words.jsonl", rows)), "validation_fraction": 0.0}
+            sections = {"data": files | {"test_files": None}, "tokenizer": {"vocab_size": 280}}
+            prepared(tmp_path, **sections).tokenizer.save_pretrained(folder)
+        (folder / "chat_template.jinja").write_text(template)
+        tokenizer = {"name_or_path": str(folder), "vocab_size": None}
+        return prepared(tmp_path, tokenizer=tokenizer, data={"test_files": None})
+
+    return run
+
+
+def test_a_prompt_whose_last_space_would_be_in_one_token_with_the_answer_is_refused(template_of):
+    says = "ends the prompt for an answer with .*assistant: ', whose end the tokenizer joins with the answer's first wo"
+    template = without_mark(" ", " ")
+    with pytest.raises(UserError, match=says):
+        template_of(template)
+    with pytest.raises(UserError, match=says):
+        template_of(template.replace("'\\n'", "eos_token"))  # a mark is learned, but no first word would be
+    plain = template_of(without_mark("\\n", "\\n"))
+    plain.tokenizer.chat_template = template
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
+    with pytest.raises(UserError, match=says):  # also of a later answer, where the first probe passes
+        plain.objective.encode([("here", chat)])
+
+
+def test_a_template_without_a_mark_at_the_end_of_answers_learns_them(template_of):
+    data = template_of(without_mark(" "))
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
+    ((ids, learned),) = data.objective.encode([("here", chat)])
+    assert data.tokenizer.decode([number for number, own in zip(ids, learned) if own]) == " red dog"
+
+
+def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):
+    chats = [{"messages": [{"role": "assistant", "content": "hello"}]}] * 4
+    files = {"files": str(write_lines(tmp_path / "chats.jsonl", chats)), "test_files": None, "validation_fraction": 0.0}
+    task = {"messages_field": "messages"}
+    with pytest.raises(UserError, match="line 1 begins with a message of the assistant, before which nothing is asked"):
+        prepared(tmp_path, data=files, task=task, tokenizer=CHARACTERS)
+    data = prepared(tmp_path, data=files, task=task | {"system": "Be short."}, tokenizer=CHARACTERS)
+    assert "hello" in data.tokenizer.decode(data.rows["train"][0]["input_ids"])
 
 
 def test_the_preview_underlines_what_is_not_learned_and_the_run_answers(tmp_path, command, capsys):

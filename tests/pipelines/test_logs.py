@@ -175,6 +175,8 @@ def test_a_share_of_examples_is_shown_with_wilsons_interval():
     assert (low, high) == (pytest.approx(0.7112, abs=1e-4), pytest.approx(0.8666, abs=1e-4))
     assert wilson(1.0, 10)[1] == 1 and wilson(0.0, 10)[0] == 0
     assert with_interval("accuracy", 0.8, {"examples": 100}) == "0.8000  (95 %: 0.711 to 0.867)"
+    several = {"examples": 900, "parts": {"trec": 100, "stsb": 800}}
+    assert with_interval("accuracy_trec", 0.8, several) == "0.8000  (95 %: 0.711 to 0.867)"
     assert with_interval("accuracy", 0.8, {}) == "0.8000" and with_interval("f1", 0.8, {"examples": 9}) == "0.8000"
 
 

@@ -1,6 +1,7 @@
 """Laws of multi_label_classification: each class by itself, counted over all, answered by name."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -49,14 +50,43 @@ def test_several_classes_are_learned_and_answered_by_name(tmp_path, command, cap
     assert json.loads((run / "evaluation-recipe.json").read_text())["metrics"]["f1_micro"] == 0
 
 
-def test_numbers_and_names_are_labels_and_no_label_is_one_too(tmp_path):
-    def labels(values, **task):
+@pytest.fixture
+def labels(tmp_path):
+    """(names, labels of the training rows) of what a column holds."""
+
+    def run(values, **task):
         path = write_lines(tmp_path / "some.jsonl", [{"text": f"a {i}", "labels": v} for i, v in enumerate(values)])
         data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
         sections = {"data": data, "task": task, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
         prepared = prepare_data(load_recipe(str(task_recipe(tmp_path, "multi_label_classification", **sections))))
         return prepared.objective.label_names, [row["labels"].tolist() for row in prepared.rows["train"]]
 
+    return run
+
+
+def test_lists_of_0_and_1_are_read_as_such_where_the_recipe_says_so_and_refused_elsewhere(labels):
+    names = ["yes", "no", "maybe"]
+    hot = {"labels_are": "multi_hot", "label_names": names}
+    for one, none in ((1, 0), (1.0, 0.0), (True, False)):
+        assert labels([[none, one, none], [one, none, one]], **hot)[1] == [[0, 1, 0], [1, 0, 1]]
+    assert labels([[0, 1], [1, 0]], **hot | {"label_names": ["3", "7"]})[1] == [[0, 1], [1, 0]]
+    advice = "if lists hold a 0 or 1 for each class, set task.labels_are=multi_hot and task.label_names"
+    for values, says in (
+        ([[0], [0, 1, 0, 1]], f"line 2 holds [0, 1, 0, 1], which names the class 'LABEL_0' twice; .*{advice}"),
+        ([["a"], ["b", "b"]], "line 2 holds ['b', 'b'], which names the class 'b' twice; name each once"),
+        ([[0.0, 1.0]], f"line 1 holds 0.0, which is no class; {advice}"),
+        ([[True, False]], f"line 1 holds true, which is no class; {advice}"),
+    ):
+        with pytest.raises(UserError, match=re.escape(says).replace(r"\.\*", ".*")):
+            labels(values)
+    for values in ([[0, 1]], [[0, 2, 0]], [[0, None, 1]], [["yes", "no", "no"]]):
+        with pytest.raises(UserError, match="labels_are=multi_hot takes 3 numbers, a 0 or 1 for each class"):
+            labels(values, **hot)
+    with pytest.raises(UserError, match=r"labels_are=multi_hot needs task.label_names"):
+        labels([[0, 1]], labels_are="multi_hot")
+
+
+def test_numbers_and_names_are_labels_and_no_label_is_one_too(labels):
     assert labels([["b"], [], ["a", "b"]]) == (["a", "b"], [[0, 1], [0, 0], [1, 1]])
     assert labels([[1], [0, 2]]) == (["LABEL_0", "LABEL_1", "LABEL_2"], [[0, 1, 0], [1, 0, 1]])
     assert labels([[1], ["no"]], label_names=["yes", "no", "maybe"])[1] == [[0, 1, 0], [0, 1, 0]]

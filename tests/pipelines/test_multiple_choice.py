@@ -48,6 +48,28 @@ def test_columns_and_lists_hold_the_same_choices_by_number_and_by_letter(prepare
             assert [part.strip() for part in text[:2]] == [raw["context"], choice]
 
 
+def test_digits_in_a_table_of_texts_count_from_0(prepare, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("context,one,two,right\na film,good,bad,0\na film,bad,good,1\n")
+    data = {"files": str(table), "test_files": None, "validation_fraction": 0.0}
+    task = {"context_field": "context", "question_field": None, "choices_field": ["one", "two"], "label_field": "right"}
+    rows = prepare(data=data, task=task, tokenizer=CHARACTERS, evaluation={"every_steps": None}).rows["train"]
+    assert [int(row["labels"]) for row in rows] == [0, 1]
+
+
+def test_one_of_context_and_question_may_be_empty_but_not_both(prepare, tmp_path):
+    def train(*changes):
+        path = write_lines(tmp_path / "rows.jsonl", [row(question="it was") | change for change in changes])
+        data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+        task = LISTED | {"question_field": "question"}
+        sections = {"tokenizer": CHARACTERS, "model": {"max_position_embeddings": 96}}
+        return prepare(data=data, task=task, evaluation={"every_steps": None}, **sections).rows["train"]
+
+    assert len(train({"question": ""}, {"context": ""})) == 2
+    with pytest.raises(UserError, match=r"task.question_field='question': .*line 2 holds an empty text; remove the ex"):
+        train({}, {"context": "", "question": " "})
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1, max_size=4), st.data())
 def test_a_batch_holds_every_choice_in_its_place(lengths, data):
@@ -79,11 +101,15 @@ def row(label=0, **changes):
 MISTAKES = {
     "range": ([row(), row(2)], r"task.label_field='label': .*line 2 holds 2, but there are 2 choices"),
     "letter": ([row(), row("C")], r"line 2 holds 'C', but there are 2 choices"),
-    "none": ([row(None)], r"line 1 holds None, which is no number or letter"),
+    "none": ([row(None)], r"line 1 holds null, which is no number or letter"),
+    "digits": ([row("1"), row("2")], r"line 2 holds '2', but there are 2 choices, numbered from 0"),
+    "mixed": ([row("A"), row("1")], r"line 2 holds '1', but others before it are letters; write all as letters, or"),
+    "fraction": ([row("0.0")], r"line 1 holds '0.0', which is no number or letter of a choice"),
     "uneven": ([row(), row(choices=["a", "b", "c"])], r"line 2 holds 3 choices, but the first example 2; all need eq"),
     "one": ([row(choices=["a"])], r"line 1 holds 1; it takes two"),
     "empty": ([row(), row(choices=["a", " "])], r"line 2, choice 1 is empty"),
     "no-list": ([row(choices="good")], r"task.choices_field='choices': .*line 1 holds str, not a list of choices"),
+    "blank": ([row(), row(context=" ")], r"task.context_field='context': .*line 2 holds an empty text; remove"),
     "no-text": ([row(context=3)], r"task.context_field='context': .*line 1 holds int, not text"),
 }
 

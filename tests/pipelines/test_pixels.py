@@ -9,10 +9,12 @@ import torch
 import yaml
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.color_clusters import fit_clusters, quantise, to_bytes, to_unit
+from anyformer.pipelines.images.processors import image_gpt_processor
 from anyformer.pipelines.objectives.linear_probe import linear_probe
 from anyformer.pipelines.objectives.masked_image import MaskedImageCollator
 from anyformer.pipelines.objectives.pixel_completion import complete, completion_grid
 from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from image_data import SIZE, image_recipe
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -196,3 +198,19 @@ def test_what_pixels_cannot_mean_is_refused(tmp_path, sections, words):
     assert words in str(error.value)
     with pytest.raises(UserError, match=r"model\.max_position_embeddings=9 must be at least 64"):
         load_recipe(str(pixels_recipe(tmp_path)), ["model.max_position_embeddings=9"])
+
+
+def test_sizes_of_a_checkpoint_stand_and_others_are_refused(tmp_path):
+    run = tmp_path / "run"
+    image_gpt_processor(8).save_pretrained(run)
+    other = objective_of(load_recipe(str(pixels_recipe(tmp_path, image_size=8, clusters=16))))
+    other.recipe.model.name_or_path, other.recipe.trust_remote_code = str(run), False
+    other.prepare({}, tmp_path, False)  # it has no clusters: those of the recipe are fitted
+    processor = image_gpt_processor(8)
+    processor.clusters = [[0.0, 0.0, 0.0]] * 4
+    processor.save_pretrained(run)
+    with pytest.raises(UserError, match=r"objective.clusters=16 has no effect with model.*.*, which brings 4"):
+        other.prepare({}, tmp_path, False)
+    other.settings.clusters, other.settings.image_size = 4, 16
+    with pytest.raises(UserError, match=r"objective.image_size=16 has no effect with .*, which brings 8; set it to 8"):
+        other.prepare({}, tmp_path, False)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.preference import one_answer
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from task_data import random_decoder, task_recipe, write_lines
@@ -80,6 +81,29 @@ def test_a_reference_is_computed_once_and_anew_where_its_weights_change(tmp_path
     assert len(asked) == 1 and again.facts == one.facts
     random_decoder(tmp_path / "base", hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     assert prepare_data(load_recipe(recipe)).facts["fingerprint"] != one.facts["fingerprint"] and len(asked) == 2
+
+
+def test_without_a_prompt_answers_are_conversations_or_their_json_and_never_a_text(tmp_path):
+    def chats(answer):
+        return [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
+
+    def train(chosen, rejected):
+        path = write_lines(tmp_path / "chats.jsonl", [{"chosen": chosen, "rejected": rejected}] * 2)
+        files = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+        task = {"prompt_field": None, "input_field": None}
+        data = prepare_data(load_recipe(task_recipe(tmp_path, "preference", data=files, task=task)))
+        return data.tokenizer.decode(data.rows["train"][0]["input_ids"])
+
+    assert train(json.dumps(chats("good")), json.dumps(chats("bad"))) == train(chats("good"), chats("bad"))
+    with pytest.raises(UserError, match=r"task.chosen_field='chosen': .* holds str, which is no list of messages"):
+        train("good", "bad")
+
+
+def test_an_answer_without_a_token_of_its_own_leaves_its_pair_out():
+    assert one_answer([5, 6, 7, 8], [False, False, True, False], 4) == ([5, 6, 7], 2)
+    for longest in (2, 4):
+        ids, start = one_answer([5, 6, 7], [False] * 3, longest)
+        assert start >= len(ids)  # as an answer that max_length cuts off
 
 
 def test_mistakes_of_pairs_are_one_sentence(tmp_path, command, capsys):

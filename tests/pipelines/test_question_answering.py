@@ -226,6 +226,12 @@ def test_windows_that_get_nowhere_are_refused(prepare):
         prepare("task.stride=24")
 
 
+def test_a_threshold_of_no_answer_needs_questions_that_may_have_none(prepare):
+    with pytest.raises(UserError, match=r"null_threshold=1.5 has no effect with task.no_answer=false; it belongs to"):
+        prepare("task.null_threshold=1.5")
+    prepare("task.null_threshold=1.5", "task.no_answer=true")
+
+
 def test_a_data_set_with_answers_within_a_column_gives_the_same_windows(prepare, tmp_path):
     import datasets
 

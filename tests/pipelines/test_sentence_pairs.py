@@ -12,6 +12,7 @@ from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.data.sentence_pairs import SentencePairRows
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.metrics import wilson
 from anyformer.pipelines.objectives.sentence_pairs import PairLosses, SentencePairCollator, SentencePairs
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import Recipe
@@ -264,6 +265,8 @@ def test_a_model_that_learned_the_order_of_sentences_is_asked_for_the_next_one(t
     )
     other = json.loads((tmp_path / "e").read_text())
     assert other["recipe"]["objective"]["pairs"] == "next_sentence" and "pair_accuracy" in other["metrics"]
+    low, high = wilson(other["metrics"]["pair_accuracy"], other["examples"])
+    assert other["intervals"] == {"pair_accuracy": {"low": low, "high": high, "method": "wilson"}}
     assert command("evaluate", tmp_path / "run") == 0  # its own recipe again
     assert f"{found['validation_pair_accuracy']:.4f}" in capsys.readouterr().out
 

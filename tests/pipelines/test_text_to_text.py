@@ -1,6 +1,7 @@
 """Labelled tasks as text from text, and several of them in one run."""
 
 import json
+import shutil
 from collections import Counter
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import end_in_micro_batch
 from safetensors.torch import load_file
-from task_data import reviews, sentences, task_recipe, write_lines
+from task_data import CHARACTERS, reviews, sentences, task_recipe, write_lines
 
 
 @given(st.floats(-9, 9), st.sampled_from([0.2, 0.5, 1.0, 0.25, 0.1]))
@@ -123,6 +124,40 @@ def test_tasks_learned_together_are_measured_apart_and_a_killed_run_ends_bit_ide
     assert "de:" in capsys.readouterr().out
 
 
+def test_each_part_has_intervals_answers_and_a_test_between_two_models(tmp_path, command, capsys):
+    recipe, run, other = mixed_recipe(tmp_path, max_steps=1, save_steps=1), tmp_path / "run", tmp_path / "other"
+    assert command("train", recipe, f"training.output_dir={run}") == 0
+    shutil.copytree(run, other)
+    answers, output = tmp_path / "answers.jsonl", tmp_path / "result.json"
+    options = ["--split", "validation", "--output", output, "--predictions", answers, "evaluation.bootstrap=20"]
+    assert command("evaluate", run, *options) == 0
+    result, rows = json.loads(output.read_text()), [json.loads(line) for line in answers.read_text().splitlines()]
+    metrics = ["bleu_de", "accuracy_mood", "f1_mood", "pearson_like", "spearman_like"]
+    assert [name for name in result["metrics"] if "loss" not in name] == metrics
+    assert {"bleu_de", "accuracy_mood", "f1_mood"} <= result["intervals"].keys() <= set(metrics)
+    assert result["intervals"]["accuracy_mood"]["method"] == "wilson"
+    assert [row["row"] for row in rows] == list(range(result["examples"]))
+    assert list(dict.fromkeys(row["part"] for row in rows)) == ["de", "mood", "like"]
+    mood = [row for row in rows if row["part"] == "mood"]
+    assert {row["reference"] for row in mood} == {"bad", "good"}
+    right = sum(row["prediction"] == row["reference"] for row in mood)
+    assert right / len(mood) == result["metrics"]["accuracy_mood"]
+    assert command("evaluate", run, "--max-examples", "20", *options) == 0
+    some = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert len(some) == 20 and all(row in rows for row in some)
+
+    capsys.readouterr()
+    assert command("evaluate", run, other, recipe, *options) == 0
+    found = json.loads(output.read_text())["differences"]
+    assert list(found) == metrics and found["accuracy_mood"]["test"] == "McNemar, exact"
+    assert found["bleu_de"]["difference"] == 0 and found["bleu_de"]["p"] == 1
+    pairs = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [{name: row[name] for name in ("row", "part", "reference")} for row in pairs] == [
+        {name: row[name] for name in ("row", "part", "reference")} for row in rows
+    ]
+    assert "accuracy mood: A alone is right in 0" in capsys.readouterr().out
+
+
 def test_an_answer_that_is_no_class_is_a_wrong_one(tmp_path):
     files = f"data.files={reviews(tmp_path / 'mood.jsonl')}"
     sections = ['task.source="mood: {text}"', "tokenizer.vocab_size=400", files, "data.validation_files=null"]
@@ -133,13 +168,74 @@ def test_an_answer_that_is_no_class_is_a_wrong_one(tmp_path):
     assert found == {"accuracy": 0.5, "f1": 0.5}
 
 
+def test_answers_in_a_table_of_texts_are_numbers_and_classes_as_those_of_other_tasks_are(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("text,score,mood\ngood,3.71,1\nbad,0.4,0\n")
+
+    def answers(**task):
+        data = {"files": str(table), "test_files": None, "validation_fraction": 0.0}
+        recipe = task_recipe(tmp_path, "text_to_text", tokenizer=CHARACTERS, data=data, task=task)
+        data = prepare_data(load_recipe(str(recipe)))
+        rows = data.rows["train"]
+        return [data.tokenizer.decode(rows[i]["labels"], skip_special_tokens=True) for i in range(len(rows))]
+
+    mood = {"target_field": "mood"}
+    assert answers(target_field="score", answers="numbers") == ["3.8", "0.4"]
+    assert answers(**mood) == ["1", "0"] and answers(**mood, label_names=["bad", "good"]) == ["good", "bad"]
+    with pytest.raises(UserError, match=r"task.target_field='text': .*line 2 holds 'good', which is no finite number"):
+        answers(target_field="text", answers="numbers")
+    with pytest.raises(UserError, match="line 2 is of the unknown class 'good'"):
+        answers(target_field="text", label_names=["fine", "poor"])
+
+
+EMPTY = {
+    "translation": ({"en": " ", "de": "hund"}, {}, r"task.source_field='en': .*line 2 holds an empty text; remove"),
+    "target": ({"en": "dog", "de": ""}, {}, r"task.target_field='de': .*line 2 holds an empty text; remove the exa"),
+    "source": (
+        {"en": "", "de": "hund"},
+        {"name": "text_to_text", "source": "say {en}", "target_field": "de"},
+        r"task.source: .*line 2 holds an empty text in 'en'; remove the example",
+    ),
+    "answer": (
+        {"en": "dog", "de": ""},
+        {"name": "text_to_text", "source": "say {en}", "target_field": "de"},
+        r"task.target_field='de': .*line 2 holds an empty text",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_text_is_no_example(name, tmp_path):
+    row, task, says = EMPTY[name]
+    recipe = yaml.safe_load(task_recipe(tmp_path, "translation", tokenizer=CHARACTERS).read_text())
+    recipe["data"] = {"files": str(write_lines(tmp_path / "rows.jsonl", [{"en": "dog", "de": "hund"}, row]))}
+    recipe["data"]["validation_fraction"] = 0.0
+    recipe["task"] = {**task, "max_length": 24} if task else recipe["task"]
+    path = tmp_path / "empty.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    with pytest.raises(UserError, match=says):
+        prepare_data(load_recipe(str(path)))
+
+
+def test_one_of_several_columns_that_are_read_may_be_empty(tmp_path):
+    recipe = load_recipe("text_to_text", ["task.source='{ask} {more}'", "data.files=x", "data.validation_files=null"])
+    task = objective_of(recipe)
+    assert task.read({"ask": "name a colour", "more": ""}, "here") == "name a colour "
+    with pytest.raises(UserError, match="here holds an empty text in 'ask' and 'more'"):
+        task.read({"ask": " ", "more": ""}, "here")
+
+
 PART = "task.parts=[{name: a, source: 'x {x}', target_field: y, data: {files: f}}, %s]"
 REFUSED = {
     "task.source=no column": "names no column",
     "task.source=a {b": "has braces that do not match",
-    "task.answers=numbers": "label_names has no effect with task.answers=numbers",
+    "task.answers=numbers": r"label_names=\['negative', .* has no effect with task.answers=numbers; it belongs to task",
+    "task.step=0.5": "task.step=0.5 has no effect with task.answers=classes; it belongs to task.answers=numbers",
+    "task.length_penalty=2": "task.length_penalty=2.0 has no effect with task.num_beams=1; it belongs to task.num_beam",
     "evaluation.metrics=[pearson]": "compares numbers, but this task predicts classes",
     PART % "{name: a, source: 'x {x}', target_field: y, data: {files: f}}": r"task\.parts\.1\.name='a' must be a name",
+    PART
+    % "{name: b, source: 'x {x}', target_field: y, step: 1, data: {files: f}}": r"parts, b: task.step=1.0 has no eff",
     PART % "{name: b, source: 'x {x}', target_field: y}": r"task\.parts, b: data names no data",
     PART % "{name: b, sorce: 'x {x}', target_field: y}": r"task\.parts\.1\.sorce: no such setting; did you mean",
     PART % "{name: b, source: 'x {x}', data: {files: f}}": r"task\.parts, b: task\.target_field is not set",
@@ -152,3 +248,15 @@ def test_what_cannot_be_learned_as_text_is_refused_before_any_file_is_opened(ove
     name = "multitask_text_to_text" if override.startswith("task.parts") else "text_to_text"
     with pytest.raises(UserError, match=REFUSED[override]):
         load_recipe(name, [override])
+
+
+def test_a_length_penalty_needs_beams_of_the_task_or_of_some_part():
+    with pytest.raises(UserError, match=r"length_penalty=0.6 has no effect with task.num_beams=1"):
+        load_recipe("multi30k_en_de", ["task.length_penalty=0.6", "task.num_beams=1"])
+    load_recipe("multi30k_en_de", ["task.length_penalty=0.6"])
+    recipe = load_recipe("multitask_text_to_text", ["task.length_penalty=0.6"])  # parts of one beam and of five
+    parts = objective_of(recipe).parts
+    assert parts["en_de"].settings.length_penalty == 0.6 and parts["trec"].settings.length_penalty == 1.0
+    greedy = [f"task.parts.{number}.num_beams=1" for number in range(2)]
+    with pytest.raises(UserError, match=r"length_penalty=0.6 has no effect with task.num_beams=1"):
+        load_recipe("multitask_text_to_text", ["task.length_penalty=0.6", *greedy])
