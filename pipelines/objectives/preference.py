@@ -309,8 +309,11 @@ class PreferenceLoss(OwnLoss):
         """(B, 2): the rewards."""
         return self.beta * (answer_log_probs(super().logits(outputs, batch), batch) - batch[REFERENCE])
 
-    def weight(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX).sum()
+    def weights(self, batch):
+        return batch["labels"].ne(IGNORE_INDEX)
+
+    def weights_of_rows(self, batch, rows):
+        return self.weights(batch).repeat(2) / 2  # the chosen conversations of all pairs come first
 
     def total(self, outputs, batch, label_smoothing=0.0):
         from torch.nn.functional import cross_entropy

@@ -99,9 +99,29 @@ def test_weights_that_do_not_fit_are_one_sentence(task, says, tmp_path):
         prepare_data(load_recipe(str(task_recipe(tmp_path, "sequence_classification", task=task)))).objective.loss()
 
 
-def test_weights_of_a_model_with_experts_are_refused(tmp_path, command, capsys):
-    """Its routers' losses are part of the model's own loss."""
-    experts = {"num_experts": 4, "num_experts_per_tok": 2}
-    recipe = task_recipe(tmp_path, "sequence_classification", model=experts, task={"class_weights": "balanced"})
-    assert command("train", recipe) == 2
-    assert "model.num_experts=4 does not go with this task" in capsys.readouterr().err
+@pytest.mark.parametrize("family", ["encoder", "moe"])
+def test_a_model_with_experts_keeps_its_routers_losses(tmp_path, command, family):
+    """They are part of the model's own loss, which weights of 1 have to give."""
+    experts = {"family": family, "num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 1.0}
+    recipe = task_recipe(
+        tmp_path,
+        "sequence_classification",
+        model=experts | {"router_z_loss_coef": 0.1},
+        training={"max_steps": 3},
+        evaluation={"every_steps": None},
+    )
+    own, weighted, parts = (tmp_path / name for name in ("own", "weighted", "parts"))
+    weights = "task.class_weights=[1, 1]"
+    assert command("train", recipe, f"training.output_dir={own}") == 0
+    assert command("train", recipe, f"training.output_dir={weighted}", weights) == 0
+    in_parts = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=4"]
+    assert command("train", recipe, f"training.output_dir={parts}", weights, *in_parts) == 0
+    for name in ("loss", "router_aux_loss", "router_z_loss"):
+        expected = logged(own, name)
+        assert len(expected) == 3 and logged(weighted, name) == pytest.approx(expected, abs=1e-6)
+        assert logged(parts, name) == pytest.approx(expected, abs=2e-5)  # fp32: other sums
+
+
+def logged(run, name):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line[name] for line in lines if name in line]
