@@ -104,7 +104,14 @@ class ClassTask(ClassScores):
         if isinstance(weights, list):
             if min(weights, default=0) < 0 or not any(weights):
                 raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
-            self._check_number_of_weights(weights, names)
+            self._check_number_of_weights(weights, names and self.distinct_learned(names))
+
+    def learned_names(self, names: list[str]) -> list[str]:
+        """What the model calls classes of these names in the data, one for each; several may become one."""
+        return names
+
+    def distinct_learned(self, names: list[str]) -> list[str]:
+        return list(dict.fromkeys(self.learned_names(names)))
 
     @property
     def given_weights(self) -> list[float] | str | None:
@@ -132,16 +139,15 @@ class ClassTask(ClassScores):
         """
         recipe, model = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
         wanted = self.settings.label_names or source.source.class_names(self.label_column)
+        learned = model if wanted is None else self.distinct_learned(list(wanted))
         unnamed = model == [f"LABEL_{number}" for number in range(config.num_labels)]
-        if wanted is None or list(wanted) == model:
+        if learned == model or (unnamed and len(learned) == len(model)):
             self._names_are_the_models = wanted is None
-            self.settings.label_names = model
-        elif unnamed and len(wanted) == len(model):
-            self.settings.label_names = list(wanted)
+            self.settings.label_names = model if wanted is None else list(wanted)
         else:
             raise UserError(
                 f"MODEL={recipe.model.name_or_path} tells {', '.join(model)} apart, but the classes of {recipe.name} "
-                f"are {', '.join(wanted)}; if they mean the same, in this order, add "
+                f"are {', '.join(learned)}; if they mean the same, in this order, add "
                 f"task.label_names='[{', '.join(model)}]'"
             )
 
@@ -149,12 +155,15 @@ class ClassTask(ClassScores):
         from ..metrics import check_metrics
 
         super().prepare(splits, cache, progress)
-        self.label_names = self.settings.label_names or names_in_data(
+        self.data_names = self.settings.label_names or names_in_data(
             self.label_setting, self.label_column, splits, cache, self.classes_in
         )
+        self.label_names = self.distinct_learned(self.data_names)
         if isinstance(self.given_weights, list):
             self._check_number_of_weights(self.given_weights, self.label_names)
         self._numbers = {name: number for number, name in enumerate(self.label_names)}
+        learned = self.learned_names(self.data_names)
+        self._numbers |= {name: self._numbers[of_model] for name, of_model in zip(self.data_names, learned)}
         names_were_given = self.settings.label_names is not None and not self._names_are_the_models
         self._labels_are_names = (
             all(name.isdecimal() for name in self.label_names)
@@ -172,12 +181,19 @@ class ClassTask(ClassScores):
             **super().config_fields(),
             "num_labels": len(self.label_names),
             "id2label": dict(enumerate(self.label_names)),
-            "label2id": dict(self._numbers),
+            "label2id": {name: number for number, name in enumerate(self.label_names)},
             "problem_type": "single_label_classification",
         }
 
     def class_of(self, value, place: str) -> int:
-        """The number of the class that a label means. Raises UserError.
+        """The number of the class that a label means. Raises UserError."""
+        return self._number_of(self.name_of(value, place))
+
+    def _number_of(self, name: str) -> int | None:
+        return self._numbers[name] if name in self._numbers else self._numbers.get(*self.learned_names([name]))
+
+    def name_of(self, value, place: str) -> str:
+        """The name in the data of the class that a label means. Raises UserError.
 
         A string is the class's name; digits that are none, as in CSV files, are a number. A number is the class's own,
         or its name where the classes were named after the numbers in the data, such as 3 and 7.
@@ -188,17 +204,17 @@ class ClassTask(ClassScores):
         if isinstance(value, str) and value not in self._numbers and value.isdecimal():
             value = int(value)
         if isinstance(value, str):
-            if value not in self._numbers:
-                raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, self.label_names)}")
-            return self._numbers[value]
+            if self._number_of(value) is None:
+                raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, self.data_names)}")
+            return value
         if not isinstance(value, int):
             raise UserError(f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)")
-        if not 0 <= value < len(self.label_names):
+        if not 0 <= value < len(self.data_names):
             raise UserError(
-                f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(self.label_names) - 1} "
-                f"({', '.join(self.label_names[:8])})"
+                f"{field}: {place} holds {value}, but the classes are numbered 0 to {len(self.data_names) - 1} "
+                f"({', '.join(self.data_names[:8])})"
             )
-        return int(value)
+        return self.data_names[int(value)]
 
     def class_histogram(self, labels) -> dict[str, int]:
         """How many of some class numbers are of which class, by name."""
