@@ -42,8 +42,8 @@ class Kind:
 
     @property
     def has_pipeline(self) -> bool:
-        """Whether the card shows transformers' pipeline; text is generated without it."""
-        return self.task not in (None, "text-generation")
+        """Whether the card shows transformers' pipeline; text is generated without it, questions have none."""
+        return self.task not in (None, "text-generation", "question-answering")
 
     def fits(self, config: dict[str, Any]) -> bool:
         """Whether a saved model of this config is of this kind."""
@@ -75,6 +75,9 @@ KINDS = (
     Kind("ForMaskedLM", "A masked language model", "AutoModelForMaskedLM", "fill-mask"),
     Kind("ForPreTraining", "A masked language model that knows pairs of texts", "AutoModelForMaskedLM", "fill-mask"),
     Kind("ForSequenceClassification", "A text classifier", "AutoModelForSequenceClassification", "text-classification"),
+    Kind("ForTokenClassification", "A tagger of words", "AutoModelForTokenClassification", "token-classification"),
+    Kind("ForQuestionAnswering", "A finder of answers", "AutoModelForQuestionAnswering", "question-answering"),
+    Kind("ForMultipleChoice", "A chooser among texts", "AutoModelForMultipleChoice"),
     Kind("ForImageClassification", "An image classifier", "AutoModelForImageClassification", "image-classification"),
     Kind(
         "ForMaskedImageModeling",
