@@ -68,7 +68,7 @@ class Objective(ABC):
     shifts_labels: whether labels stand beside their own token and the model shifts them by one.
     labels_per_item: labels of a row that the model's own loss counts as one, such as both ends of an answer.
     compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
-    names none. validates_metrics: whether they are measured in validations during training, too.
+    names none. validates_metrics: whether validations during training measure them all (`metrics_of_validations`).
     asks_for_classes: whether `questions` gives its examples as texts with a class each.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
@@ -353,6 +353,11 @@ class Objective(ABC):
         rows: of any split. None: there is one part.
         """
         return None
+
+    def metrics_of_validations(self) -> list[str]:
+        """Those of the recipe's metrics that validations during training measure; others need the finished model."""
+        wanted = self.recipe.evaluation.metrics
+        return [name for name in wanted if self.validates_metrics or METRICS[name].of_validations]
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         """The splits whose rows it takes to measure `split`: itself, and `train` where a metric compares with it."""

@@ -23,7 +23,6 @@ from ..errors import UserError
 from ..generation import locate_model
 from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
-from ..plugins import METRICS
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import MESH, check_processes, engine_of
 from ..recipes.schema import Recipe, TrainingSection
@@ -268,8 +267,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     if validation is not None and most is not None and most < len(validation):
         # Spread over all rows: the first ones belong to few documents, whose loss says little about the rest.
         validation = Subset(validation, evenly_spread(len(validation), most))
-    # Those that a part of the rows has, at the cost of nothing.
-    of_part = [name for name in recipe.evaluation.metrics if METRICS[name].of_losses and not METRICS[name].whole_text]
+    of_part = data.objective.metrics_of_validations()
     gather_experts_whole(model)
     shares, collator = section.parallelism, data.objective.collator(data.packed)
     trainer = AnyformerTrainer(

@@ -146,6 +146,17 @@ def test_a_model_of_pixels_trains_is_probed_draws_and_is_evaluated(tmp_path, com
     assert "64 pixels" in capsys.readouterr().out
 
 
+def test_the_best_model_may_be_that_of_the_fewest_bits(tmp_path, command, capsys):
+    evaluation = {"metrics": ["bits_per_pixel"], "best_metric": "bits_per_pixel", "every_steps": 2}
+    recipe = pixels_recipe(tmp_path, training={"max_steps": 6, "learning_rate": 0.1}, evaluation=evaluation)
+    assert command("train", recipe) == 0
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    values = [entry["bits_per_pixel"] for entry in facts["validations"]]
+    assert values.index(min(values)) == facts["best_step"] // 2 - 1
+    assert command("train", recipe, "evaluation.metrics=[linear_probe]", "evaluation.best_metric=linear_probe") == 2
+    assert "measured on the finished model alone" in capsys.readouterr().err
+
+
 def test_masked_patches_are_learned_and_pretrain_a_classifier(tmp_path, command, capsys):
     mim = {"task": None, "objective": {"name": "masked_image"}, "evaluation": {"every_steps": 20}}
     training = {"max_steps": 60, "output_dir": str(tmp_path / "mim")}
