@@ -277,6 +277,10 @@ class Objective(ABC):
         """Raise UserError where the rows cannot be prepared in shares."""
         raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
 
+    def completed(self, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
+        """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""
+        return rows
+
     @abstractmethod
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         """What makes a batch of rows. packed: whether some row holds several documents."""

@@ -132,13 +132,11 @@ def prepared(recipe: Recipe, arguments, per_step: int | None = None) -> tuple[Pr
     if recipe.model.name_or_path is not None:
         locate_model(recipe.model.name_or_path, "model.name_or_path")
     with arguments.main_process_first(local=False, desc="preparing data"):
-        data = prepare_data(recipe, progress=main and sys.stdout.isatty())
+        data = prepare_data(recipe, progress=main and sys.stdout.isatty(), for_training=True)
     if recipe.training.lora is not None:
         data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
     rows = data.rows["train"]
     arguments = training_arguments(recipe, None if rows.is_stream else len(rows), per_step)
-    if recipe.evaluation.every_steps is not None and "validation" not in data.rows:
-        raise UserError("evaluation.every_steps is set, but the data section names no validation data")
     check_rows_can_be_shared(recipe, rows)
     start_deepspeed(arguments)
     return data, arguments

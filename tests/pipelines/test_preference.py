@@ -83,6 +83,16 @@ def test_a_reference_is_computed_once_and_anew_where_its_weights_change(tmp_path
     assert prepare_data(load_recipe(recipe)).facts["fingerprint"] != one.facts["fingerprint"] and len(asked) == 2
 
 
+def test_the_reference_is_asked_once_all_splits_have_been_read(tmp_path, monkeypatch):
+    from anyformer.pipelines.objectives.preference import Preference
+
+    monkeypatch.setattr(Preference, "_log_probabilities", lambda *_: pytest.fail("too early"))
+    good = {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}
+    files = write_lines(tmp_path / "test.jsonl", [good, good | {"rejected": "b"}])
+    with pytest.raises(UserError, match=r"test.jsonl, line 2 holds the answer that is chosen"):
+        prepare_data(load_recipe(task_recipe(tmp_path, "preference", data={"test_files": str(files)})))
+
+
 def test_mistakes_of_pairs_are_one_sentence(tmp_path, command, capsys):
     good = {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}
     files = write_lines(tmp_path / "same.jsonl", [*[good] * 12, good | {"rejected": "b"}])
