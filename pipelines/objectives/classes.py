@@ -276,14 +276,15 @@ def names_in_data(
     splits: "dict[str, Examples]",
     cache: Path,
     classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
+    section: str = "task",
 ) -> list[str]:
     """The classes' names, of all splits: a class may be so rare that it is in one alone.
 
     Those that the data carries; else its strings in alphabetical order; else, of the numbers 0 to n, LABEL_0, LABEL_1,
     ...; else its numbers themselves.
 
-    setting: the task's setting that names the column. classes_in: (value, place) -> (place, class) of each class in a
-    column's value.
+    setting: that of the recipe's section that names the column. classes_in: (value, place) -> (place, class) of each
+    class in a column's value.
     """
     from ..data.examples import examples_fingerprint
     from ..storage.cache import cached_folder, sha
@@ -296,7 +297,7 @@ def names_in_data(
         "classes",
         sha([[examples_fingerprint(examples) for examples in splits.values()], column]),
         lambda work: (work / "names.json").write_text(
-            json.dumps(_scan(f"task.{setting}={column!r}", column, splits, classes_in))
+            json.dumps(_scan(f"{section}.{setting}={column!r}", column, splits, classes_in))
         ),
     )
     return json.loads((folder / "names.json").read_text())
@@ -305,7 +306,7 @@ def names_in_data(
 def _scan(field: str, column: str, splits: "dict[str, Examples]", classes_in: Callable) -> list[str]:
     found, kind = set(), None
     for split, examples in splits.items():
-        for place, row in examples:
+        for place, row in examples.only(column):
             for where, value in classes_in(row[column], place):
                 if not isinstance(value, (str, int)):
                     raise UserError(
