@@ -120,6 +120,16 @@ def test_an_adapted_classifier_survives_a_kill_loads_everywhere_and_merges(tmp_p
     assert "config.json" not in files and not any(str(tmp_path).encode() in text for text in texts)
 
 
+def test_an_adapter_leaves_out_what_its_task_does_not_use(tmp_path, command, masked_base):
+    """The pooler of a masked language model, which is new and gets no gradient: several processes would wait for it."""
+    lora = {"max_steps": 2, "lora": {"r": 2, "target_modules": "all-linear"}}
+    recipe = task_recipe(tmp_path, "sentence_similarity", training=lora)
+    assert command("train", recipe, f"model.name_or_path={masked_base}") == 0
+    trained = load_file(tmp_path / "run" / ADAPTER)
+    assert trained and not [name for name in trained if "pooler" in name]
+    assert command("evaluate", tmp_path / "run") == 0
+
+
 def test_an_adapted_decoder_writes_goes_on_and_is_saved_merged_on_request(tmp_path, tiny_recipe, command, capsys):
     base = tmp_path / "base"
     recipe = tiny_recipe(training={"max_steps": 3, "output_dir": str(base)})
