@@ -6,7 +6,7 @@ names. Standard library at import: recipes are checked with it, so torch is impo
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -414,6 +414,11 @@ class Objective(ABC):
         """The heading above a sample."""
         return f"sample after {prompt!r}"
 
+    @classmethod
+    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """(input, options) with which transformers' pipeline is called; settings: of its section of a saved recipe."""
+        return "your text", {}
+
     def how_to_use(self, folder: Path) -> str:
         """One line that puts the finished model to work."""
         return f"anyformer train RECIPE model.name_or_path={folder}"
@@ -458,8 +463,8 @@ def check_examples(objective: Objective) -> None:
             )
 
 
-def pipeline_command(task: str, folder: Path, example: str, **options: Any) -> str:
+def pipeline_command(task: str, folder: Path, example: Any, options: Mapping[str, Any] | None = None) -> str:
     """A shell command that puts a saved model to work through transformers.pipeline, called with `options`."""
-    more = "".join(f", {name}={value!r}" for name, value in options.items())
-    call = f"transformers.pipeline('{task}', '{folder}')('{example}'{more})"
+    more = "".join(f", {name}={value!r}" for name, value in (options or {}).items())
+    call = f"transformers.pipeline('{task}', '{folder}')({example!r}{more})"
     return f'python -c "import anyformer, transformers; print({call})"'

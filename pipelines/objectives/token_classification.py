@@ -1,7 +1,7 @@
 """A tag for each word of a sentence: named entities, parts of speech."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -277,10 +277,13 @@ class TokenClassification(ClassTask, TextTask):
 
     # ---- words
 
+    @classmethod
+    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        strategy = STRATEGIES[settings.get("labelled_token", "first")]
+        return "your text", {} if strategy is None else {"aggregation_strategy": strategy}
+
     def how_to_use(self, folder: Path) -> str:
-        strategy = STRATEGIES[self.settings.labelled_token]
-        options = {} if strategy is None else {"aggregation_strategy": strategy}
-        return pipeline_command("token-classification", folder, "your text", **options)
+        return pipeline_command("token-classification", folder, *self.example_of_use(vars(self.settings)))
 
     def legend(self):
         from .showing import NOT_PREDICTED, marked

@@ -4,6 +4,7 @@ The text is in model_card.md.jinja; this module gathers what it shows. What is n
 folder from plain `save_pretrained` is short, never invented.
 """
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ def render_model_card(
     license = license or facts.section("publish").get("license")
     metadata = _metadata(model, facts, name, license)
     values = _values(model, facts) | {"name": name, "address": repo_id or f"path/to/{name}", "license": license}
-    values |= {"marker": MARKER, "fence": fence}
+    values |= {"marker": MARKER, "fence": fence, "python": python}
     return _template().render(card_data=metadata.to_yaml(), **values)
 
 
@@ -149,6 +150,11 @@ def _template():
     import jinja2
 
     return jinja2.Template(TEMPLATE.read_text(encoding="utf-8"))
+
+
+def python(value: Any) -> str:
+    """A text, a dictionary of texts or None as Python has them, in double quotes."""
+    return "None" if value is None else json.dumps(value)
 
 
 def fence(text: str) -> str:
@@ -181,6 +187,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "is_converted": "converted_from" in run,
         "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
         "objective": objective,
+        "call_options": "".join(f", {name}={python(value)}" for name, value in objective.options.items()),
         "run": {key: run[key] for key in ("steps", "world_size", "wall_seconds") if run.get(key) is not None},
         "restarts": facts.section("training").get("restarts") or [],
         "source_names": facts.source_names,
