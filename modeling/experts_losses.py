@@ -92,14 +92,16 @@ class ModelWithExperts:
     def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
         """As the base class's. In training the routers' losses are part of the loss.
 
-        An evaluation's loss is the task's alone, so that it compares with models of other routers, or none.
+        An evaluation's loss is the task's alone, so that it compares with models of other routers, or none. Without
+        labels the losses of the rows are passed on to whoever computes the loss.
         """
         router_losses = outputs.get("router_losses")
         if router_losses is not None and loss is not None:
-            added, aux_loss, z_loss = head_losses(self.config, router_losses, labels, num_items_in_batch)
+            weights_B = row_weights(router_losses.shape[1], labels, num_items_in_batch)
+            added, aux_loss, z_loss = weighted_router_losses(self.config, router_losses, weights_B)
             own |= {"aux_loss": aux_loss, "z_loss": z_loss}
             loss = loss + added if self.training else loss
-        outputs = {name: x for name, x in outputs.items() if name != "router_losses"}
+            outputs = {name: x for name, x in outputs.items() if name != "router_losses"}
         return super().head_output(output_class, outputs, loss, labels, num_items_in_batch, **own)
 
 
@@ -183,17 +185,16 @@ def row_weights(rows: int, labels: torch.Tensor, num_items_in_batch) -> torch.Te
     """
     counted_B = (labels != IGNORE_INDEX).reshape(labels.shape[0], -1).sum(dim=-1)
     total = counted_B.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+    if torch.is_tensor(total):
+        total = total.to(labels.device)
     each = rows // labels.shape[0]
     return (counted_B / (total * each)).repeat_interleave(each)
 
 
-def head_losses(config, router_losses, labels, num_items_in_batch) -> tuple:
-    """(addend of a head's loss, aux_loss, z_loss); the latter two without their coefficients.
+def weighted_router_losses(config, router_losses, weights_B) -> tuple:
+    """(addend of a training loss, aux_loss, z_loss); the latter two without their coefficients.
 
-    router_losses: (L, B, 2) of the base model.
+    router_losses: (L, B, 2) of the base model. weights_B: each row's share of the loss, as `row_weights` gives it.
     """
-    if torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(router_losses.device)
-    weights_B = row_weights(router_losses.shape[1], labels.to(router_losses.device), num_items_in_batch)
-    aux, z = (router_losses.mean(dim=0) * weights_B[:, None]).sum(dim=0)
+    aux, z = (router_losses.mean(dim=0) * weights_B.to(router_losses.device)[:, None]).sum(dim=0)
     return config.router_aux_loss_coef * aux + config.router_z_loss_coef * z, aux, z

@@ -5,11 +5,10 @@ the model. What the adapted model's config says beyond its base's, such as the n
 ADAPTED_CONFIG, which is ours; a folder that PEFT alone has written lacks it, and then the base's config counts.
 """
 
-import importlib.util
 import json
 from pathlib import Path
 
-from .errors import UserError
+from .errors import UserError, need_package
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
@@ -53,8 +52,7 @@ def base_of(folder: str | Path) -> str:
 
 def need_peft(what: str) -> None:
     """Raise UserError, beginning with `what`, where PEFT is not installed."""
-    if importlib.util.find_spec("peft") is None:
-        raise UserError(f"{what} needs the package peft; install anyformer[peft]")
+    need_package(what, "peft", "peft")
 
 
 def load_config(name_or_path: str | Path, **kwargs):

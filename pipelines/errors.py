@@ -1,6 +1,7 @@
 """UserError, for mistakes that a user can correct, and help with their sentences."""
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
 
 from .aliases import ours_for
@@ -11,6 +12,15 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+def need_package(what: str, package: str, extra: str, module: str | None = None) -> None:
+    """Raise UserError, beginning with `what`, where the package of an extra is not installed.
+
+    module: what is imported of it; None: a module of its name.
+    """
+    if importlib.util.find_spec(module or package) is None:
+        raise UserError(f"{what} needs the package {package}; install anyformer[{extra}]")
 
 
 def first_line(error: BaseException) -> str:

@@ -158,12 +158,12 @@ def generate_text(
     return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
 
 
-# Heads that write no text, and transformers' pipeline that puts them to work.
+# Heads that write no text, and transformers' pipeline that puts them to work; None: there is none.
 OTHER_HEADS = {
     "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
+    "ForQuestionAnswering": None,
     "ForMultipleChoice": None,
     "ForImageClassification": "image-classification",
     "ForMaskedImageModeling": None,
@@ -179,11 +179,12 @@ def _check_writes_text(source: str, config) -> None:
     if head is None and not name.endswith(("EncoderModel", "BertModel", "ViTModel")):
         return
     task = OTHER_HEADS.get(head)
-    use = (
-        f"it answers through transformers.pipeline({task!r}, {source!r})"
-        if task
-        else f"fine-tune it with anyformer train RECIPE model.name_or_path={source}"
-    )
+    if task is not None:
+        use = f"it answers through transformers.pipeline({task!r}, {source!r})"
+    elif head == "ForQuestionAnswering":
+        use = f"docs/learning/spans.md asks it in Python, and anyformer evaluate {source} RECIPE measures its answers"
+    else:
+        use = f"fine-tune it with anyformer train RECIPE model.name_or_path={source}"
     raise UserError(f"MODEL={source} is {_article(name)} {name}, which writes no text; {use}")
 
 

@@ -122,13 +122,14 @@ def opinions(path: Path, number=160, seed=0) -> Path:
     return write_lines(path, rows)
 
 
-def random_decoder(folder: Path, **fields) -> Path:
-    """A saved decoder with random weights, and a tokenizer of bytes."""
+def random_decoder(folder: Path, family="decoder", **fields) -> Path:
+    """A saved decoder with random weights, and a tokenizer of bytes. family: moe gives it experts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     import anyformer
 
+    anyformer.register()
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     letters, special = pre_tokenizers.ByteLevel.alphabet(), ["<|endoftext|>", "<|pad|>"]
@@ -138,8 +139,9 @@ def random_decoder(folder: Path, **fields) -> Path:
     names = {"bos_token": special[0], "eos_token": special[0], "pad_token": special[1]}
     inputs = ["input_ids", "attention_mask"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names)
-    config = anyformer.AnyformerDecoderConfig(vocab_size=258, bos_token_id=0, eos_token_id=0, pad_token_id=1, **fields)
-    anyformer.AnyformerDecoderForCausalLM(config).save_pretrained(folder)
+    fields |= {"vocab_size": 258, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
+    config = AutoConfig.for_model(f"anyformer_{family}", **fields)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

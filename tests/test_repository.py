@@ -53,6 +53,32 @@ def test_the_workflows_cover_every_python_and_the_oldest_versions_that_are_suppo
     assert f">={matrix['python'][0]}" == PROJECT["project"]["requires-python"]
 
 
+def packages_of(extras: set[str]) -> set[str]:
+    """The packages that extras install, those of extras that they name included."""
+    own = PROJECT["project"]["optional-dependencies"]
+    found = set()
+    for line in (line for extra in extras for line in own[extra]):
+        name, _, inner = re.match(r"([\w-]+)(\[([\w,-]+)\])?", line).groups()
+        found |= packages_of(set(inner.split(","))) if name == PROJECT["project"]["name"] else {name}
+    return found
+
+
+def test_no_test_is_skipped_in_all_jobs_for_want_of_an_extra():
+    """What tests ask for by importorskip is installed in the slow job, which runs these tests, also the fast ones."""
+    job = loaded(ROOT / ".github" / "workflows" / "tests.yml")["jobs"]["slow"]
+    runs = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
+    extras = {word for words in runs for option, word in pairwise(words) if option == "--extra"}
+    there = packages_of({"dev", *extras}) | {re.split(r"\W", line)[0] for line in PROJECT["project"]["dependencies"]}
+    asked = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        asked |= set(re.findall(r"importorskip\(\"(\w+)", path.read_text(encoding="utf-8")))
+    asked -= {"parameterized"}  # beside transformers' sources, which the job does not have
+    assert {name.replace("_", "-") for name in asked} <= there
+    tests = [words for words in runs if "pytest" in words]
+    assert any(words[-2:] == ["-m", "slow"] for words in tests)
+    assert any({"tests/ecosystem", "tests/pipelines"} <= set(words) and "-m" not in words for words in tests)
+
+
 def test_a_release_is_published_from_a_tag_without_a_secret():
     release = loaded(ROOT / ".github" / "workflows" / "release.yml")
     job = release["jobs"]["publish"]

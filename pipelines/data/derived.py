@@ -211,6 +211,9 @@ class DerivedFromExamples(ExampleSource):
         make = OF_EXAMPLES[self.derive][0]
         return ((place, make(row, self.columns, place)) for place, row in self.source.items())
 
+    def only(self, column: str) -> ExampleSource:
+        return self  # one column is made of all
+
     def identity(self) -> Any:
         return {"derived": [self.derive, _FORMAT], "examples": self.source.identity()}
 

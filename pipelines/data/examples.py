@@ -3,6 +3,7 @@
 Examples are never skipped, unlike documents: one that cannot be used is an error with its place.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -44,6 +45,12 @@ class ExampleSource(ABC):
     @abstractmethod
     def identity(self) -> Any:
         """JSON that changes whenever the examples do."""
+
+    def only(self, column: str) -> "ExampleSource":
+        """The same examples with this column, beside which no other one need be read."""
+        source = copy.copy(self)
+        source.columns = {field: name for field, name in self.columns.items() if name == column}
+        return source
 
     def class_names(self, column: str) -> list[str] | None:
         """Names of the classes, where the data itself carries them (`datasets.ClassLabel`)."""
@@ -135,8 +142,6 @@ class HubExamples(ExampleSource):
         self.columns, self.name = columns, f"{data.dataset} ({split})"
         features = self._source.rows.features
         self.check_columns(cell_names(features), self.name)
-        # The columns that are read: themselves, or those that hold names joined by dots.
-        self._read = list(dict.fromkeys(c if c in features else c.split(".")[0] for c in columns.values()))
 
     def items(self) -> Iterator[Example]:
         number = 0
@@ -151,7 +156,10 @@ class HubExamples(ExampleSource):
                 number += 1
 
     def _rows(self):
-        return self._source.rows.select_columns(self._read).with_format(None)
+        rows = self._source.rows
+        # The columns that are read: themselves, or those that hold names joined by dots.
+        read = dict.fromkeys(c if c in rows.features else c.split(".")[0] for c in self.columns.values())
+        return rows.select_columns(list(read)).with_format(None)
 
     def identity(self) -> Any:
         return {"source": self._source.identity(), "columns": self.columns}
@@ -181,6 +189,12 @@ class Examples:
                 return
             if self.rule is None or self.rule.is_validation(index, "") == self.validation:
                 yield example
+
+    def only(self, column: str) -> "Examples":
+        """The same examples with this column, beside which no other one need be read."""
+        examples = copy.copy(self)
+        examples.source = self.source.only(column)
+        return examples
 
     def notes(self) -> list[str]:
         """Sentences a user should read once the examples have been iterated."""

@@ -70,9 +70,9 @@ class ImageTable(ExampleFiles):
     """Tables with an image column; a path in it is relative to the file's own folder where the format has its own."""
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Example]:
-        column = self.columns["image_field"]
+        column = self.columns.get("image_field")  # None where labels alone are read
         for place, row in super()._rows(path, file_format):
-            image = row[column]
+            image = row.get(column)
             is_own = file_format.has_own_paths and isinstance(image, str)
             yield place, row | {column: str(path.parent / image)} if is_own else row
 
@@ -83,8 +83,8 @@ class HubImages(HubExamples):
     def _rows(self):
         from datasets import Image
 
-        rows, column = super()._rows(), self.columns["image_field"]
-        return rows.cast_column(column, Image(decode=False)) if isinstance(rows.features[column], Image) else rows
+        rows, column = super()._rows(), self.columns.get("image_field")
+        return rows.cast_column(column, Image(decode=False)) if isinstance(rows.features.get(column), Image) else rows
 
 
 def open_images(data: DataSection, columns: dict[str, str]) -> dict[str, Examples]:

@@ -127,17 +127,6 @@ def processor_fingerprint(processor) -> str:
     return sha(str(sorted(processor.to_dict().items())))
 
 
-def read_labels(examples: Examples, column: str) -> np.ndarray:
-    """Class numbers (N,) of a split: numbers as they are, names in alphabetical order."""
-    values = [row[column] for _, row in examples]
-    names = examples.source.class_names(column) or sorted({value for value in values if isinstance(value, str)})
-    numbers = {name: number for number, name in enumerate(names)}
-    for (place, _), value in zip(examples, values):
-        if not (isinstance(value, int) or value in numbers):
-            raise UserError(f"objective.label_field={column!r}: {place} holds {value!r}, which is no class")
-    return np.array([numbers[value] if isinstance(value, str) else value for value in values])
-
-
 # What a processor does after resizing and cropping: it changes no stored image.
 MEANING = {
     *("image_mean", "image_std", "do_normalize", "do_rescale", "rescale_factor"),

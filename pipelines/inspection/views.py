@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, need_package
 from .attention_maps import AttentionMap, attention_maps
 from .lens import readings
 
@@ -135,6 +135,7 @@ def target_ids(model, tokenizer, inputs: dict, target: str | None) -> torch.Tens
 
 def view_of_image(model, processor, file: Path, layers: set[int] | None) -> dict:
     """What a page shows of a vision transformer on an image: its patches are the tokens, in rows."""
+    need_package(str(file), "pillow", "vision", module="PIL")
     from PIL import Image, UnidentifiedImageError
 
     try:

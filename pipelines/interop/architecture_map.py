@@ -55,8 +55,8 @@ IRRELEVANT = object()
 # Fields with the same name on both sides; special tokens also where the native config does not declare them.
 TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 COMMON_FIELDS = ("vocab_size", *TOKEN_FIELDS, "tie_word_embeddings", "use_cache")
-# Fields of every PreTrainedConfig that name the classes of a classification head.
-LABEL_FIELDS = ("id2label", "label2id", "problem_type")
+# Of a classification head, in any PreTrainedConfig: its classes, and what a CrossEncoder puts on its numbers.
+LABEL_FIELDS = ("id2label", "label2id", "problem_type", "sentence_transformers")
 # Fields of ours that act in training only, or name tokens the model does not read: twins may differ in them.
 SILENT_FIELDS = ("hidden_dropout", "attention_dropout", "classifier_dropout", "initializer_range")
 SILENT_FIELDS += ("scale_residual_init", "fan_in_init", "use_cache", "sep_token_id", "cls_token_id", "mask_token_id")
@@ -138,7 +138,7 @@ class ArchitectureMap:
                 case Computed():
                     native |= row.write(ours)
         native |= {n: native[row.native] for n, row in self.fields.items() if isinstance(row, Same) and n in declared}
-        native |= {name: getattr(ours, name) for name in LABEL_FIELDS}
+        native |= {name: getattr(ours, name) for name in LABEL_FIELDS if hasattr(ours, name)}
         return _nested(native)
 
     def native_config(self, ours) -> PreTrainedConfig:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from ..adapters import base_of, is_adapter, load_config, load_merged, need_peft
 from ..errors import UserError, loading_reason
+from ..publishing.objective_facts import objective_facts
+from ..publishing.run_facts import RunFacts
 from .convert_checkpoint import destination_folder, save, saved_image_processor, saved_tokenizer
 
 
@@ -40,6 +42,8 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
         model, lacking = load_merged(model_class, source, config=config, dtype="auto")
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"ADAPTER={source} cannot be loaded on its base: {loading_reason(error)}") from error
+    learned = objective_facts(RunFacts.read(Path(source).expanduser()).recipe)
+    lacking = [name for name in lacking if not name.startswith(learned.unused_weights)]
     if lacking:
         raise UserError(f"ADAPTER={source}: neither it nor its base {base_of(source)} has the weight {min(lacking)}")
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to="anyformer", **trust)]

@@ -55,6 +55,11 @@ class MetricRow:
         """Whether it is of what an objective compares."""
         return compares is not None and compares in (self.compares, COMES_WITH.get(self.compares), *self.also)
 
+    @property
+    def of_validations(self) -> bool:
+        """Whether validations during the training give it for nothing: from losses, or counted beside them."""
+        return (self.of_losses is not None and not self.whole_text) or self.compares == "pairs"
+
     def missing(self) -> str | None:
         """What to install before it can be computed, in words; None where nothing is missing."""
         if self.needs is None or importlib.util.find_spec(self.needs[0]) is not None:

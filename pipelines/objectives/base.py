@@ -6,7 +6,7 @@ names. Standard library at import: recipes are checked with it, so torch is impo
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +69,7 @@ class Objective(ABC):
     shifts_labels: whether labels stand beside their own token and the model shifts them by one.
     labels_per_item: labels of a row that the model's own loss counts as one, such as both ends of an answer.
     compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
-    names none. validates_metrics: whether they are measured in validations during training, too.
+    names none. validates_metrics: whether validations during training measure them all (`metrics_of_validations`).
     asks_for_classes: whether `questions` gives its examples as texts with a class each.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
@@ -296,6 +296,10 @@ class Objective(ABC):
         """Raise UserError where the rows cannot be prepared in shares."""
         raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
 
+    def completed(self, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
+        """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""
+        return rows
+
     @abstractmethod
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         """What makes a batch of rows. packed: whether some row holds several documents."""
@@ -373,6 +377,11 @@ class Objective(ABC):
         """
         return None
 
+    def metrics_of_validations(self) -> list[str]:
+        """Those of the recipe's metrics that validations during training measure; others need the finished model."""
+        wanted = self.recipe.evaluation.metrics
+        return [name for name in wanted if self.validates_metrics or METRICS[name].of_validations]
+
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         """The splits whose rows it takes to measure `split`: itself, and `train` where a metric compares with it."""
         return [split]
@@ -424,6 +433,11 @@ class Objective(ABC):
         """The heading above a sample."""
         return f"sample after {prompt!r}"
 
+    @classmethod
+    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """(input, options) with which transformers' pipeline is called; settings: of its section of a saved recipe."""
+        return "your text", {}
+
     def how_to_use(self, folder: Path) -> str:
         """One line that puts the finished model to work."""
         return f"anyformer train RECIPE model.name_or_path={folder}"
@@ -468,8 +482,8 @@ def check_examples(objective: Objective) -> None:
             )
 
 
-def pipeline_command(task: str, folder: Path, example: str, **options: Any) -> str:
+def pipeline_command(task: str, folder: Path, example: Any, options: Mapping[str, Any] | None = None) -> str:
     """A shell command that puts a saved model to work through transformers.pipeline, called with `options`."""
-    more = "".join(f", {name}={value!r}" for name, value in options.items())
-    call = f"transformers.pipeline('{task}', '{folder}')('{example}'{more})"
+    more = "".join(f", {name}={value!r}" for name, value in (options or {}).items())
+    call = f"transformers.pipeline('{task}', '{folder}')({example!r}{more})"
     return f'python -c "import anyformer, transformers; print({call})"'

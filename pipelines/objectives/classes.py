@@ -104,7 +104,14 @@ class ClassTask(ClassScores):
         if isinstance(weights, list):
             if min(weights, default=0) < 0 or not any(weights):
                 raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
-            self._check_number_of_weights(weights, names)
+            self._check_number_of_weights(weights, names and self.distinct_learned(names))
+
+    def learned_names(self, names: list[str]) -> list[str]:
+        """What the model calls classes of these names in the data, one for each; several may become one."""
+        return names
+
+    def distinct_learned(self, names: list[str]) -> list[str]:
+        return list(dict.fromkeys(self.learned_names(names)))
 
     @property
     def given_weights(self) -> list[float] | str | None:
@@ -132,15 +139,14 @@ class ClassTask(ClassScores):
         """
         recipe, model = self.recipe, [config.id2label[number] for number in range(config.num_labels)]
         wanted = self.settings.label_names or source.source.class_names(self.label_column)
-        if wanted is None or list(wanted) == model:
+        learned = model if wanted is None else self.distinct_learned(list(wanted))
+        if learned == model or (are_unnamed(model) and len(learned) == len(model)):
             self._names_are_the_models = wanted is None
-            self.settings.label_names = model
-        elif are_unnamed(model) and len(wanted) == len(model):
-            self.settings.label_names = list(wanted)
+            self.settings.label_names = model if wanted is None else list(wanted)
         else:
             raise UserError(
                 f"MODEL={recipe.model.name_or_path} tells {', '.join(model)} apart, but the classes of {recipe.name} "
-                f"are {', '.join(wanted)}; if they mean the same, in this order, add "
+                f"are {', '.join(learned)}; if they mean the same, in this order, add "
                 f"task.label_names='[{', '.join(model)}]'"
             )
 
@@ -148,14 +154,18 @@ class ClassTask(ClassScores):
         from ..metrics import check_metrics
 
         super().prepare(splits, cache, progress)
-        self.label_names = self.settings.label_names or names_in_data(
+        self.data_names = self.settings.label_names or names_in_data(
             self.label_setting, self.label_column, splits, cache, self.classes_in
         )
+        self.label_names = self.distinct_learned(self.data_names)
         if isinstance(self.given_weights, list):
             self._check_number_of_weights(self.given_weights, self.label_names)
-        self._numbers = {name: number for number, name in enumerate(self.label_names)}
+        self._numbers, self._numbers_in_data = (
+            {name: number for number, name in enumerate(names)} for names in (self.label_names, self.data_names)
+        )
+        self._learned = [self._numbers[name] for name in self.learned_names(self.data_names)]  # of each in the data
         names_were_given = self.settings.label_names is not None and not self._names_are_the_models
-        self._labels_are_names = not names_were_given and numbers_name(self.label_names, self.label_column, splits)
+        self._labels_are_names = not names_were_given and numbers_name(self.data_names, self.label_column, splits)
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(self.label_names))
 
     def named(self, value: int) -> str:
@@ -167,13 +177,17 @@ class ClassTask(ClassScores):
             **super().config_fields(),
             "num_labels": len(self.label_names),
             "id2label": dict(enumerate(self.label_names)),
-            "label2id": dict(self._numbers),
+            "label2id": {name: number for number, name in enumerate(self.label_names)},
             "problem_type": "single_label_classification",
         }
 
     def class_of(self, value, place: str) -> int:
-        """The number of the class that a label means, as `class_number` has it. Raises UserError."""
-        return class_number(value, self._label_field, place, self._numbers, self._labels_are_names)
+        """The number of the model's class that a label means, as `class_number` has it. Raises UserError."""
+        return self._learned[self.number_in_data(value, place)]
+
+    def number_in_data(self, value, place: str) -> int:
+        """The same before classes become one (`learned_names`)."""
+        return class_number(value, self._label_field, place, self._numbers_in_data, self._labels_are_names)
 
     def class_histogram(self, labels) -> dict[str, int]:
         """How many of some class numbers are of which class, by name."""
@@ -275,14 +289,15 @@ def names_in_data(
     splits: "dict[str, Examples]",
     cache: Path,
     classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
+    section: str = "task",
 ) -> list[str]:
     """The classes' names, of all splits: a class may be so rare that it is in one alone.
 
     Those that the data carries; else its strings in alphabetical order; else, of the numbers 0 to n, LABEL_0, LABEL_1,
     ...; else its numbers themselves.
 
-    setting: the task's setting that names the column. classes_in: (value, place) -> (place, class) of each class in a
-    column's value.
+    setting: that of the recipe's section that names the column. classes_in: (value, place) -> (place, class) of each
+    class in a column's value.
     """
     from ..data.examples import examples_fingerprint
     from ..storage.cache import cached_folder, sha
@@ -295,7 +310,7 @@ def names_in_data(
         "classes",
         sha([[examples_fingerprint(examples) for examples in splits.values()], column]),
         lambda work: (work / "names.json").write_text(
-            json.dumps(_scan(f"task.{setting}={column!r}", column, splits, classes_in))
+            json.dumps(_scan(f"{section}.{setting}={column!r}", column, splits, classes_in))
         ),
     )
     return json.loads((folder / "names.json").read_text())
@@ -304,7 +319,7 @@ def names_in_data(
 def _scan(field: str, column: str, splits: "dict[str, Examples]", classes_in: Callable) -> list[str]:
     found, kind = set(), None
     for split, examples in splits.items():
-        for place, row in examples:
+        for place, row in examples.only(column):
             for where, value in classes_in(row[column], place):
                 if not isinstance(value, (str, int)):
                     raise UserError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError
+from ..errors import UserError, need_package
 from ..recipes import introspection
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
@@ -52,6 +52,7 @@ class ImageObjective(Objective):
     def open(self) -> "dict[str, Examples]":
         from ..data.image_files import open_images
 
+        need_package(self.setting, "pillow", "vision", module="PIL")
         return open_images(self.recipe.data, self.columns())
 
     def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,8 +147,14 @@ class LabelledTexts(TextTask):
             f"{self.label_words(facts)}"
         )
 
+    @classmethod
+    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if settings.get("text_pair_field") is None:
+            return super().example_of_use(settings)
+        return {"text": "your text", "text_pair": "your second text"}, {}
+
     def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("text-classification", folder, "your text")
+        return pipeline_command("text-classification", folder, *self.example_of_use(vars(self.settings)))
 
     def show_label(self, console, number: int, row: dict, label: str) -> None:
         """Print a row as the model reads it, under its number, length and label."""

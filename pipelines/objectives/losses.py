@@ -22,8 +22,17 @@ class OwnLoss(ABC):
     beside: ClassVar[tuple[str, ...]] = ("labels",)
 
     @abstractmethod
+    def weights(self, batch: dict) -> "torch.Tensor":
+        """(B,): what each example adds to what `total` is divided by, such as its number of counted labels."""
+
     def weight(self, batch: dict) -> "torch.Tensor":
-        """(): what `total` is divided by, such as the number of counted labels."""
+        """(): what `total` is divided by."""
+        return self.weights(batch).sum()
+
+    def weights_of_rows(self, batch: dict, rows: int) -> "torch.Tensor":
+        """(rows,): `weights` of the model's rows; those of one example stand one after the other, and share its own."""
+        each = rows // len(batch["labels"])
+        return self.weights(batch).repeat_interleave(each) / each
 
     @abstractmethod
     def total(self, outputs, batch: dict, label_smoothing: float = 0.0) -> "torch.Tensor":
@@ -47,20 +56,20 @@ class WeightedClasses(OwnLoss):
     """
 
     def __init__(self, weights: list[float]):
-        self.weights = weights
+        self.of_classes = weights
 
     def _of_classes(self, like):
         import torch
 
-        return torch.tensor(self.weights, device=like.device)
+        return torch.tensor(self.of_classes, device=like.device)
 
-    def weight(self, batch):
+    def weights(self, batch):
         labels = batch["labels"]
         weights = self._of_classes(labels)
         if labels.is_floating_point():
-            return (labels * weights).sum()
+            return (labels * weights).flatten(1).sum(dim=-1)
         counted = labels.ne(IGNORE_INDEX)
-        return (weights[labels.masked_fill(~counted, 0)] * counted).sum()
+        return (weights[labels.masked_fill(~counted, 0)] * counted).reshape(len(labels), -1).sum(dim=-1)
 
     def total(self, outputs, batch, label_smoothing=0.0):
         from torch.nn.functional import cross_entropy
@@ -81,14 +90,14 @@ class SeveralLabels(OwnLoss):
 
     The mean is over all C labels of all rows, as that of torch.nn.BCEWithLogitsLoss.
 
-    weights: what a label of 1 counts, of each class, as pos_weight there; None: as much as a label of 0.
+    positive_weights: what a label of 1 counts, of each class, as pos_weight there; None: as much as a label of 0.
     """
 
-    def __init__(self, weights: list[float] | None = None):
-        self.weights = weights
+    def __init__(self, positive_weights: list[float] | None = None):
+        self.positive_weights = positive_weights
 
-    def weight(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX).sum()
+    def weights(self, batch):
+        return batch["labels"].ne(IGNORE_INDEX).sum(dim=-1)
 
     def total(self, outputs, batch, label_smoothing=0.0):
         import torch
@@ -97,7 +106,7 @@ class SeveralLabels(OwnLoss):
         counted = labels.ne(IGNORE_INDEX)
         targets = labels.masked_fill(~counted, 0).to(logits.dtype)
         targets = targets * (1 - label_smoothing) + label_smoothing / 2  # the two classes of each label: yes and no
-        weights = None if self.weights is None else torch.tensor(self.weights, device=logits.device)
+        weights = None if self.positive_weights is None else torch.tensor(self.positive_weights, device=logits.device)
         losses = torch.nn.functional.binary_cross_entropy_with_logits(
             logits, targets, pos_weight=weights, reduction="none"
         )
@@ -129,8 +138,8 @@ class Cosine(OwnLoss):
 
         return cosine_similarity(*self.vectors(outputs, batch))[:, None]
 
-    def weight(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX).sum()
+    def weights(self, batch):
+        return batch["labels"].ne(IGNORE_INDEX)
 
     def total(self, outputs, batch, label_smoothing=0.0):
         labels = batch["labels"]
@@ -153,8 +162,8 @@ class InBatchNegatives(Cosine):
     def _positive(self, batch: dict):
         return batch["labels"].ne(IGNORE_INDEX) & batch["labels"].ge(self.positive_from)
 
-    def weight(self, batch):
-        return self._positive(batch).sum()
+    def weights(self, batch):
+        return self._positive(batch)
 
     def total(self, outputs, batch, label_smoothing=0.0):
         from torch.nn.functional import normalize

@@ -124,7 +124,7 @@ class MaskingObjective(TextObjective):
         return f"predictions for {prompt!r}"
 
     def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("fill-mask", folder, "your text")
+        return pipeline_command("fill-mask", folder, f"your {self.tokenizer.mask_token} text")
 
     # ---- words
 

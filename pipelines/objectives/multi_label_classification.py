@@ -1,5 +1,6 @@
 """Any number of classes for a text or a pair of texts, such as the subjects of an article."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +9,6 @@ from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
-from .base import pipeline_command
 from .classes import ClassTask, NamedClassSettings, held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 
@@ -150,8 +150,9 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     # ---- words
 
-    def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("text-classification", folder, "your text", top_k=None)
+    @classmethod
+    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return super().example_of_use(settings)[0], {"top_k": None}
 
     def legend(self):
         from .showing import PREDICTED, marked

@@ -94,6 +94,28 @@ class Pixels(ImageObjective):
         else:
             self.processor = image_gpt_processor(side)
         self.shape = (3, side, side)
+        self.classes = {} if self.settings.label_field is None else self.read_classes(splits, cache)
+
+    def read_classes(self, splits, cache: Path) -> dict:
+        """Split -> the numbers of its images' classes (N,), which mean the same in all splits.
+
+        Raises UserError for what is no class.
+        """
+        import numpy as np
+
+        from .classes import held, names_in_data
+
+        column = self.settings.label_field
+        names = names_in_data("label_field", column, splits, cache, section="objective")
+        numbers, found = {name: number for number, name in enumerate(names)}, {}
+        for split, examples in splits.items():
+            found[split] = []
+            for place, row in examples.only(column):
+                value = row[column]
+                if not (isinstance(value, int) or (isinstance(value, str) and value in numbers)):
+                    raise UserError(f"objective.label_field={column!r}: {place} holds {held(value)}, which is no class")
+                found[split].append(numbers[value] if isinstance(value, str) else value)
+        return {split: np.array(values) for split, values in found.items()}
 
     def check_of_checkpoint(self, name: str, own: int) -> None:
         """Raise UserError where a setting is neither its default nor the checkpoint's `own`, which alone counts."""
@@ -107,13 +129,12 @@ class Pixels(ImageObjective):
     def rows(self, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
         """Images as colour numbers; with objective.label_field their classes are kept for the linear probe."""
         from ..images.color_clusters import fit_clusters, store_codes
-        from ..images.processors import prepare_images, read_labels
+        from ..images.processors import prepare_images
 
         store = prepare_images(source, self.processor, self.shape, cache)
         if self.processor.clusters is None:
             self.processor.clusters = fit_clusters(store, self.settings.clusters, cache, "objective.clusters")
-        labels = read_labels(source, self.settings.label_field) if self.settings.label_field else None
-        return PixelRows(store, store_codes(store, self.clusters, cache), len(self.clusters), labels)
+        return PixelRows(store, store_codes(store, self.clusters, cache), len(self.clusters), self.classes.get(split))
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         """packed has no meaning here: each row is one image."""

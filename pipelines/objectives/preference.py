@@ -15,6 +15,7 @@ from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
 
 if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
     from ..data.reference import WithReference
 
@@ -85,14 +86,18 @@ class Preference(ChatTask):
 
     # ---- rows
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "WithReference":
-        """Pairs: the tokens of both conversations one after the other, where answers begin, and the reference."""
+    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+        """Pairs: the tokens of both conversations one after the other, and where answers begin."""
         import pyarrow
 
         ids, number = pyarrow.list_(pyarrow.int32()), pyarrow.int32()
         columns = [("input_ids", ids), ("labels", number)]
         columns += [(f"{part}_{what}", number) for part in PARTS for what in ("length", "start")]
-        return self._with_reference(self.encoded(source, split, cache, columns), cache, progress)
+        return self.encoded(source, split, cache, columns)
+
+    def completed(self, rows: dict, cache: Path, progress: bool) -> "dict[str, WithReference]":
+        """With what the reference model says of them."""
+        return {split: self._with_reference(encoded, cache, progress) for split, encoded in rows.items()}
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
@@ -312,8 +317,11 @@ class PreferenceLoss(OwnLoss):
         """(B, 2): the rewards."""
         return self.beta * (answer_log_probs(super().logits(outputs, batch), batch) - batch[REFERENCE])
 
-    def weight(self, batch):
-        return batch["labels"].ne(IGNORE_INDEX).sum()
+    def weights(self, batch):
+        return batch["labels"].ne(IGNORE_INDEX)
+
+    def weights_of_rows(self, batch, rows):
+        return self.weights(batch).repeat(2) / 2  # the chosen conversations of all pairs come first
 
     def total(self, outputs, batch, label_smoothing=0.0):
         from torch.nn.functional import cross_entropy

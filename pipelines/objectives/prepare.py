@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import UserError
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..storage.cache import cache_folder
@@ -45,19 +46,30 @@ class PreparedData:
 
 
 def prepare_data(
-    recipe: Recipe, *, progress: bool = False, splits: Sequence[str] | None = None, model_config=None
+    recipe: Recipe,
+    *,
+    progress: bool = False,
+    splits: Sequence[str] | None = None,
+    model_config=None,
+    for_training: bool = False,
 ) -> PreparedData:
     """Open, tokenise and pack the splits of a recipe; what was done before is taken from the cache.
 
     Args:
         splits: those whose rows are made, the training split first; None: all that the recipe has.
         model_config: of a trained model, which says what the recipe leaves open, such as the classes' names.
+        for_training: whether the data must have all that the recipe's training needs.
 
     Raises:
         UserError: data that is missing, empty, unreadable or too short, or not what the model was trained for.
     """
     objective, cache = objective_of(recipe), cache_of(recipe)
     sources = objective.open()
+    if for_training and recipe.evaluation.every_steps is not None and "validation" not in sources:
+        raise UserError(
+            f"evaluation.every_steps={recipe.evaluation.every_steps} is set, but the data section names no validation "
+            f"data; name some, or set it to null"
+        )
     if model_config is not None:
         objective.adopt(model_config, sources[splits[0]])
     objective.prepare(sources, cache, progress)
@@ -65,7 +77,8 @@ def prepare_data(
     for split, source in sources.items():
         if splits is None or split in splits:
             data.rows[split] = objective.rows(source, split, cache, progress)
-            data.facts[split] = data.rows[split].report()
+    data.rows = objective.completed(data.rows, cache, progress)
+    data.facts = {split: rows.report() for split, rows in data.rows.items()}
     if "train" in data.rows:
         identity = [data.rows["train"].identity, objective.processor_fingerprint()]
         data.facts["fingerprint"] = hashlib.sha256("\n".join(identity).encode()).hexdigest()

@@ -33,9 +33,14 @@ class SequenceRegression(NumberTask, LabelledTexts):
             )
 
     def config_fields(self) -> dict[str, Any]:
-        """One output; its name is what `pipeline()` answers with."""
-        names = {"id2label": {0: "score"}, "label2id": {"score": 0}}
-        return {**super().config_fields(), **self.planned_fields(), **names, "problem_type": "regression"}
+        """One output; its name is what `pipeline()` answers with.
+
+        sentence-transformers opens a model of pairs as a CrossEncoder, and would put a sigmoid on the one output.
+        """
+        fields = {"id2label": {0: "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
+        if self.settings.text_pair_field is not None:
+            fields["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+        return {**super().config_fields(), **self.planned_fields(), **fields}
 
     def planned_fields(self) -> dict[str, Any]:
         return {"num_labels": 1}

@@ -53,15 +53,23 @@ def broken_tags(tags: Iterable[str], scheme: str) -> int:
     return broken + (scheme == "bioes" and inside is not None)
 
 
+def as_bio(tag: str) -> str:
+    """The bio tag of a word with this bioes tag: the same entities, and the only marks that pipelines put together."""
+    mark, kind = parts(tag)
+    return f"{'B' if mark == 'S' else 'I'}-{kind}" if mark in ("S", "E") and kind else tag
+
+
 def tags_of_tokens(tag: str, number: int, scheme: str) -> list[str]:
     """The tags of the `number` tokens of a word, where each has one: an entity begins at the first token only."""
-    mark, kind = parts(tag)
-    if number == 1 or tag == OUTSIDE or scheme == "plain":
+    if tag == OUTSIDE or scheme == "plain":
         return [tag] * number
-    inside = f"I-{kind}"
-    first = f"B-{kind}" if mark == "S" else inside if mark == "E" else tag
-    last = f"E-{kind}" if mark in ("S", "E") else inside
-    return [first, *[inside] * (number - 2), last]
+    return [tag, *[f"I-{parts(tag)[1]}"] * (number - 1)]
+
+
+def tag_of_space(before: str, after: str) -> str:
+    """The tag of a space between words with these tags: inside where an entity goes on."""
+    mark, kind = parts(after)
+    return after if mark == "I" and kind == parts(before)[1] else OUTSIDE
 
 
 def word_of_each_token(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int | None]:

@@ -1,8 +1,9 @@
 """A tag for each word of a sentence: named entities, parts of speech."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +15,20 @@ from ..words import counted
 from .base import pipeline_command
 from .classes import ClassTask, NamedClassSettings, held
 from .examples import TextTask
-from .tags import OUTSIDE, broken_tags, check_scheme, parts, scheme_of, tags_of_tokens, word_of_each_token
+from .tags import (
+    OUTSIDE,
+    as_bio,
+    broken_tags,
+    check_scheme,
+    parts,
+    scheme_of,
+    tag_of_space,
+    tags_of_tokens,
+    word_of_each_token,
+)
+
+# How transformers' pipeline reads a word's tag where it was learned; of last tokens it has no way.
+STRATEGIES = {"first": "first", "last": None, "all": "simple"}
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples
@@ -28,7 +42,8 @@ class TokenClassificationSettings(NamedClassSettings):
     tags_field: str = doc("column with the list of their tags, names or numbers", "tags")
     scheme: Literal["bio", "iob1", "bioes", "plain"] | None = doc(
         "how tags mark entities: bio (B- begins one, I- goes on; also called BIO2), iob1 (I- begins one, too), bioes "
-        "(E- ends one, S- is one), plain (they mark none, as parts of speech); null: by the names of the tags"
+        "(E- ends one, S- is one; learned as bio, which pipelines read), plain (they mark none, as parts of speech); "
+        "null: by the names of the tags"
     )
     labelled_token: Literal["first", "last", "all"] = doc(
         "which tokens of a word the tag is learned at; measured at its first one, or its last one", "first"
@@ -77,6 +92,10 @@ class TokenClassification(ClassTask, TextTask):
 
         return " ".join(texts_of(row, column, field, place, "word"))
 
+    def learned_names(self, names: list[str]) -> list[str]:
+        scheme = self.settings.scheme or scheme_of(names)
+        return [as_bio(name) for name in names] if scheme == "bioes" else names
+
     def classes_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
         if not isinstance(value, list):
             raise UserError(f"{self._label_field}: {place} holds {held(value)}, not a list of tags")
@@ -87,8 +106,8 @@ class TokenClassification(ClassTask, TextTask):
     def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.need_offsets()
-        self.scheme = self.settings.scheme or scheme_of(self.label_names)
-        check_scheme(self.label_names, self.scheme)
+        self.scheme = self.settings.scheme or scheme_of(self.data_names)
+        check_scheme(self.data_names, self.scheme)
         for name in self.recipe.evaluation.metrics:
             if METRICS[name].of_entities and self.scheme == "plain":
                 raise UserError(
@@ -113,16 +132,19 @@ class TokenClassification(ClassTask, TextTask):
             [
                 examples_fingerprint(source),
                 self.processor_fingerprint(),
-                [self.settings.max_length, self.label_names, self.scheme, labelled, "tags of tokens"],
+                [self.settings.max_length, self.data_names, self.scheme, labelled, "tags of tokens"],
+                ["tags of spaces"] * (split == "train"),
             ]
         )
-        rows = encode_examples(cache, key, source, schema, lambda: self._batches(source, labelled), self._facts)
+        make = partial(self._batches, source, labelled, learns_spaces=split == "train")
+        rows = encode_examples(cache, key, source, schema, make, self._facts)
         if not len(rows):
             raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
         self.remember_classes(split, rows.facts.get("tags", {}))
         return rows
 
-    def _batches(self, examples: "Examples", labelled: str) -> Iterator[dict[str, list]]:
+    def _batches(self, examples: "Examples", labelled: str, learns_spaces=False) -> Iterator[dict[str, list]]:
+        """learns_spaces: whether spaces that are tokens of their own have tags: pipelines take them for words."""
         from ..data.batch_keys import IGNORE_INDEX
         from ..data.example_store import in_batches
 
@@ -134,9 +156,7 @@ class TokenClassification(ClassTask, TextTask):
             facts = {
                 "examples": len(kept),
                 "empty": len(sentences) - len(kept),
-                "broken_tags": sum(
-                    broken_tags(map(self.label_names.__getitem__, tags), self.scheme) for _, tags in kept
-                ),
+                "broken_tags": sum(broken_tags(tags, self.scheme) for _, tags in kept),
             }
             if not kept:
                 yield {"input_ids": [], "labels": [], "facts": facts}
@@ -149,15 +169,19 @@ class TokenClassification(ClassTask, TextTask):
                 return_offsets_mapping=True,
             )
             all_labels = []
-            for (words, tags), offsets in zip(kept, encoded["offset_mapping"]):
+            for (words, names), offsets in zip(kept, encoded["offset_mapping"]):
                 of_tokens, labels = word_of_each_token(words, offsets), [IGNORE_INDEX] * len(offsets)
+                tags = [name if name in self._numbers else as_bio(name) for name in names]
                 seen = set()
                 for word, places in groupby(range(len(offsets)), of_tokens.__getitem__):
                     if word is None or word in seen:
                         continue
                     seen.add(word)
-                    for place, label in self._labels_of(tags[word], list(places), labelled):
-                        labels[place] = label
+                    for place, tag in self._tags_of(tags[word], list(places), labelled):
+                        labels[place] = self._numbers.get(tag, self._numbers[tags[word]])
+                if learns_spaces and OUTSIDE in self._numbers:
+                    for place, tag in tags_of_spaces(tags, of_tokens, offsets):
+                        labels[place] = self._numbers[tag]
                 all_labels.append(labels)
                 last = max(seen, default=-1) if len(offsets) >= longest else len(words)
                 cut = max(0, len(words) - 1 - last)
@@ -166,13 +190,13 @@ class TokenClassification(ClassTask, TextTask):
             facts["tags"] = self.class_histogram([label for row in all_labels for label in row if label >= 0])
             yield {"input_ids": encoded["input_ids"], "labels": all_labels, "facts": facts}
 
-    def _sentence(self, row: dict, place: str) -> tuple[list[str], list[int]]:
-        """The words of an example and the numbers of their tags."""
+    def _sentence(self, row: dict, place: str) -> tuple[list[str], list[str]]:
+        """The words of an example and their tags."""
         from ..data.examples import texts_of
 
         section = self.settings
         words = texts_of(row, section.tokens_field, "tokens_field", place, "word")
-        tags = [self.class_of(tag, where) for where, tag in self.classes_in(row[section.tags_field], place)]
+        tags = [self._name_in_data(tag, where) for where, tag in self.classes_in(row[section.tags_field], place)]
         if len(words) != len(tags):
             raise UserError(
                 f"{self._label_field}: {place} holds {counted(len(tags), 'tag')} for {counted(len(words), 'word')} of "
@@ -180,12 +204,17 @@ class TokenClassification(ClassTask, TextTask):
             )
         return words, tags
 
-    def _labels_of(self, tag: int, places: list[int], labelled: str) -> list[tuple[int, int]]:
-        """(token, label) of a word with the tokens `places`."""
+    def _name_in_data(self, tag: Any, place: str) -> str:
+        """A tag's name; where the names are those of a model, which has learned BIO, it may be one of BIOES."""
+        if isinstance(tag, str) and tag not in self._numbers_in_data and as_bio(tag) in self._numbers_in_data:
+            return tag
+        return self.data_names[self.number_in_data(tag, place)]
+
+    def _tags_of(self, tag: str, places: list[int], labelled: str) -> list[tuple[int, str]]:
+        """(token, tag) of a word with the tokens `places`."""
         if labelled != "all":
             return [(places[0 if labelled == "first" else -1], tag)]
-        names = tags_of_tokens(self.label_names[tag], len(places), self.scheme)
-        return [(place, self._numbers.get(name, tag)) for place, name in zip(places, names)]
+        return list(zip(places, tags_of_tokens(tag, len(places), self.scheme)))
 
     @staticmethod
     def _facts(batch: dict[str, list]) -> dict:
@@ -196,7 +225,8 @@ class TokenClassification(ClassTask, TextTask):
         section = self.settings
         words = (
             f"{counted(facts['examples'], 'sentence')} of {rows.name}, {counted(facts['words'], 'word')}, "
-            f"{facts['tokens'] / max(1, facts['words']):.2f} tokens each; tags: {self.scheme}, "
+            f"{facts['tokens'] / max(1, facts['words']):.2f} tokens each; tags: {self.scheme}"
+            f"{', learned as bio' if self.scheme == 'bioes' else ''}, "
         )
         words += ", ".join(f"{name} {count:,}" for name, count in facts["tags"].items() if count)
         faults = {
@@ -253,8 +283,13 @@ class TokenClassification(ClassTask, TextTask):
 
     # ---- words
 
+    @classmethod
+    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        strategy = STRATEGIES[settings.get("labelled_token", "first")]
+        return "your text", {} if strategy is None else {"aggregation_strategy": strategy}
+
     def how_to_use(self, folder: Path) -> str:
-        return pipeline_command("token-classification", folder, "your text", aggregation_strategy="simple")
+        return pipeline_command("token-classification", folder, *self.example_of_use(vars(self.settings)))
 
     def legend(self):
         from .showing import NOT_PREDICTED, marked
@@ -273,3 +308,19 @@ class TokenClassification(ClassTask, TextTask):
         kinds = sorted({parts(name)[1] or name for name in self.label_names if name != OUTSIDE})
         console.rule(f"sentence {number}: {len(ids)} tokens, {sum(tag is not None for tag in tags)} tags", align="left")
         console.print(tagged_text(ids, tags, kinds, self.tokenizer, self.settings.labelled_token == "first"))
+
+
+def tags_of_spaces(
+    tags: list[str], of_tokens: list[int | None], offsets: list[tuple[int, int]]
+) -> Iterator[tuple[int, str]]:
+    """(token, tag) of the spaces that are tokens of their own.
+
+    tags: of the words. of_tokens: the word of each token. offsets: of the tokens in the text.
+    """
+    after = None
+    for place in reversed(range(len(of_tokens))):
+        start, end = offsets[place]
+        if of_tokens[place] is not None:
+            after = of_tokens[place]
+        elif start < end:  # no special token
+            yield place, tag_of_space(tags[after - 1], tags[after]) if after else OUTSIDE

@@ -4,6 +4,7 @@ The text is in model_card.md.jinja; this module gathers what it shows. What is n
 folder from plain `save_pretrained` is short, never invented.
 """
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ class Kind:
 
     @property
     def has_pipeline(self) -> bool:
-        """Whether the card shows transformers' pipeline; text is generated without it."""
-        return self.task not in (None, "text-generation")
+        """Whether the card shows transformers' pipeline; text is generated without it, questions have none."""
+        return self.task not in (None, "text-generation", "question-answering")
 
     def fits(self, config: dict[str, Any]) -> bool:
         """Whether a saved model of this config is of this kind."""
@@ -75,6 +76,9 @@ KINDS = (
     Kind("ForMaskedLM", "A masked language model", "AutoModelForMaskedLM", "fill-mask"),
     Kind("ForPreTraining", "A masked language model that knows pairs of texts", "AutoModelForMaskedLM", "fill-mask"),
     Kind("ForSequenceClassification", "A text classifier", "AutoModelForSequenceClassification", "text-classification"),
+    Kind("ForTokenClassification", "A tagger of words", "AutoModelForTokenClassification", "token-classification"),
+    Kind("ForQuestionAnswering", "A finder of answers", "AutoModelForQuestionAnswering", "question-answering"),
+    Kind("ForMultipleChoice", "A chooser among texts", "AutoModelForMultipleChoice"),
     Kind("ForImageClassification", "An image classifier", "AutoModelForImageClassification", "image-classification"),
     Kind(
         "ForMaskedImageModeling",
@@ -136,7 +140,7 @@ def render_model_card(
     license = license or facts.section("publish").get("license")
     metadata = _metadata(model, facts, name, license)
     values = _values(model, facts) | {"name": name, "address": repo_id or f"path/to/{name}", "license": license}
-    values |= {"marker": MARKER, "fence": fence}
+    values |= {"marker": MARKER, "fence": fence, "python": python}
     return _template().render(card_data=metadata.to_yaml(), **values)
 
 
@@ -146,6 +150,11 @@ def _template():
     import jinja2
 
     return jinja2.Template(TEMPLATE.read_text(encoding="utf-8"))
+
+
+def python(value: Any) -> str:
+    """A text, a dictionary of texts or None as Python has them, in double quotes."""
+    return "None" if value is None else json.dumps(value)
 
 
 def fence(text: str) -> str:
@@ -178,6 +187,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "is_converted": "converted_from" in run,
         "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
         "objective": objective,
+        "call_options": "".join(f", {name}={python(value)}" for name, value in objective.options.items()),
         "run": {key: run[key] for key in ("steps", "world_size", "wall_seconds") if run.get(key) is not None},
         "restarts": facts.section("training").get("restarts") or [],
         "source_names": facts.source_names,

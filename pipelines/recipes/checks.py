@@ -235,7 +235,12 @@ def _check_positions(recipe: Recipe, objective) -> None:
 def _check_evaluation(recipe: Recipe, objective) -> None:
     section = recipe.evaluation
     if section.best_metric is not None:
-        known = ["loss", *(section.metrics if objective.validates_metrics else [])]
+        known = ["loss", *objective.metrics_of_validations()]
+        if section.best_metric in section.metrics and section.best_metric not in known:
+            raise UserError(
+                f"evaluation.best_metric={section.best_metric!r} is measured on the finished model alone; validations "
+                f"during training measure {', '.join(known)}"
+            )
         if section.best_metric not in known:
             raise UserError(
                 f"evaluation.best_metric={section.best_metric!r} is not measured during training"

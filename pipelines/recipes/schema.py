@@ -296,8 +296,8 @@ class EvaluationSection:
         "what is reported beside the loss; null: the objective's or task's own, such as perplexity, accuracy or bleu"
     )
     best_metric: str | None = doc(
-        "loss, or one of `metrics` that compares classes, numbers or tags: the final model is the one that was best by "
-        "it in the validations during training; null: the last one"
+        "loss, or one of `metrics` that validations measure (of classes, numbers, tags, preferences or losses; not of "
+        "written answers): the final model is the one that was best by it in them; null: the last one"
     )
     patience: int | None = doc(
         "training ends after so many validations in which best_metric was no better; null: it goes on to the last step",

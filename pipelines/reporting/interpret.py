@@ -94,12 +94,9 @@ def better_before(run: dict) -> list[str]:
 
 
 def _may_choose(name: str, validations: list[dict]) -> bool:
-    """Whether evaluation.best_metric takes it: a metric of what is measured in validations."""
-    return (
-        name in METRICS
-        and METRICS[name].compares in ("classes", "probabilities", "label_sets", "numbers", "tags")
-        and all(name in entry for entry in validations)
-    )
+    """Whether it tells validations apart otherwise than the loss does: a metric of answers, measured in all of them."""
+    is_of_answers = name in METRICS and METRICS[name].of_losses is None
+    return is_of_answers and all(name in entry for entry in validations)
 
 
 def validations_of(history: list[dict], metrics: list[str]) -> list[dict]:

@@ -38,14 +38,16 @@ def check_lora(recipe: Recipe) -> None:
         )
 
 
-def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[str]):
+def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[str], unused: tuple[str, ...] = ()):
     """The PeftModel around a model: all of its weights are frozen but the adapter's and the new ones.
 
-    fresh: names of weights that the checkpoint did not have. Raises UserError for target modules that the model does
-    not have, and for new weights that cannot be saved beside an adapter.
+    fresh: names of weights that the checkpoint did not have. unused: how the names of weights begin that get no
+    gradient, for which several processes would wait. Raises UserError for target modules that the model does not have,
+    and for new weights that cannot be saved beside an adapter.
     """
     import peft
 
+    fresh = [name for name in fresh if not name.startswith(unused)]
     whole = [*modules_of(model, fresh), *(settings.modules_to_save or [])]
     check_modules(model, "modules_to_save", settings.modules_to_save or [])
     targets = settings.target_modules
@@ -55,6 +57,7 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=targets,
+        exclude_modules=[name for name, _ in model.named_modules() if name.startswith(unused)] or None,
         modules_to_save=whole or None,
         use_rslora=settings.use_rslora,
         task_type=TASK_TYPES.get(auto_class),

@@ -2,14 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from anyformer.modeling.experts_losses import row_weights, weighted_router_losses
 
 from ..data.batch_keys import IGNORE_INDEX
-from ..errors import UserError
 from .cross_entropy import loss_of_logits
 from .lora import plain
 
@@ -46,9 +46,7 @@ class ModelLoss:
         logits_of, labels_per_item: as in Objective (objectives/base.py).
 
     `function` computes the training loss from outputs and labels, or from outputs and the whole batch where the loss is
-    the objective's; None where the model's own is used.
-
-    Raises UserError for a loss of the objective and a model with experts, whose routers' losses would be missing.
+    the objective's, with the losses of a model's routers; None where the model's own is used.
     """
 
     def __init__(
@@ -62,15 +60,10 @@ class ModelLoss:
         logits_of=None,
         labels_per_item: int = 1,
     ):
-        model = plain(model)
+        self._model = model = plain(model)
         known = inspect.signature(model.forward).parameters
         self.shifts_labels, self.own = shifts_labels, own
         self.logits_of, self.labels_per_item = logits_of, labels_per_item
-        if own is not None and getattr(model.config, "num_experts", None):
-            raise UserError(
-                f"model.num_experts={model.config.num_experts} does not go with this task, whose loss is not the "
-                f"model's: the routers' losses would be missing; remove task.class_weights, or the experts"
-            )
         self.is_exact = "num_items_in_batch" in known or (shifts_labels and accepts_loss_kwargs)
         self._skips_logits = "return_logits" in known
         self._takes_labels = "labels" in known  # otherwise a batch's labels only say how many there are
@@ -79,15 +72,35 @@ class ModelLoss:
         self._training_extras = {"label_smoothing": label_smoothing} if smooths else {}
         self.function = None
         if not self.is_exact or (label_smoothing and not smooths):
-            self.function = functools.partial(
-                loss_of_logits, shift=shifts_labels, label_smoothing=label_smoothing, logits_of=logits_of
-            )
+            self.function = functools.partial(self._loss_of_logits, label_smoothing=label_smoothing)
         if own is not None:
             self.function = functools.partial(self._own_loss, label_smoothing=label_smoothing)
 
+    def _loss_of_logits(self, outputs, labels, num_items_in_batch=None, *, label_smoothing: float):
+        how = {"shift": self.shifts_labels, "label_smoothing": label_smoothing, "logits_of": self.logits_of}
+        loss = loss_of_logits(outputs, labels, num_items_in_batch, **how)
+        counted = labels[..., 1:] if self.shifts_labels else labels
+        return loss + self._of_routers(outputs, lambda rows: row_weights(rows, counted, num_items_in_batch))
+
     def _own_loss(self, outputs, batch: dict, num_items_in_batch=None, *, label_smoothing: float):
         total = self.own.total(outputs, batch, label_smoothing)
-        return total / (self.count(batch) if num_items_in_batch is None else num_items_in_batch)
+        items = self.count(batch) if num_items_in_batch is None else num_items_in_batch
+        return total / items + self._of_routers(outputs, lambda rows: self.own.weights_of_rows(batch, rows) / items)
+
+    def _of_routers(self, outputs, weights_of: Callable[[int], torch.Tensor]):
+        """What the model's own forward pass would add to a training loss for its routers; 0 without experts.
+
+        weights_of: number of the model's rows -> the share of the loss that each of them has.
+        """
+        if not self._model.training or not hasattr(outputs, "get"):
+            return 0.0
+        of_rows, config = outputs.get("router_losses"), self._model.config
+        if of_rows is None:  # transformers' own mixtures, where their config asks for it
+            mean = outputs.get("aux_loss")
+            return 0.0 if mean is None else config.router_aux_loss_coef * mean
+        added, aux_loss, z_loss = weighted_router_losses(config, of_rows, weights_of(of_rows.shape[1]))
+        outputs |= {"aux_loss": aux_loss, "z_loss": z_loss}  # for the log
+        return added
 
     def count(self, batch: dict) -> torch.Tensor:
         """What the summed loss of a batch is divided by: its counted labels, or their weights."""

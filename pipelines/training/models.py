@@ -80,7 +80,7 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     if lora is None:
         return model
     model.name_or_path = recipe.model.name_or_path  # which a shared model has forgotten
-    return with_lora(model, lora, objective.auto_class, fresh)
+    return with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
 
 
 def chosen_backends(recipe: Recipe, config, arguments) -> dict[str, str]:

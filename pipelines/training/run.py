@@ -23,7 +23,6 @@ from ..errors import UserError
 from ..generation import locate_model
 from ..objectives.base import FinishedModel, evenly_spread
 from ..objectives.prepare import PreparedData, prepare_data
-from ..plugins import METRICS
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import MESH, check_processes, engine_of
 from ..recipes.schema import Recipe, TrainingSection
@@ -133,13 +132,11 @@ def prepared(recipe: Recipe, arguments, per_step: int | None = None) -> tuple[Pr
     if recipe.model.name_or_path is not None:
         locate_model(recipe.model.name_or_path, "model.name_or_path")
     with arguments.main_process_first(local=False, desc="preparing data"):
-        data = prepare_data(recipe, progress=main and sys.stdout.isatty())
+        data = prepare_data(recipe, progress=main and sys.stdout.isatty(), for_training=True)
     if recipe.training.lora is not None:
         data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
     rows = data.rows["train"]
     arguments = training_arguments(recipe, None if rows.is_stream else len(rows), per_step)
-    if recipe.evaluation.every_steps is not None and "validation" not in data.rows:
-        raise UserError("evaluation.every_steps is set, but the data section names no validation data")
     check_rows_can_be_shared(recipe, rows)
     start_deepspeed(arguments)
     return data, arguments
@@ -268,8 +265,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     if validation is not None and most is not None and most < len(validation):
         # Spread over all rows: the first ones belong to few documents, whose loss says little about the rest.
         validation = Subset(validation, evenly_spread(len(validation), most))
-    # Those that a part of the rows has, at the cost of nothing.
-    of_part = [name for name in recipe.evaluation.metrics if METRICS[name].of_losses and not METRICS[name].whole_text]
+    of_part = data.objective.metrics_of_validations()
     gather_experts_whole(model)
     shares, collator = section.parallelism, data.objective.collator(data.packed)
     trainer = AnyformerTrainer(

@@ -193,6 +193,32 @@ def test_a_cross_encoder_scores_pairs(saved, tokenizer):
     torch.testing.assert_close(got, torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
+def test_a_run_of_pairs_with_numbers_opens_as_a_cross_encoder_that_gives_these_numbers(tmp_path):
+    """Not their sigmoid, which is what it would take of a model with one output; also from a checkpoint's head."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from anyformer.pipelines.cli.commands import main
+    from task_data import task_recipe
+
+    task = {"name": "sequence_regression", "text_field": "text", "text_pair_field": "other", "max_length": 40}
+    recipe = task_recipe(tmp_path, "sequence_classification", task=task, data=numbers_of_pairs(tmp_path))
+    again = ["training.max_steps=2", f"model={{name_or_path: {tmp_path / 'run'}}}", "tokenizer={}"]
+    assert main(["train", str(recipe), "training.max_steps=2"]) == 0
+    assert main(["train", str(recipe), *again, f"training.output_dir={tmp_path / 'again'}"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
+    for name in ("run", "again"):
+        encoder = sentence_transformers.CrossEncoder(str(tmp_path / name), device="cpu")
+        got = encoder.predict([(row["text"], row["other"]) for row in rows], convert_to_tensor=True)
+        metrics = json.loads((tmp_path / name / "run.json").read_text())["metrics"]
+        error = (got - torch.tensor([float(row["label"]) for row in rows])).square().mean()
+        assert error.item() == pytest.approx(metrics["test_loss"], rel=1e-4)
+
+
+def numbers_of_pairs(folder) -> dict:
+    from task_data import pairs
+
+    return {"files": str(pairs(folder / "train.jsonl")), "test_files": str(pairs(folder / "test.jsonl", 12, seed=1))}
+
+
 def test_losses_of_pairs_are_those_of_sentence_transformers(in_float64):
     pytest.importorskip("sentence_transformers")
     from anyformer.pipelines.objectives.losses import Cosine, InBatchNegatives

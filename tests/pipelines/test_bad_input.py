@@ -45,6 +45,15 @@ MISTAKES = {
 }
 
 
+def test_validations_without_data_are_refused_before_anything_is_prepared(tiny_recipe, command, monkeypatch, capsys):
+    """Tokenising may take hours."""
+    prepare = "anyformer.pipelines.objectives.causal.Causal.prepare"
+    monkeypatch.setattr(prepare, lambda *_: pytest.fail("too late"))
+    recipe = tiny_recipe(data={"validation_fraction": 0}, evaluation={"every_steps": 5})
+    assert command("train", recipe) == 2
+    assert "evaluation.every_steps=5 is set, but the data section names no validation data" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_sentence_and_exit_code_2_and_nothing_is_written(
     name, tiny_recipe, command, tmp_path, capsys, monkeypatch

@@ -50,7 +50,7 @@ def test_balanced_weights_of_several_labels_are_examples_without_a_class_per_one
     labels = torch.stack([rows[i]["labels"] for i in range(len(rows))])
     having = labels.sum(0)
     assert objective.class_weights() == pytest.approx(((len(rows) - having) / having).tolist())
-    weights = torch.tensor(objective.loss().weights)
+    weights = torch.tensor(objective.loss().positive_weights)
     assert (labels * weights).sum(0).tolist() == pytest.approx((1 - labels).sum(0).tolist())
     assert command("train", recipe) == 0
     metrics = json.loads((tmp_path / "run" / "run.json").read_text())["metrics"]
@@ -148,9 +148,29 @@ def test_a_class_that_every_text_has_cannot_be_balanced(tmp_path):
         prepare_data(load_recipe(str(recipe))).objective.loss()
 
 
-def test_weights_of_a_model_with_experts_are_refused(tmp_path, command, capsys):
-    """Its routers' losses are part of the model's own loss."""
-    experts = {"num_experts": 4, "num_experts_per_tok": 2}
-    recipe = task_recipe(tmp_path, "sequence_classification", model=experts, task={"class_weights": "balanced"})
-    assert command("train", recipe) == 2
-    assert "model.num_experts=4 does not go with this task" in capsys.readouterr().err
+@pytest.mark.parametrize("family", ["encoder", "moe"])
+def test_a_model_with_experts_keeps_its_routers_losses(tmp_path, command, family):
+    """They are part of the model's own loss, which weights of 1 have to give."""
+    experts = {"family": family, "num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 1.0}
+    recipe = task_recipe(
+        tmp_path,
+        "sequence_classification",
+        model=experts | {"router_z_loss_coef": 0.1},
+        training={"max_steps": 3},
+        evaluation={"every_steps": None},
+    )
+    own, weighted, parts = (tmp_path / name for name in ("own", "weighted", "parts"))
+    weights = "task.class_weights=[1, 1]"
+    assert command("train", recipe, f"training.output_dir={own}") == 0
+    assert command("train", recipe, f"training.output_dir={weighted}", weights) == 0
+    in_parts = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=4"]
+    assert command("train", recipe, f"training.output_dir={parts}", weights, *in_parts) == 0
+    for name in ("loss", "router_aux_loss", "router_z_loss"):
+        expected = logged(own, name)
+        assert len(expected) == 3 and logged(weighted, name) == pytest.approx(expected, abs=1e-6)
+        assert logged(parts, name) == pytest.approx(expected, abs=2e-5)  # fp32: other sums
+
+
+def logged(run, name):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line[name] for line in lines if name in line]

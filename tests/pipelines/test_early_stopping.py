@@ -51,6 +51,41 @@ def test_the_run_ends_when_it_improves_no_more_also_after_kills_and_says_why(tmp
     assert f"checkpoint-{last}" in capsys.readouterr().out
 
 
+PAIRS = {
+    "model": {"family": "encoder"},
+    "objective": {"name": "sentence_pairs", "sequence_length": 48},
+    "data": {"validation_fraction": 0.3},
+}
+
+
+@pytest.mark.parametrize(
+    "metric, best, sections", [("perplexity", min, {}), ("pair_accuracy", max, PAIRS)], ids=["perplexity", "pairs"]
+)
+def test_a_metric_that_every_validation_measures_may_choose_the_best_one(tiny_recipe, command, metric, best, sections):
+    """Of losses, and counted beside them: no answers of the finished model are needed."""
+    evaluation = {"metrics": ["perplexity", *({"pair_accuracy"} & {metric})], "every_steps": 3}
+    evaluation |= {"best_metric": metric, "patience": 2, "max_rows": None}
+    recipe = tiny_recipe(**sections | {"evaluation": evaluation, "training": {"max_steps": 12, "learning_rate": 0.1}})
+    assert command("train", recipe) == 0
+    facts = facts_of(recipe.parent / "run")
+    values = [entry[metric] for entry in facts["validations"]]
+    assert values.index(best(values)) == facts["best_step"] // 3 - 1
+    assert facts["metrics"][f"validation_{metric}"] == pytest.approx(best(values))
+
+
+@pytest.mark.parametrize("kind, metric", [("translation", "bleu"), ("question_answering", "answer_f1")])
+def test_a_metric_of_written_answers_is_of_the_finished_model_alone(tmp_path, kind, metric):
+    says = f"best_metric='{metric}' is measured on the finished model alone; validations during training measure loss$"
+    with pytest.raises(UserError, match=says):
+        load_recipe(str(task_recipe(tmp_path, kind, evaluation={"metrics": [metric], "best_metric": metric})))
+
+
+def test_a_metric_of_whole_texts_is_none_of_validations(tiny_recipe):
+    evaluation = {"metrics": ["perplexity", "word_perplexity"], "best_metric": "word_perplexity", "every_steps": 3}
+    with pytest.raises(UserError, match=r"finished model alone; validations during training measure loss, perplexity$"):
+        load_recipe(str(tiny_recipe(evaluation=evaluation)))
+
+
 def test_patience_needs_something_to_improve(tmp_path):
     with pytest.raises(UserError, match=r"evaluation.patience needs evaluation.best_metric, such as loss"):
         load_recipe(str(recipe_of(tmp_path, best_metric=None)))

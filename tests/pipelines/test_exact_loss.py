@@ -1,5 +1,6 @@
 """Losses are exact per label for every model, also where the model's own loss is a mean of means."""
 
+import copy
 import itertools
 
 import pytest
@@ -16,12 +17,14 @@ from transformers import (
     BertForSequenceClassification,
     MarianConfig,
     MarianMTModel,
+    MixtralConfig,
+    MixtralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     TrainingArguments,
 )
 
-from anyformer import AnyformerDecoderForCausalLM
+from anyformer import AnyformerDecoderForCausalLM, AnyformerEncoderForSequenceClassification, AnyformerMoeForCausalLM
 
 TOKENS = {"vocab_size": 50, "pad_token_id": 0, "eos_token_id": 1}
 BERT = BertConfig(
@@ -110,7 +113,7 @@ MODELS = {
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    def make(name, rows=None, **arguments):
+    def make(name, rows=None, model=None, **arguments):
         build, labels = MODELS[name]
         torch.manual_seed(0)
         defaults = {
@@ -128,7 +131,7 @@ def make_trainer(tmp_path):
             "dataloader_pin_memory": False,
         }
         return AnyformerTrainer(
-            model=build(),
+            model=build() if model is None else model,
             args=TrainingArguments(**(defaults | arguments)),
             train_dataset=rows or Rows(labels),
             data_collator=PaddingCollator(0),
@@ -191,6 +194,35 @@ def test_the_evaluation_counts_every_label_once(make_trainer, name):
         count += int((labels != -100).sum())
     assert found["eval_predictions"] == count
     assert found["eval_loss"] == pytest.approx(total / count, abs=2e-6)
+
+
+@pytest.mark.parametrize("name", ["our-classes", "our-causal"])
+def test_smoothed_labels_leave_routers_their_losses(make_trainer, tiny_encoder_config, tiny_moe_config, name):
+    """Smoothing is not the model's own, whose forward pass adds them; of almost none the loss is the same."""
+    fields = {**TOKENS, "num_experts": 4, "router_aux_loss_coef": 1.0, "router_z_loss_coef": 0.1}
+    if name == "our-causal":
+        model = AnyformerMoeForCausalLM(tiny_moe_config(**fields))
+    else:
+        model = AnyformerEncoderForSequenceClassification(tiny_encoder_config(**fields, mlp_bias=False, num_labels=3))
+
+    def run(smoothing):
+        return losses(make_trainer(name, model=copy.deepcopy(model), label_smoothing_factor=smoothing))
+
+    torch.testing.assert_close(run(1e-9), run(0.0), atol=2e-5, rtol=0)  # fp32: other sums, four steps of Adam
+
+
+def test_a_native_mixture_adds_its_balance_loss_where_its_config_asks_for_it(make_trainer):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MixtralConfig(**TOKENS, **sizes, intermediate_size=32, num_local_experts=4, router_aux_loss_coef=1.0)
+    found = {}
+    for asks, smoothing in itertools.product((True, False), (0.0, 1e-9)):
+        torch.manual_seed(0)
+        config.output_router_logits = asks
+        model = MixtralForCausalLM(config)
+        found[asks, smoothing] = losses(make_trainer("our-causal", model=model, label_smoothing_factor=smoothing))
+    for asks in (True, False):
+        torch.testing.assert_close(found[asks, 1e-9], found[asks, 0.0], atol=2e-5, rtol=0)
+    assert (found[True, 0.0] - found[False, 0.0])[0] > 0.5
 
 
 def test_rows_are_told_the_epoch_also_after_resuming_and_in_lasting_workers(make_trainer, tmp_path):

@@ -1,5 +1,6 @@
 """Images from files to batches: what is decoded, refused, cached, and changed at random."""
 
+import importlib.util
 import io
 import random
 
@@ -102,6 +103,16 @@ def test_json_lines_name_images_beside_them(tmp_path):
     (tmp_path / "all.jsonl").write_text("\n".join(lines))
     examples = open_images(DataSection(files=str(tmp_path / "all.jsonl"), validation_fraction=0), COLUMNS)["train"]
     assert all(decode(row["image"], 1, "f", place).size == (SIZE, SIZE) for place, row in examples)
+
+
+@pytest.mark.parametrize("learned", ["task.name=image_classification", "objective.name=masked_image"])
+def test_without_pillow_an_image_recipe_names_the_extra(tmp_path, monkeypatch, learned):
+    section, name = learned.split(".name=")
+    sections = {"task": None, "objective": None} | {section: {"name": name}}
+    recipe, find = load_recipe(str(image_recipe(tmp_path, **sections))), importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "PIL" else find(name, *rest))
+    with pytest.raises(UserError, match=rf"^{learned} needs the package pillow; install anyformer\[vision\]$"):
+        prepare_data(recipe)
 
 
 def test_images_among_other_files_are_refused(tmp_path):

@@ -26,7 +26,13 @@ from native_models import (
     native_model,
     randomise,
 )
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GemmaConfig, GenerationConfig, GPT2DoubleHeadsModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GenerationConfig,
+    GPT2DoubleHeadsModel,
+)
 from transformers.models.mpt.configuration_mpt import MptAttentionConfig
 
 import anyformer
@@ -90,6 +96,13 @@ def test_dtype_labels_mode_and_generation_config_survive_and_no_memory_is_shared
     pointers = [{p.data_ptr() for p in model.parameters()} for model in (native, ours, back)]
     assert not (pointers[0] & pointers[1]) and not (pointers[1] & pointers[2])
     assert native.dtype == torch.bfloat16 and native.training
+
+
+def test_what_a_cross_encoder_puts_on_its_numbers_survives():
+    how = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    native = native_model("bert", "BertForSequenceClassification", num_labels=1, sentence_transformers=how)
+    ours = from_native(native)
+    assert ours.config.sentence_transformers == to_native(ours).config.sentence_transformers == how
 
 
 def test_weights_of_several_dtypes_keep_each_theirs():

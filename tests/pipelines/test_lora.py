@@ -6,13 +6,17 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.examples import TextTask
+from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.mesh import NEEDED
 from processes import end_in_micro_batch, logged_losses, run_ranks
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe
 from test_distributed import assert_close, rank_main
+from test_text_to_text import mixed_recipe
 from transformers.distributed import DistributedConfig
 
 peft = pytest.importorskip("peft")
@@ -119,6 +123,57 @@ def test_an_adapted_classifier_survives_a_kill_loads_everywhere_and_merges(tmp_p
     assert {"adapter_config.json", ADAPTER, "adapted_config.json", "tokenizer.json", "run.json"} <= files.keys()
     texts = [file if isinstance(file, bytes) else file.read_bytes() for name, file in files.items() if name != ADAPTER]
     assert "config.json" not in files and not any(str(tmp_path).encode() in text for text in texts)
+
+
+BASES = {"encoder": "masked", "seq2seq": "denoising", "decoder": "causal"}
+ALIKE = {
+    "sequence_regression": "sequence_classification",
+    "multi_task": "translation",
+}  # whose recipes are made of those
+
+
+def recipe_of_task(folder, name):
+    if name == "multi_task":
+        return mixed_recipe(folder)
+    task = {"name": name} if name in ALIKE else {}
+    return task_recipe(folder, ALIKE.get(name, name), task=task)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(n for n, kind in OBJECTIVES.items() if issubclass(kind, TextTask)))
+def test_every_task_of_texts_trains_an_adapter_measures_it_and_merges_it(tmp_path, command, name):
+    """From a checkpoint that was pretrained on plain text, so that the task's head is new."""
+    recipe = recipe_of_task(tmp_path, name)
+    family = yaml.safe_load(recipe.read_text())["model"].get("family")
+    base = tmp_path / "base"  # preference tuning has one there
+    if family is not None:
+        plain = task_recipe(tmp_path, "sequence_classification", "base", training={"output_dir": str(base)})
+        learned = ["task=null", f"objective={{name: {BASES[family]}, sequence_length: 32}}", f"model.family={family}"]
+        tokenizer = ["evaluation={metrics: [perplexity]}", "model.max_position_embeddings=128"]
+        assert command("train", plain, *learned, *tokenizer, "training.max_steps=1") == 0
+    short = ["training.max_steps=2", "evaluation.every_steps=null", "evaluation.best_metric=null"]
+    start = ["train", recipe, f"model={{name_or_path: {base}}}", "tokenizer={}", *short]
+    assert command(*start, "training.lora={r: 2, target_modules: all-linear}") == 0
+    run, merged = tmp_path / "run", tmp_path / "merged"
+    assert (run / ADAPTER).is_file() and not (run / "model.safetensors").exists()
+    assert command("merge", run, merged) == 0
+    found = []
+    for model in (run, merged):
+        assert command("evaluate", model, recipe, "--output", tmp_path / "found.json") == 0
+        found.append(json.loads((tmp_path / "found.json").read_text())["metrics"])
+    assert found[0].keys() == found[1].keys() and len(found[0]) >= 2
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], abs=1e-4)  # fp32: the sum of weights, not of outputs
+
+
+def test_an_adapter_leaves_out_what_its_task_does_not_use(tmp_path, command, masked_base):
+    """The pooler of a masked language model, which is new and gets no gradient: several processes would wait for it."""
+    lora = {"max_steps": 2, "lora": {"r": 2, "target_modules": "all-linear"}}
+    recipe = task_recipe(tmp_path, "sentence_similarity", training=lora)
+    assert command("train", recipe, f"model.name_or_path={masked_base}") == 0
+    trained = load_file(tmp_path / "run" / ADAPTER)
+    assert trained and not [name for name in trained if "pooler" in name]
+    assert command("evaluate", tmp_path / "run") == 0
+    assert command("merge", tmp_path / "run", tmp_path / "merged") == 0  # which misses none, either
 
 
 def test_an_adapted_decoder_writes_goes_on_and_is_saved_merged_on_request(tmp_path, tiny_recipe, command, capsys):

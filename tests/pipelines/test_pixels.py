@@ -7,6 +7,7 @@ import PIL.Image
 import pytest
 import torch
 import yaml
+from anyformer.pipelines.data.file_formats import Parquet
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.color_clusters import fit_clusters, quantise, to_bytes, to_unit
 from anyformer.pipelines.images.processors import image_gpt_processor
@@ -16,7 +17,7 @@ from anyformer.pipelines.objectives.pixel_completion import complete, completion
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
-from image_data import SIZE, image_recipe
+from image_data import SIZE, image_recipe, pictures
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
@@ -103,6 +104,42 @@ def test_a_row_predicts_every_pixel_from_those_before_it(prepared):
 # -------------------------------------------------------------------------------------------------- pictures
 
 
+def named_pictures(path, names):
+    """A table of images and the names of their classes."""
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(pictures(path, len(names), named=False)).replace_schema_metadata()
+    pyarrow.parquet.write_table(table.set_column(1, "label", pyarrow.array(names)), path)
+    return str(path)
+
+
+def test_a_class_has_the_same_number_in_every_split(tmp_path, monkeypatch):
+    """Also where a split lacks one; and images are not read for labels."""
+    recipe = pixels_recipe(tmp_path)
+    files = {
+        "files": named_pictures(tmp_path / "a.parquet", ["ant", "bee", "cat"] * 4),
+        "validation_files": named_pictures(tmp_path / "b.parquet", ["cat", "bee"]),
+        "test_files": named_pictures(tmp_path / "c.parquet", ["cat", "dog"]),
+    }
+    overrides = [f"data.{name}={path}" for name, path in files.items()]
+    asked, rows_of = [], Parquet.rows
+    monkeypatch.setattr(Parquet, "rows", lambda *given: asked.append(given[3]) or rows_of(*given))
+    for times in (1, 2):
+        data = prepare_data(load_recipe(str(recipe), [*overrides, "data.validation_fraction=0"]))
+        labels = {split: rows.labels.tolist() for split, rows in data.rows.items()}
+        assert labels == {"train": [0, 1, 2] * 4, "validation": [2, 1], "test": [2, 3]}
+        assert sum(columns == ["label"] for columns in asked) == 3 * (times + 1)  # names once, then numbers
+    assert sum("image" in columns for columns in asked) == 3 + 2 * 3  # decoded once; that there is one, each time
+
+
+def test_a_mistake_in_labels_is_told_before_colours_are_sought(tmp_path, monkeypatch):
+    monkeypatch.setattr("anyformer.pipelines.images.color_clusters.fit_clusters", lambda *_: pytest.fail("too late"))
+    recipe, bad = pixels_recipe(tmp_path), named_pictures(tmp_path / "bad.parquet", ["ant", None])
+    files = [f"data.files={named_pictures(tmp_path / 'good.parquet', ['ant', 'bee'] * 4)}", f"data.test_files={bad}"]
+    with pytest.raises(UserError, match=r"objective.label_field='label': .*bad.parquet, row 1 holds null, which is no"):
+        prepare_data(load_recipe(str(recipe), files))
+
+
 def test_a_completion_keeps_the_upper_half_and_draws_the_rest(prepared):
     job, rows = prepared()
     model = AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**MODEL, **job.config_fields())).eval()
@@ -146,6 +183,17 @@ def test_a_model_of_pixels_trains_is_probed_draws_and_is_evaluated(tmp_path, com
         assert result[name] == pytest.approx(metrics[f"test_{name}"], abs=1e-5)
     assert command("preview", recipe, "--rows", "1") == 0
     assert "64 pixels" in capsys.readouterr().out
+
+
+def test_the_best_model_may_be_that_of_the_fewest_bits(tmp_path, command, capsys):
+    evaluation = {"metrics": ["bits_per_pixel"], "best_metric": "bits_per_pixel", "every_steps": 2}
+    recipe = pixels_recipe(tmp_path, training={"max_steps": 6, "learning_rate": 0.1}, evaluation=evaluation)
+    assert command("train", recipe) == 0
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    values = [entry["bits_per_pixel"] for entry in facts["validations"]]
+    assert values.index(min(values)) == facts["best_step"] // 2 - 1
+    assert command("train", recipe, "evaluation.metrics=[linear_probe]", "evaluation.best_metric=linear_probe") == 2
+    assert "measured on the finished model alone" in capsys.readouterr().err
 
 
 def test_masked_patches_are_learned_and_pretrain_a_classifier(tmp_path, command, capsys):

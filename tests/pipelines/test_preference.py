@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.preference import one_answer
+from anyformer.pipelines.objectives.preference import PreferenceLoss, one_answer
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from task_data import random_decoder, task_recipe, write_lines
@@ -106,6 +106,16 @@ def test_an_answer_without_a_token_of_its_own_leaves_its_pair_out():
         assert start >= len(ids)  # as an answer that max_length cuts off
 
 
+def test_the_reference_is_asked_once_all_splits_have_been_read(tmp_path, monkeypatch):
+    from anyformer.pipelines.objectives.preference import Preference
+
+    monkeypatch.setattr(Preference, "_log_probabilities", lambda *_: pytest.fail("too early"))
+    good = {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}
+    files = write_lines(tmp_path / "test.jsonl", [good, good | {"rejected": "b"}])
+    with pytest.raises(UserError, match=r"test.jsonl, line 2 holds the answer that is chosen"):
+        prepare_data(load_recipe(task_recipe(tmp_path, "preference", data={"test_files": str(files)})))
+
+
 def test_mistakes_of_pairs_are_one_sentence(tmp_path, command, capsys):
     good = {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}
     files = write_lines(tmp_path / "same.jsonl", [*[good] * 12, good | {"rejected": "b"}])
@@ -122,6 +132,28 @@ def test_mistakes_of_pairs_are_one_sentence(tmp_path, command, capsys):
     assert "did you mean preference?" in capsys.readouterr().err
     assert command("train", recipe, "evaluation.metrics=[accuracy]") == 2
     assert "known: reward_accuracy, reward_margin" in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_experts_keeps_its_routers_losses(tmp_path, command):
+    """Each conversation counts as its pair does, in whatever batches the pairs come."""
+    recipe = task_recipe(tmp_path, "preference", training={"max_steps": 2}, evaluation={"every_steps": None})
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 128}
+    random_decoder(tmp_path / "base", "moe", num_experts=4, router_aux_loss_coef=0.5, **sizes)
+    parts = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=4"]
+    logs = []
+    for name, overrides in {"whole": [], "parts": parts}.items():
+        assert command("train", recipe, f"training.output_dir={tmp_path / name}", *overrides) == 0
+        logs.append([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()[:2]])
+    whole, in_parts = logs
+    assert whole[0]["router_aux_loss"] >= 1  # 1: all experts are used alike
+    assert whole[0]["loss"] == pytest.approx(math.log(2) + 0.5 * whole[0]["router_aux_loss"], abs=SAME)
+    for name in ("loss", "router_aux_loss"):
+        assert [line[name] for line in in_parts] == pytest.approx([line[name] for line in whole], abs=SAME)
+
+
+def test_the_rows_of_a_pair_that_does_not_count_weigh_nothing():
+    batch = {"labels": torch.tensor([0, -100, 0])}
+    assert PreferenceLoss(0.1).weights_of_rows(batch, 6).tolist() == [0.5, 0, 0.5] * 2
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """Laws of answers as spans: windows hold the whole context, an answer's tokens are the answer, best spans are found."""
 
 import json
+import re
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -263,10 +266,26 @@ def test_a_model_learns_to_answer_and_is_measured_again_from_its_folder(tmp_path
     assert command("evaluate", run, "--output", tmp_path / "again.json") == 0
     again = json.loads((tmp_path / "again.json").read_text())["metrics"]
     assert again == {name: pytest.approx(metrics[f"test_{name}"]) for name in again}
-    assert "question-answering" in (run / "README.md").read_text()
+    card = (run / "README.md").read_text()
+    assert "question-answering" in card and "model = AutoModelForQuestionAnswering.from_pretrained" in card
+    assert "pipeline(" not in card  # transformers has none
+    asked = answers_by_the_documentation(run, tmp_path / "question_answering-test.jsonl")
+    assert sum(text == right for text, right in asked) / len(asked) == pytest.approx(metrics["test_answer_exact_match"])
+    assert len(asked) == 11
     capsys.readouterr()
     assert command("preview", recipe, "--rows", "2") == 0
     assert "window 0: " in capsys.readouterr().out
+
+
+def answers_by_the_documentation(run, questions) -> list[tuple[str, str]]:
+    """(given, right) answers: the Python of docs/learning/spans.md asks the model."""
+    page = (Path(__file__).parents[2] / "docs" / "learning" / "spans.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict = {}
+    exec(compile(block.replace("runs/squad_answers", str(run)), "spans.md", "exec"), names)
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    ask = partial(names["answer"], str(run), longest=8)
+    return [(ask(row["question"], row["context"]), row["answers"]["text"][0]) for row in rows]
 
 
 @pytest.mark.parametrize("family", ["decoder", pytest.param("moe", marks=pytest.mark.slow)])

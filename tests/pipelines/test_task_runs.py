@@ -2,9 +2,11 @@
 
 import json
 import random
+import re
 
 import pytest
 import torch
+import yaml
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from processes import end_in_micro_batch
 from safetensors.torch import load_file
@@ -55,6 +57,41 @@ def test_a_classifier_learns_keeps_its_best_and_answers_with_names(tmp_path, com
     assert answer[0]["label"] == "glad"
     card = (run / "README.md").read_text()
     assert "text-classification" in card and "accuracy" in card and "sad, glad" in card
+
+
+EXAMPLES = {
+    "a text": ("sequence_classification", {}, "'your text'"),
+    "a pair": (
+        "sentence_similarity",
+        {"name": "sequence_regression", "text_field": "text", "text_pair_field": "other", "max_length": 40},
+        "{'text': 'your text', 'text_pair': 'your second text'}",
+    ),
+    "labels": ("multi_label_classification", {}, "'your text', top_k=None"),
+    "tags": ("token_classification", {}, "'your text', aggregation_strategy='first'"),
+    "a gap": ("masked", {}, "'your <|mask|> text'"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_printed_at_the_end_and_stands_in_the_card_works(tmp_path, command, capsys, name):
+    kind, task, example = EXAMPLES[name]
+    short = {"training": {"max_steps": 1}, "evaluation": {"every_steps": None}}
+    overrides = []
+    if kind == "masked":
+        overrides = ["task=null", "objective={name: masked, sequence_length: 32}", "data.test_files=null"]
+    recipe = task_recipe(tmp_path, "sequence_classification" if kind == "masked" else kind, **short)
+    if task:
+        whole = yaml.safe_load(recipe.read_text())
+        recipe.write_text(yaml.safe_dump(whole | {"task": task}))
+    assert command("train", recipe, *overrides) == 0
+    (line,) = re.findall(r'next: python -c "(.*)"', capsys.readouterr().out)
+    assert f"({example})" in line
+    exec(line)
+    assert capsys.readouterr().out.strip()
+    card = (tmp_path / "run" / "README.md").read_text()
+    block = re.findall(r"^```python\n(import anyformer\n.*?)^```", card, re.DOTALL | re.MULTILINE)[0]
+    exec(block.replace("path/to/run", str(tmp_path / "run")), {})
+    assert capsys.readouterr().out.strip()
 
 
 def test_a_pair_of_texts_is_judged_together_as_inference_is(tmp_path, command):

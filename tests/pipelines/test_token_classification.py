@@ -1,13 +1,14 @@
 """Laws of tagged words: each tag stands at its word's token, nothing is lost uncounted, entities are seqeval's."""
 
 import json
+import re
 
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
 from anyformer.pipelines.objectives.prepare import prepare_data
-from anyformer.pipelines.objectives.tags import broken_tags, scheme_of, tags_of_tokens, word_of_each_token
+from anyformer.pipelines.objectives.tags import as_bio, broken_tags, scheme_of, tags_of_tokens, word_of_each_token
 from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,10 +102,12 @@ def test_tags_of_all_tokens_mark_the_same_entities(found, lengths, scheme):
         else:
             tags += [f"B-{kind}", *inside] if kind else ["O"] * length
     assert broken_tags(tags, scheme) == 0 and scheme_of(["O", "B-x", *tags]) in (scheme, "bio")
-    longer = [tag for word, number in zip(tags, lengths) for tag in tags_of_tokens(word, number, scheme)]
-    assert len(longer) == sum(lengths[: len(tags)]) and broken_tags(longer, scheme) == 0
+    learned = list(map(as_bio, tags))
+    longer = [tag for word, number in zip(learned, lengths) for tag in tags_of_tokens(word, number, "bio")]
+    assert len(longer) == sum(lengths[: len(tags)]) and broken_tags(longer, "bio") == 0
     begins = ("B", "S")
-    assert [t[2:] for t in longer if t[0] in begins] == [t[2:] for t in tags if t[0] in begins]
+    for same in (learned, longer):
+        assert [t[2:] for t in same if t[0] == "B"] == [t[2:] for t in tags if t[0] in begins]
 
 
 def test_broken_sequences_are_counted_and_trained_on(prepare, tmp_path):
@@ -191,7 +194,7 @@ def test_a_data_set_brings_the_names_of_its_tags_also_within_a_column(prepare, t
             prepared = prepare(data=data, **rest)
             assert list(prepared.objective.config_fields()["id2label"].values()) == names
             labels = prepared.rows["train"][0]["labels"]
-            assert labels[labels >= 0].tolist() == [0, 1, 2]
+            assert labels[labels >= 0].tolist() == [0, 0, 1, 2, 2]  # with the spaces
     with pytest.raises(UserError, match=r"task.tags_field='doc.tag': no such column in .*; did you mean doc.tags\?"):
         prepare(data=data, **(rest | {"task": fields | {"tags_field": "doc.tag"}}))
 
@@ -235,11 +238,11 @@ def test_a_tagger_learns_and_a_pipeline_finds_its_entities(tmp_path, command, ca
     assert command("train", recipe) == 0
     run, printed = tmp_path / "run", capsys.readouterr().out
     metrics = json.loads((run / "run.json").read_text())["metrics"]
-    assert metrics["test_tag_accuracy"] > 0.95 and "aggregation_strategy='simple'" in printed
+    assert metrics["test_tag_accuracy"] > 0.95 and "aggregation_strategy='first'" in printed
 
     import transformers
 
-    tag = transformers.pipeline("token-classification", str(run), aggregation_strategy="simple")
+    tag = transformers.pipeline("token-classification", str(run), aggregation_strategy="first")
     found = tag("the film with anna maria was long and in paris")
     assert [(entity["entity_group"], entity["word"].strip()) for entity in found] == [
         ("PER", "anna maria"),
@@ -248,6 +251,107 @@ def test_a_tagger_learns_and_a_pipeline_finds_its_entities(tmp_path, command, ca
     assert "token-classification" in (run / "README.md").read_text()
     assert command("preview", recipe) == 0
     assert "/B-PER" in capsys.readouterr().out
+
+
+SENTENCES = [  # entities of one to three words, none of them a single token; neighbours of one type and of two
+    [("PER", "alexandra de quentin"), ("", "flew to"), ("LOC", "buenos aires")],
+    [("", "in"), ("LOC", "rome"), ("PER", "maria otto"), ("PER", "anna"), ("", "were seen")],
+    [("LOC", "buenos aires"), ("LOC", "rome"), ("", "and so on")],
+    [("", "we met"), ("PER", "anna"), ("", "and"), ("PER", "alexandra quentin")],
+]
+WORD_PIECES, BYTES = {"type": "wordpiece", "vocab_size": 60}, {"type": "byte_bpe", "vocab_size": 290}
+
+
+def bioes(kind: str, words: list[str]) -> list[str]:
+    if not kind:
+        return ["O"] * len(words)
+    marks = ["S"] if len(words) == 1 else ["B", *["I"] * (len(words) - 2), "E"]
+    return [f"{mark}-{kind}" for mark in marks]
+
+
+@pytest.mark.parametrize(
+    "tokenizer, labelled, strategy",
+    [
+        (WORD_PIECES, "first", "first"),
+        (BYTES, "first", "first"),
+        (CHARACTERS, "first", "first"),
+        (BYTES, "all", "simple"),
+    ],
+    ids=["wordpiece", "bytes", "characters", "all"],
+)
+def test_a_pipeline_finds_entities_of_several_tokens_by_the_strategy_that_is_printed(
+    tmp_path, command, capsys, tokenizer, labelled, strategy
+):
+    """Learned by heart, of bioes tags, which no pipeline knows."""
+    rows = []
+    for sentence in SENTENCES:
+        parts = [(kind, text.split()) for kind, text in sentence]
+        tokens = [word for _, words in parts for word in words]
+        rows.append({"tokens": tokens, "tags": [tag for part in parts for tag in bioes(*part)]})
+    path = write_lines(tmp_path / "bioes.jsonl", rows * 2)
+    recipe = task_recipe(
+        tmp_path,
+        "token_classification",
+        tokenizer=tokenizer,
+        data={"files": str(path), "test_files": None, "validation_fraction": 0.0},
+        task={"labelled_token": labelled},
+        training={"max_steps": 60, "learning_rate": 0.02, "save_steps": 60},
+        evaluation={"every_steps": None},
+    )
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    assert "tags: bioes, learned as bio" in printed
+    assert set(re.findall(r"aggregation_strategy='(\w+)'", printed)) == {strategy}
+
+    import transformers
+
+    tag = transformers.pipeline("token-classification", str(run), aggregation_strategy=strategy)
+    for sentence in SENTENCES:
+        text = " ".join(text for _, text in sentence)
+        found = [(entity["entity_group"], text[entity["start"] : entity["end"]].strip()) for entity in tag(text)]
+        assert found == [(kind, words) for kind, words in sentence if kind]
+    # The model's classes are of bio, those of the data of bioes.
+    assert command("evaluate", run, f"data.validation_files={path}", "data.test_files=null") == 0
+    assert json.loads(next(run.glob("evaluation-*.json")).read_text())["metrics"]["tag_accuracy"] == 1
+
+
+def test_spaces_that_are_tokens_are_inside_entities_that_go_on(prepare, tmp_path):
+    """In training alone: a pipeline takes them for words, and an evaluation counts words."""
+    rows = [{"tokens": ["in", "rom", "anna", "maria", "otto"], "tags": ["O", "B-LOC", "B-PER", "I-PER", "B-PER"]}] * 8
+    data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0.25}
+    prepared = prepare(data=data, tokenizer=CHARACTERS)
+    names = prepared.objective.label_names
+    for split, spaces in (("train", ["O", "O", "I-PER", "O"]), ("validation", [None] * 4)):
+        row = prepared.rows[split][0]
+        text = prepared.tokenizer.convert_ids_to_tokens(row["input_ids"].tolist())
+        tags = [names[label] if label >= 0 else None for label in row["labels"].tolist()]
+        assert [tag for token, tag in zip(text, tags) if token == " "] == spaces
+        assert len([tag for tag in tags if tag is not None]) == 5 + sum(tag is not None for tag in spaces)
+
+
+def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepare, tmp_path):
+    import datasets
+
+    names = ["O", "S-PER", "B-PER", "I-PER", "E-PER"]
+    features = {"tokens": datasets.Sequence(datasets.Value("string"))}
+    features = datasets.Features(features | {"tags": datasets.Sequence(datasets.ClassLabel(names=names))})
+    row = {"tokens": ["anna", "by", "anna", "de", "rom"], "tags": [1, 0, 2, 3, 4]}
+    datasets.Dataset.from_list([row] * 20, features=features).to_parquet(tmp_path / "data" / "train.parquet")
+    data = {"dataset": str(tmp_path / "data"), "files": None, "test_files": None, "validation_fraction": 0.0}
+    rest = {"data": data, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+    for task in ({}, {"label_names": names}, {"label_names": names, "class_weights": [1, 2, 3]}):
+        objective = (prepared := prepare(task=task, **rest)).objective
+        assert list(objective.config_fields()["id2label"].values()) == ["O", "B-PER", "I-PER"]
+        assert objective.config_fields()["label2id"] == {"O": 0, "B-PER": 1, "I-PER": 2}
+        found = dict(prepared.rows["train"].facts["tags"])
+        assert found["B-PER"] == 40 and prepared.rows["train"].facts["broken_tags"] == 0
+    with pytest.raises(UserError, match="must be 3 numbers, for O, B-PER, I-PER"):
+        prepare(task={"class_weights": [1, 1, 1, 1, 1]}, **rest)
+
+
+def test_of_last_tokens_no_strategy_is_advised(prepare, tmp_path):
+    objective = prepare("task.labelled_token=last").objective
+    assert "aggregation_strategy" not in objective.how_to_use(tmp_path)
 
 
 @pytest.mark.parametrize("family", ["decoder", pytest.param("moe", marks=pytest.mark.slow)])
