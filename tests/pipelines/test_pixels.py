@@ -253,6 +253,7 @@ def test_sizes_of_a_checkpoint_stand_and_others_are_refused(tmp_path):
     image_gpt_processor(8).save_pretrained(run)
     other = objective_of(load_recipe(str(pixels_recipe(tmp_path, image_size=8, clusters=16))))
     other.recipe.model.name_or_path, other.recipe.trust_remote_code = str(run), False
+    other.settings.label_field = None
     other.prepare({}, tmp_path, False)  # it has no clusters: those of the recipe are fitted
     processor = image_gpt_processor(8)
     processor.clusters = [[0.0, 0.0, 0.0]] * 4
