@@ -270,9 +270,8 @@ class TransformerStack:
         return [layer for layer in self.layers for _ in range(self.layers_per_group)]
 
     def run_layers(self, x_BTD, per_layer: list[dict], kept_tokens: int | None = None, **context) -> tuple:
-        """Hidden states (B, T, D) after the last layer, and per sparse layer: (router, logits, index, kept).
-
-        kept_tokens: the last layer gives the hidden states of the first so many tokens alone.
+        """Hidden states (B, T, D) after the last layer (kept_tokens: of the first so many tokens alone), and per sparse
+        layer: (router, logits, index, kept).
         """
         if kept_tokens is not None:
             per_layer = [*per_layer[:-1], per_layer[-1] | {"kept_tokens": kept_tokens}]
