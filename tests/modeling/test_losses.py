@@ -104,6 +104,21 @@ def test_large_logits_neither_overflow_nor_lose_the_loss():
         torch.testing.assert_close(value.double(), exact, atol=1e-3, rtol=1e-5)  # atol: logits are in the thousands
 
 
+def test_logits_far_below_the_largest_make_no_denormal_numbers():
+    x, w, labels = example(8, 4, 30)
+    x, w = (100 * x).requires_grad_(), w.requires_grad_()
+    linear_cross_entropy(x, w, labels).backward()
+    tiny = torch.finfo(torch.float32).tiny
+    assert (w.grad == 0).any()  # nobody's word: e^-60 and less
+    for grad in (x.grad, w.grad):
+        assert not ((grad != 0) & (grad.abs() < tiny)).any()
+    ours = [x.grad.clone(), w.grad.clone()]
+    x.grad = w.grad = None
+    plain(x, w, labels).backward()
+    for grad, expected in zip(ours, (x.grad, w.grad)):
+        torch.testing.assert_close(grad, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_only_what_requires_gradients_gets_one_and_a_second_backward_gives_the_same():
     x, w, labels = example(7, 4, 9)
     (expected,) = torch.autograd.grad(plain(x.requires_grad_(), w, labels), x)
