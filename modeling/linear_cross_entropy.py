@@ -64,7 +64,7 @@ def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_g
     at_target_R1, top_R1 = logits_RV.gather(1, target_R1), logits_RV.amax(dim=-1, keepdim=True)
     if smoothing:
         at_target_R1 = torch.lerp(at_target_R1, logits_RV.mean(dim=-1, keepdim=True), smoothing)
-    # Products with what is near 1e-38 are denormal and ten times slower (a fresh T5's logits); e^-60 adds nothing to 1.
+    # Values near 1e-38 have denormal products, ten times slower (a fresh T5's logits); beside 1, e^-60 counts as 0.
     e_RV = torch.threshold_(logits_RV.sub_(top_R1), -60, -torch.inf).exp_()
     s_R1 = e_RV.sum(dim=-1, keepdim=True)
     loss = torch.where(counted_R1, s_R1.log() + top_R1 - at_target_R1, 0).sum()

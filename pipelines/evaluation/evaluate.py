@@ -160,7 +160,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     bounds: dict[str, dict] = {}
     for comparison in compared:
         bounds |= intervals(comparison, metrics, recipe.evaluation.bootstrap, recipe.training.seed)
-    if "examples" in rows.facts:  # of a mixture's rows it is not known which a share like pair_accuracy counts
+    if "examples" in rows.facts:  # a mixture does not record how many pairs pair_accuracy counts
         of_pass_alone = {name: value for name, value in metrics.items() if name not in bounds}
         found = {name: interval_by_formula(name, value, len(chosen)) for name, value in of_pass_alone.items()}
         bounds |= {name: row for name, row in found.items() if row is not None}

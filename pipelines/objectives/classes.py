@@ -186,7 +186,7 @@ class ClassTask(ClassScores):
         return self._learned[self.number_in_data(value, place)]
 
     def number_in_data(self, value, place: str) -> int:
-        """The same before classes become one (`learned_names`)."""
+        """The number, among `data_names`, of the class that a label means. Raises UserError."""
         return class_number(value, self._label_field, place, self._numbers_in_data, self._labels_are_names)
 
     def class_histogram(self, labels) -> dict[str, int]:
@@ -239,7 +239,7 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
     A string is the class's name; digits that are none, as in CSV files, are a number. A number is the class's own,
     or its name where the classes were named after the numbers in the data, such as 3 and 7.
 
-    numbers: of the classes, by name. labels_are_names: whether numbers are names.
+    numbers: of the classes, by name. labels_are_names: whether the classes are named after the numbers in the data.
     """
     if isinstance(value, int) and labels_are_names:
         value = str(int(value))

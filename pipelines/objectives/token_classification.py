@@ -27,7 +27,8 @@ from .tags import (
     word_of_each_token,
 )
 
-# How transformers' pipeline reads a word's tag where it was learned; of last tokens it has no way.
+# labelled_token -> the aggregation_strategy by which transformers' pipeline reads the tokens that learned a word's tag;
+# None: it has no strategy for last tokens.
 STRATEGIES = {"first": "first", "last": None, "all": "simple"}
 
 if TYPE_CHECKING:
