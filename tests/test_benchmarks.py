@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 COLUMNS = 7
 
@@ -47,7 +48,7 @@ def table(capsys) -> list[list[str]]:
 def test_decoder_step_compares_equal_losses_in_both_dtypes(benchmark, capsys):
     size = "--length 16 --layers 1 --batch 1 --vocab 64 --hidden 32 --heads 2 --rounds 2"
     run(benchmark("decoder_step"), f"{size} --arms native ours")
-    assert [row[1] for row in table(capsys)] == ["guard", "ours"] * 2
+    assert [row[1] for row in table(capsys)] == ["guard", "ours", "products alone"] * 2
 
 
 def test_attention_backends_compute_the_same(benchmark, capsys):
@@ -59,7 +60,9 @@ def test_attention_backends_compute_the_same(benchmark, capsys):
 def test_mlm_step_compares_equal_losses_and_memory(benchmark, capsys):
     run(benchmark("mlm_step"), "--shape small --length 16 --layers 1 --vocab 64 --rounds 2")
     rows = table(capsys)
-    assert [row[1] for row in rows] == ["guard", *("native eager",) * 2, *("ours padded",) * 2, *("ours",) * 2]
+    assert [row[1] for row in rows] == [
+        *("guard", "native eager", "native eager", "ours padded", "ours padded", "ours", "ours", "products alone")
+    ]
     assert {row[5] for row in rows if row[1] == "ours"} == {">= 2.8", "<= 1"}
 
 
@@ -68,7 +71,7 @@ def test_vit_step_compares_equal_losses_and_memory(benchmark, capsys):
     size = "--image 32 --patch 16 --layers 1 --hidden 32 --heads 2 --batch 2 --classes 5 --rounds 2"
     run(benchmark("vit_step"), size)
     rows = table(capsys)
-    assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 4] * 2
+    assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 4, *("products alone",) * 2] * 2
     assert {row[5] for row in rows if row[1] == "ours"} == {">= 1.1", "<= 1"}
 
 
@@ -76,7 +79,7 @@ def test_seq2seq_step_compares_equal_losses_and_memory(benchmark, capsys):
     size = "--length 16 --target-length 8 --layers 1 --hidden 32 --heads 2 --intermediate 64 --batch 2 --vocab 64"
     run(benchmark("seq2seq_step"), f"{size} --rounds 2")
     rows = table(capsys)
-    assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 4]
+    assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 4, *("products alone",) * 2]
     assert {row[5] for row in rows if row[1] == "ours"} == {">= 1.08", "<= 1"}
 
 
@@ -100,7 +103,7 @@ def test_every_pair_of_arms_that_has_a_goal_is_compared(benchmark):
 def test_cross_entropy_prints_speed_and_memory_with_their_goals(benchmark, capsys):
     run(benchmark("cross_entropy"), "--tokens 64 --vocab 4096 --hidden 8 --rounds 2")
     rows = table(capsys)
-    assert [row[1] for row in rows] == ["guard", "full logits", "ours", "ours"] * 2
+    assert [row[1] for row in rows] == ["guard", "full logits", "ours", "ours", "products alone"] * 2
     assert {row[5] for row in rows if row[1] == "ours"} == {"-", ">= 1.5", "<= 0.2"}
 
 
@@ -124,7 +127,22 @@ def test_decoding_throughput_compares_equal_answers(benchmark, capsys):
 
 def test_generate_compares_equal_tokens(benchmark, capsys):
     run(benchmark("generate"), "--model small --batch 1 --prompt 4 --tokens 3 --rounds 2")
-    assert [row[1] for row in table(capsys)] == ["guard", "ours"]
+    assert [row[1] for row in table(capsys)] == ["guard", "ours", "products alone"]
+
+
+def test_products_alone_are_the_products_of_a_step_with_nothing_around_them(benchmark):
+    products, model = benchmark("products"), torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU())
+    step = benchmark("steps").Step(model, {"input": torch.randn(4, 8)}, "fp32")
+    step.forward_loss = lambda: model(**step.batch).sum()
+    again = products.products_alone(step)
+    with FlopCounterMode(display=False) as of_step:
+        step()
+    with FlopCounterMode(display=False) as of_products, products.Products() as recorded:
+        again()
+    assert of_products.get_total_flops() == of_step.get_total_flops() == 2 * 2 * 4 * 8 * 16
+    assert len(recorded.calls) == 2  # the forward product, and that of the weight's gradient
+    with pytest.raises(SystemExit, match="no matrix products"):
+        products.products_alone(lambda: torch.ones(2) + 1)
 
 
 @pytest.mark.slow
@@ -197,7 +215,8 @@ def test_moe_step_compares_equal_losses_in_every_dtype(benchmark, capsys):
     arms = "'native eager' 'native grouped_mm' 'native batched_mm' ours"
     benchmark("moe_step").main(shlex.split(f"{size} --arms {arms} --dtype fp32 bf16 bf16-weights"))
     rows = table(capsys)
-    assert [row[1] for row in rows] == ["guard", "native grouped_mm", "native batched_mm", "ours", "ours", "ours"] * 3
+    printed = ["guard", "native grouped_mm", "native batched_mm", *("ours",) * 3, *("products alone",) * 3]
+    assert [row[1] for row in rows] == printed * 3
     assert {row[5] for row in rows if row[1] == "ours"} == {"-", ">= 1.2"}
 
 

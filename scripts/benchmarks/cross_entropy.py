@@ -5,6 +5,7 @@ gradients, as torch's profiler records it, as a share of the logits in fp32.
 """
 
 import method
+import products
 import torch
 from anyformer.modeling.linear_cross_entropy import linear_cross_entropy
 
@@ -65,7 +66,7 @@ def compare(args, dtype):
 
     arms = {arm: step_of(loss) for arm, loss in losses.items()}
     what = f"{dtype} N={args.tokens} V={args.vocab} D={args.hidden}"
-    timings = method.compare(arms, "full logits", args.rounds)
+    timings = method.compare(products.with_products(arms), "full logits", args.rounds)
     print(method.guard_row(what, "full logits", timings))
     logits_bytes = 4 * args.tokens * args.vocab
     for arm, step in arms.items():
@@ -79,6 +80,7 @@ def compare(args, dtype):
         print(
             f"| {what} | {arm} | fp32 logits | extra memory {share:.3f} | - | {memory or '-'} | {verdict} |", flush=True
         )
+    products.print_bound(what, timings, ["full logits"])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ A step is forward, backward, clipping, fused AdamW and clearing the gradients. f
 """
 
 import method
+import products
 import torch
 from steps import BF16_TOLERANCE, Step
 from twins import twins
@@ -59,7 +60,7 @@ def run(args, length, dtype) -> None:
     steps = build(args.arms, shape_of(args, length), length, args.hidden, args.heads, dtype)
     require_equal_losses(steps)
     # The result is dropped, so that an arm's graph is freed before another arm is timed.
-    arms = {name: (lambda step=step: step() and None) for name, step in steps.items()}
+    arms = products.with_products({name: (lambda step=step: step() and None) for name, step in steps.items()})
     timings = method.compare(arms, args.arms[0], args.rounds, warm=1)
     what = described(args, length, dtype)
     print(method.guard_row(what, args.arms[0], timings), flush=True)
@@ -70,6 +71,7 @@ def run(args, length, dtype) -> None:
                 timing = method.relative_to(timings, peer, arm)
                 goal = None if goal is None else method.Goal(goal)
                 print(method.row(what, arm, peer, timing, goal, method.is_void(timings)), flush=True)
+    products.print_bound(what, timings, [name for name in args.arms if name.startswith("native")])
 
 
 def shape_of(args, length) -> tuple:

@@ -1,6 +1,7 @@
 """Greedy `generate`, the same call on transformers' LLaMA and on ours with equal weights, prompt and tokens."""
 
 import method
+import products
 import torch
 from twins import twins
 
@@ -38,10 +39,11 @@ def compare(args, name, batch, length):
     arms = {"native": generating(native), "ours": generating(ours)}
     if not torch.equal(arms["native"](), arms["ours"]()):
         raise SystemExit("not comparable: the two models generate different tokens")
-    timings = method.compare(arms, "native", args.rounds)
+    timings = method.compare(products.with_products(arms), "native", args.rounds)
     what = f"L={layers} D={hidden} B={batch}, {length}+{args.tokens} tokens"
     print(method.guard_row(what, "native", timings))
     print(method.row(what, "ours", "native", timings["ours"], GOAL, method.is_void(timings)), flush=True)
+    products.print_bound(what, timings, ["native"])
 
 
 if __name__ == "__main__":

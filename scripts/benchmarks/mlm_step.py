@@ -6,6 +6,7 @@ leaves padding out ("ours padded" computes it). Peak memory is what one step all
 """
 
 import method
+import products
 import torch
 from anyformer.modeling.stack import TransformerStack
 from steps import Step, require_equal_losses
@@ -64,7 +65,7 @@ def run(args, shape: str, dtype: str) -> None:
         model = native if arm.startswith("native") else anyformer.from_native(native)
         steps[arm] = (PaddedStep if arm == "ours padded" else Step)(model, batch, dtype)
     require_equal_losses(steps)
-    arms = {name: (lambda step=step: step() and None) for name, step in steps.items()}
+    arms = products.with_products({name: (lambda step=step: step() and None) for name, step in steps.items()})
     timings = method.compare(arms, "native", args.rounds, warm=1)
     what = f"{shape} {dtype} T={args.length} L={args.layers or sizes['layers']} D={sizes['hidden']}"
     print(method.guard_row(what, "native", timings), flush=True)
@@ -74,6 +75,7 @@ def run(args, shape: str, dtype: str) -> None:
         if arm != "native":
             print(method.row(what, arm, "native", timings[arm], goal, method.is_void(timings)), flush=True)
             print(method.memory_row(what, arm, "native", memory, arm == "ours"), flush=True)
+    products.print_bound(what, timings, ["native"])
 
 
 def main(argv=None):

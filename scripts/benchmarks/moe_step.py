@@ -10,6 +10,7 @@ routers' statistics and balance losses in every step; native's balance loss, ano
 import copy
 
 import method
+import products
 import torch
 from steps import BF16_TOLERANCE, Step, require_equal_losses
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -61,7 +62,7 @@ def build(args, dtype: str) -> dict[str, Step]:
 
 def run(args, dtype: str) -> None:
     steps = build(args, dtype)
-    arms = {name: (lambda step=step: step() and None) for name, step in steps.items()}
+    arms = products.with_products({name: (lambda step=step: step() and None) for name, step in steps.items()})
     reference = args.arms[0]
     timings = method.compare(arms, reference, args.rounds, warm=1)
     what = f"{dtype} T={args.length} B={args.batch} L={args.layers} D={args.hidden} E={args.experts}"
@@ -73,6 +74,7 @@ def run(args, dtype: str) -> None:
             goal = GOALS.get(dtype) if arm == "ours" else None
             timing = method.relative_to(timings, peer, arm)
             print(method.row(what, arm, peer, timing, goal, method.is_void(timings)), flush=True)
+    products.print_bound(what, timings, [name for name in args.arms if name != "ours"])
 
 
 def main(argv=None):

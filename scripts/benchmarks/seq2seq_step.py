@@ -5,6 +5,7 @@ native ones on CPUs), native sdpa, ours. Peak memory is what one step allocates 
 """
 
 import method
+import products
 import torch
 from steps import Step, require_equal_losses
 from transformers import T5Config, T5ForConditionalGeneration
@@ -44,7 +45,7 @@ def run(args, dtype: str) -> None:
             model.set_attn_implementation("sdpa")
         steps[arm] = Step(model, batch, dtype)
     require_equal_losses(steps)
-    arms = {name: (lambda step=step: step() and None) for name, step in steps.items()}
+    arms = products.with_products({name: (lambda step=step: step() and None) for name, step in steps.items()})
     reference = args.arms[0]
     timings = method.compare(arms, reference, args.rounds, warm=1)
     what = f"{dtype} S={args.length} T={args.target_length} L={args.layers}+{args.layers} D={args.hidden}"
@@ -57,6 +58,7 @@ def run(args, dtype: str) -> None:
             goal = GOAL if arm == "ours" else None
             print(method.row(what, arm, peer, timing, goal, method.is_void(timings)), flush=True)
             print(method.memory_row(what, arm, peer, memory, arm == "ours"), flush=True)
+    products.print_bound(what, timings, [name for name in args.arms if name.startswith("native")])
 
 
 def main(argv=None):

@@ -5,6 +5,7 @@ the goal is against the faster of the native ones. Peak memory is what one step 
 """
 
 import method
+import products
 import torch
 from steps import Step, require_equal_losses
 from transformers import ViTConfig, ViTForImageClassification
@@ -40,7 +41,7 @@ def run(args, dtype: str) -> None:
         model = native if arm.startswith("native") else anyformer.from_native(native)
         steps[arm] = Step(model, batch, dtype)
     require_equal_losses(steps)
-    arms = {name: (lambda step=step: step() and None) for name, step in steps.items()}
+    arms = products.with_products({name: (lambda step=step: step() and None) for name, step in steps.items()})
     reference = args.arms[0]
     timings = method.compare(arms, reference, args.rounds, warm=1)
     what = f"{dtype} {args.image}/{args.patch} B={args.batch} L={args.layers} D={args.hidden}"
@@ -53,6 +54,7 @@ def run(args, dtype: str) -> None:
             goal = GOAL if arm == "ours" else None
             print(method.row(what, arm, peer, timing, goal, method.is_void(timings)), flush=True)
             print(method.memory_row(what, arm, peer, memory, arm == "ours"), flush=True)
+    products.print_bound(what, timings, natives)
 
 
 def main(argv=None):
