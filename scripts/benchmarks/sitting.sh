@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Every table of RESULTS.md in one sitting, on a CPU with nothing else running: an hour and a half of one thread.
+#   bash scripts/benchmarks/sitting.sh FOLDER [DATA [TABLE ...]]
+# FOLDER gets TABLE.md for each, and all of them as sitting.md. What is there is not measured again: the same command
+# goes on after an interruption. DATA: the folder that end_to_end.py reads; without it (or as "") that table is left out.
+# TABLE: some of them, as named below.
+set -euo pipefail
+folder=${1:?usage: sitting.sh FOLDER [DATA [TABLE ...]]}
+data=${2:-}
+shift $(($# < 2 ? $# : 2))
+wanted=" $* "
+mkdir -p "$folder"
+folder=$(realpath "$folder")
+data=${data:+$(realpath "$data")}
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+tables=()
+failed=0
+measure() { # TABLE SCRIPT ARGUMENT...
+    local table=$1
+    [[ $wanted == "  " || $wanted == *" $table "* ]] || return 0
+    tables+=("$table")
+    [[ -e $folder/$table.md ]] && return 0
+    echo "$(date +%H:%M:%S) $table (load $(cut -d' ' -f1 /proc/loadavg 2> /dev/null || echo unknown))"
+    if python3 -u "${@:2}" > "$folder/$table.part" 2> "$folder/$table.log"; then
+        mv "$folder/$table.part" "$folder/$table.md"
+    else
+        failed=1
+        echo "$table: failed, see $folder/$table.log" >&2
+    fi
+}
+
+measure decoder decoder_step.py --rounds 9
+measure loss cross_entropy.py --rounds 9
+measure masked_lm mlm_step.py --shape small --rounds 7
+measure masked_lm_base mlm_step.py --shape base --rounds 5 --arms native ours
+measure encoder_decoder seq2seq_step.py --rounds 9
+measure experts moe_step.py --rounds 9
+measure images vit_step.py --rounds 9
+measure windows length.py --dtype fp32 bf16 --length 4096 --rounds 9 --plot "" \
+    --kinds full "full, two-sided" sliding strided local+global
+measure length length.py --dtype fp32 --rounds 3
+measure backends attention_backends.py
+measure generate generate.py --rounds 9
+measure decoding decoding_throughput.py --rounds 5
+measure trainer trainer_overhead.py --rounds 15
+measure data data_pipeline.py --rounds 7 --beside processes --clock wall
+[[ -z $data ]] || measure end_to_end end_to_end.py --data "$data"
+
+for table in "${tables[@]}"; do
+    [[ ! -e $folder/$table.md ]] || { printf '## %s\n\n' "$table" && cat "$folder/$table.md" && echo; }
+done > "$folder/sitting.md"
+echo "$folder/sitting.md"
+exit $failed
