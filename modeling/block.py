@@ -34,7 +34,8 @@ class TransformerBlock(GradientCheckpointingLayer):
         """context: keyword arguments of self-attention; `past_key_values` also holds the keys of cross-attention.
 
         trained: the values of `trained_names`, keyword arguments whose gradients reentrant checkpointing has to find.
-        kept_tokens: K, the feed-forward part, which mixes no tokens, is computed of the first K alone -> (B, K, D).
+        kept_tokens: those of which the feed-forward part, which mixes no tokens, is computed: K, the first of each row,
+            -> (B, K, D), or indices among all B * T -> (1, K, D).
         """
         context |= dict(zip(trained_names, trained))
         encoder_hidden_states = context.pop("encoder_hidden_states", None)
@@ -50,7 +51,8 @@ class TransformerBlock(GradientCheckpointingLayer):
                 self.cross_attention_layernorm, self.cross_attn, x_BTD, past_key_values=cache, **cross
             )
         if kept_tokens is not None:
-            x_BTD = x_BTD[:, :kept_tokens]
+            is_number = isinstance(kept_tokens, int)
+            x_BTD = x_BTD[:, :kept_tokens] if is_number else x_BTD.flatten(0, 1).index_select(0, kept_tokens)[None]
         x_BTD, routing = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
 
         # Flat: reentrant checkpointing finds the tensors of a tuple, not those of a tuple within.

@@ -87,6 +87,7 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         global_attention_mask: torch.Tensor | None = None,
         decode_masks: bool = False,
+        kept_tokens: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """input_ids (B, T) or inputs_embeds (B, T, E) -> last_hidden_state (B, T, D), pooler_output (B, D).
@@ -95,6 +96,8 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
             token_type_ids: (B, T), the segment of each token; None: all in segment 0.
             global_attention_mask: (B, T), nonzero at tokens that see all and are seen by all in local_global_attention.
             decode_masks: run the enhanced mask decoder (`mask_decoder_layers`) in place of the last layer.
+            kept_tokens: (K,), an index among all B * T: the last layer's feed-forward part is computed of these tokens
+                alone, and last_hidden_state is zeros at all others; None: of all.
         """
         x_BTE = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
         needs_absolute = self.config.position_biased_input or decode_masks
@@ -109,7 +112,8 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
             kwargs["decode_masks"] = True
         batch = self.read_batch(x_BTE, attention_mask, position_ids, **kwargs)
         batch.global_attention_mask = global_attention_mask
-        x_BTD, routed = self.run_stack(x_BTE, batch, added_BTE=types_BTE, **kwargs)
+        kept_tokens = None if kept_tokens is None else batch.keep(kept_tokens, x_BTE.shape[:2])
+        x_BTD, routed = self.run_stack(x_BTE, batch, added_BTE=types_BTE, kept_tokens=kept_tokens, **kwargs)
         pooled = None
         if self.pooler is not None:
             pooled = self.pooler(pool_tokens(x_BTD, attention_mask, self.config.pooler_type))
@@ -231,6 +235,7 @@ def first_token(input_ids, inputs_embeds):
 class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
     """Base of the heads that predict masked tokens: base model, transform, output layer."""
 
+    reads_first_token = False  # besides those with labels
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -239,11 +244,33 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
         self.head_transform = HeadTransform(config)
         self.lm_head = LanguageModelHead(config)
 
-    def predict(self, hidden_states, labels, num_items_in_batch, return_logits) -> tuple:
-        """(loss or None, logits or None); see AnyformerEncoderForMaskedLM.forward."""
+    @property
+    def keeps_labelled_tokens(self) -> bool:
+        """Whether the loss alone needs the last layer's feed-forward part of labelled tokens only.
+
+        Routers count all tokens, and the mask decoder and the convolution read them all.
+        """
+        config = self.config
+        return config.mlp_kinds[-1] != "sparse" and not (config.mask_decoder_layers or config.conv_kernel_size)
+
+    def labelled_tokens(self, labels, return_logits, output_hidden_states=None, **others):
+        """Index (K,) among all B * T of the tokens whose last feed-forward part is needed, read on the host; None: all.
+
+        All are for logits and captured hidden states, and in a graph of fixed shapes.
+        """
+        needs_all = output_hidden_states or self.config.output_hidden_states or torch.compiler.is_compiling()
+        if needs_all or not self.keeps_labelled_tokens or self.returns_logits(return_logits, labels):
+            return None
+        needed_BT = labels != IGNORE_INDEX
+        if self.reads_first_token:
+            needed_BT[:, 0] = True
+        return needed_BT.flatten().nonzero()[:, 0]
+
+    def predict(self, hidden_states, labels, num_items_in_batch, return_logits, labelled) -> tuple:
+        """(loss or None, logits or None); see AnyformerEncoderForMaskedLM.forward. labelled: of labelled_tokens."""
         if not self.returns_logits(return_logits, labels):
             loss = masked_language_model_loss(
-                self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch
+                self.lm_head, self.head_transform, hidden_states, labels, num_items_in_batch, labelled
             )
             return loss, None
         logits = self.lm_head(self.head_transform(hidden_states))
@@ -284,6 +311,7 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
             return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`. The loss alone needs the
                 head on labelled positions only.
         """
+        labelled = self.labelled_tokens(labels, return_logits, **kwargs)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -292,9 +320,10 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
             inputs_embeds=inputs_embeds,
             global_attention_mask=global_attention_mask,
             decode_masks=True,
+            kept_tokens=labelled,
             **kwargs,
         )
-        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
+        loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits, labelled)
         return self.head_output(MaskedLMOutput, outputs, loss, labels, num_items_in_batch, logits=logits)
 
 
@@ -304,12 +333,18 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
     ALBERT's sentence order (Lan et al. 2020, section 3.1) has the same head and other labels.
     """
 
+    reads_first_token = True
+
     def __init__(self, config: AnyformerEncoderConfig):
         super().__init__(config)
         self.build_masked_lm(config, add_pooling_layer=True)
         self.dropout = classifier_dropout(config)
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
         self.post_init()
+
+    @property
+    def keeps_labelled_tokens(self) -> bool:
+        return super().keeps_labelled_tokens and self.config.pooler_type == "cls"  # and not the mean of all tokens
 
     @can_return_tuple
     def forward(
@@ -332,6 +367,7 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
         counts tokens, each row has the weight of its share of them: accumulated micro-batches then add up to the
         whole batch, however it is cut.
         """
+        labelled = self.labelled_tokens(labels, return_logits, **kwargs)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -340,13 +376,16 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
             inputs_embeds=inputs_embeds,
             global_attention_mask=global_attention_mask,
             decode_masks=True,
+            kept_tokens=labelled,
             **kwargs,
         )
         pooled = outputs.pooler_output
         if pooled is None:
             pooled = pool_tokens(outputs.last_hidden_state, attention_mask, self.config.pooler_type)
         relationship = self.seq_relationship(self.dropout(pooled))
-        masked_lm_loss, logits = self.predict(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
+        masked_lm_loss, logits = self.predict(
+            outputs.last_hidden_state, labels, num_items_in_batch, return_logits, labelled
+        )
         loss, sentence_loss = masked_lm_loss, None
         if next_sentence_label is not None:
             if num_items_in_batch is None or labels is None:

@@ -127,18 +127,18 @@ def summed_loss(logits, labels, label_smoothing: float):
     )
 
 
-def masked_language_model_loss(head, transform, hidden_states, labels, num_items_in_batch=None):
+def masked_language_model_loss(head, transform, hidden_states, labels, num_items_in_batch=None, labelled=None):
     """(B, T, D) and labels (B, T), -100 where nothing is predicted -> scalar loss of the labelled positions.
 
     `transform` (None: nothing) and `head` run on those positions only, about one in seven of them all. Their number is
     read on the host. A graph of fixed shapes, compiled or exported, runs them on every position. Where none is
-    labelled the loss is 0 and its gradients are zeros.
+    labelled the loss is 0 and its gradients are zeros. labelled: their index among all B * T, where it is known.
     """
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum().clamp(min=1)
     if not torch.compiler.is_compiling():
         labels = labels.flatten()
-        labelled = (labels != IGNORE_INDEX).nonzero()[:, 0]
+        labelled = (labels != IGNORE_INDEX).nonzero()[:, 0] if labelled is None else labelled
         hidden_states, labels = hidden_states.flatten(0, -2).index_select(0, labelled), labels[labelled]
     if transform is not None:
         hidden_states = transform(hidden_states)

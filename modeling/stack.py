@@ -42,7 +42,8 @@ class Batch:
     (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
     losses and statistics; None: all count. unpadded: None, or how padded rows became one row. distances: None, or
     {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages. global_tokens:
-    None, or the index of the global tokens and whether it is one, both (B, N).
+    None, or the index of the global tokens and whether it is one, both (B, N). kept: None, or which tokens the last
+    layer gives.
     """
 
     attention_mask: torch.Tensor | dict | None
@@ -55,19 +56,30 @@ class Batch:
     unpadded: Unpadded | None = None
     distances: dict | None = None
     global_tokens: tuple | None = None
+    kept: Unpadded | None = None
 
     def without_padding(self, x_BTE):
         """(B, T, E) as the layers see it: (1, N, E) where the batch was unpadded."""
         return x_BTE if self.unpadded is None or x_BTE is None else self.unpadded.take(x_BTE)
 
     def with_padding(self, x_BTD):
-        """The reverse; padding is zeros."""
-        return x_BTD if self.unpadded is None else self.unpadded.put_back(x_BTD)
+        """The reverse, of what the last layer gives; padding is zeros, and so are tokens that it does not give."""
+        rows = self.unpadded if self.kept is None else self.kept
+        return x_BTD if rows is None else rows.put_back(x_BTD)
+
+    def keep(self, index_K, shape):
+        """Have the last layer give these of all B * T tokens alone -> their index among those that the layers see."""
+        self.kept = Unpadded(index_K, None, [], shape, index_K.numel())
+        if self.unpadded is None:
+            return index_K
+        index_N = self.unpadded.index
+        places = torch.arange(index_N.numel(), device=index_N.device)
+        return index_N.new_zeros(shape.numel()).index_copy(0, index_N, places)[index_K]
 
     def without_values_of_padding(self, x_BTD):
         """(B, T, D) with zeros at padding, as `with_padding` leaves it: a batch looks the same whichever way it ran."""
         mask = self.loss_mask
-        if self.unpadded is not None or mask is None or mask.dim() != 2:
+        if (self.unpadded is not None and self.kept is None) or mask is None or mask.dim() != 2:
             return x_BTD
         return x_BTD.masked_fill((mask == 0)[..., None], 0.0)
 
@@ -144,11 +156,14 @@ class TransformerStack:
             unpadded=unpadded,
         )
 
-    def run_stack(self, x_BTE, batch: Batch, added_BTE=None, output_router_logits=None, **context) -> tuple:
+    def run_stack(
+        self, x_BTE, batch: Batch, added_BTE=None, output_router_logits=None, kept_tokens=None, **context
+    ) -> tuple:
         """Token embeddings (B, T, E) -> hidden states (B, T, D), and the fields of outputs.RouterFields, if any.
 
-        added_BTE: embeddings beside tokens and positions. output_router_logits: None takes the config's value. context:
-        keyword arguments for the layers.
+        added_BTE: embeddings beside tokens and positions. output_router_logits: None takes the config's value.
+        kept_tokens: those of which the last layer computes its feed-forward part (see TransformerBlock); None: all.
+        context: keyword arguments for the layers.
         """
         if self.config.embedding_multiplier != 1:
             x_BTE = x_BTE * self.config.embedding_multiplier
@@ -171,10 +186,12 @@ class TransformerStack:
             per_layer = self.fold_masks(per_layer)
         context |= seen | {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
         context |= self.extra_layer_kwargs(x_BTD, batch)
+        if kept_tokens is not None:
+            per_layer[-1] = per_layer[-1] | {"kept_tokens": kept_tokens}
         x_BTD, routed = self.run_layers(x_BTD, per_layer, **context)
         x_BTD, fields = self.norm(x_BTD), {}
         if routed:
-            fields = self.router_fields(routed, x_BTD.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
+            fields = self.router_fields(routed, x_BTE.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
         x_BTD = batch.with_padding(x_BTD)
         return batch.without_values_of_padding(x_BTD) if self.reads_padded_text else x_BTD, fields
 
@@ -269,12 +286,8 @@ class TransformerStack:
             return self.layers
         return [layer for layer in self.layers for _ in range(self.layers_per_group)]
 
-    def run_layers(self, x_BTD, per_layer: list[dict], kept_tokens: int | None = None, **context) -> tuple:
-        """Hidden states (B, T, D) after the last layer (kept_tokens: of the first so many tokens alone), and per sparse
-        layer: (router, logits, index, kept).
-        """
-        if kept_tokens is not None:
-            per_layer = [*per_layer[:-1], per_layer[-1] | {"kept_tokens": kept_tokens}]
+    def run_layers(self, x_BTD, per_layer: list[dict], **context) -> tuple:
+        """Hidden states (B, T, D) after the last layer, and per sparse layer: (router, logits, index, kept)."""
         generated = one_token(self, x_BTD, per_layer, **context)
         if generated is not None:
             return generated, []

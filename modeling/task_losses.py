@@ -13,7 +13,8 @@ from .linear_cross_entropy import IGNORE_INDEX
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 
-def _averaged(total, count, num_items_in_batch):
+def averaged(total, count, num_items_in_batch):
+    """The sum divided by the count of the whole optimizer step, or where that is None by this batch's own."""
     if num_items_in_batch is None:
         return total / count
     if torch.is_tensor(num_items_in_batch):
@@ -25,7 +26,7 @@ def token_classification_loss(logits, labels, num_items_in_batch=None):
     """Cross-entropy of logits (..., C) against class numbers (...); -100 is not counted."""
     labels = labels.to(logits.device).flatten()
     total = functional.cross_entropy(logits.flatten(0, -2).float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
-    return _averaged(total, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
+    return averaged(total, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
 
 
 def problem_type_of(labels: torch.Tensor, num_labels: int) -> str:
@@ -52,9 +53,9 @@ def sequence_classification_loss(logits, labels, problem_type, num_items_in_batc
     if problem_type == "regression":
         counted = labels != IGNORE_INDEX  # rows without a label fill up the last batch
         total = (logits.float() - labels).square().masked_fill(~counted, 0.0).sum()
-        return _averaged(total, counted.sum(), num_items_in_batch)
+        return averaged(total, counted.sum(), num_items_in_batch)
     total = functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="sum")
-    return _averaged(total, labels.numel(), num_items_in_batch)
+    return averaged(total, labels.numel(), num_items_in_batch)
 
 
 def span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch=None):
@@ -70,32 +71,3 @@ def span_loss(start_logits, end_logits, start_positions, end_positions, num_item
             token_classification_loss(logits, torch.where(inside, positions, IGNORE_INDEX), num_items_in_batch)
         )
     return (losses[0] + losses[1]) / 2
-
-
-def class_loss(logits, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
-    """Cross-entropy of logits (B, C) against class numbers (B,), -100 not counted, or probabilities (B, C) of mixup.
-
-    `num_items_in_batch` counts entries of labels, as Trainer does: C for each image with probabilities.
-    label_smoothing: share of each label's probability that is spread over all classes (Szegedy et al. 2016, section 7).
-    """
-    labels = labels.to(logits.device)
-    counted = labels != IGNORE_INDEX
-    if labels.shape == logits.shape:
-        labels, counted = labels.float(), counted[..., 0]
-        if num_items_in_batch is not None:
-            num_items_in_batch = num_items_in_batch / logits.shape[-1]
-    total = functional.cross_entropy(
-        logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
-    )
-    return _averaged(total, counted.sum(), num_items_in_batch)
-
-
-def masked_pixel_loss(pixel_values, reconstruction, masked_BN, patch_size: int, num_items_in_batch=None):
-    """Mean distance of the masked patches' pixels (Xie et al. 2022, section 3.4); images (B, C, R * P, S * P).
-
-    num_items_in_batch: masked patches in the whole optimizer step; the sum of the patches' means is divided by it.
-    """
-    errors = (reconstruction.float() - pixel_values.float()).abs().mean(dim=1, keepdim=True)
-    of_patches = functional.avg_pool2d(errors, patch_size).flatten(1)
-    total = of_patches.masked_fill(~masked_BN, 0.0).sum()
-    return _averaged(total, masked_BN.sum().clamp(min=1), num_items_in_batch)

@@ -108,8 +108,10 @@ class FlopCount:
         groups = getattr(config, "num_hidden_groups", None) or self.layers
         shared = self.layers / groups  # ALBERT applies each group of layers so often
         base = model.base_model_prefix if model.base_model is not model else None
-        self.kept_tokens = getattr(model, "kept_tokens", None)  # of which alone the last feed-forward part is computed
-        self.last_mlp = f".layers.{self.layers - 1}.mlp."
+        # Of these tokens alone the last feed-forward part is computed: so many of a row, or those with labels.
+        self.kept_tokens = getattr(model, "kept_tokens", None)
+        self.keeps_labelled = getattr(model, "keeps_labelled_tokens", False)
+        self.last_mlp = f".layers.{groups - 1}.mlp."
         for name, weights in linear_weights(model).items():
             self._assign(name, weights, base, shared)
 
@@ -120,6 +122,9 @@ class FlopCount:
             self.row += weights
         elif self.kept_tokens is not None and self.last_mlp in f".{name}.":
             self.row += weights * self.kept_tokens
+        elif self.keeps_labelled and self.last_mlp in f".{name}.":
+            self.head += weights
+            self.token += weights * (shared - 1)
         elif not inside:
             self.head += weights
         elif self.CROSS.search(name):

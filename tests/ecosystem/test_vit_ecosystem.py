@@ -110,6 +110,7 @@ HEADS = {
 NEEDED = {
     "vit",
     "configuration_vit",
+    "image_losses",
     "patch_embeddings",
     "positions_2d",
     "positions",

@@ -1,0 +1,104 @@
+"""The loss of masked words leaves the last feed-forward part of other tokens out, and only time can tell."""
+
+import pytest
+import torch
+from family_variants import ENCODERS, FP32, close, encoder_row, gradients_of, packed, padded
+from native_models import randomise
+
+from anyformer import AnyformerEncoderForMaskedLM, AnyformerEncoderForPreTraining
+
+OF_ALL = ["deberta_conv", "deberta_mask_decoder", "deberta_experts"]  # something else reads all tokens
+LENGTHS = (12, 5, 9)
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    return randomise(AnyformerEncoderForMaskedLM(config)).double().train()
+
+
+def batch_of(config, kind: str) -> dict:
+    """Rows of LENGTHS, padded or packed, or whole rows of one length; a third of the real tokens has labels.
+
+    With padding on the left so has padding, which nobody should do: it counts as zeros do.
+    """
+    rows = [encoder_row(config, 12 if kind == "whole" else length, seed) for seed, length in enumerate(LENGTHS)]
+    for row in rows:
+        row["labels"] = row["input_ids"].where(torch.arange(row["input_ids"].shape[1]) % 3 == 1, -100)
+    if kind == "packed":
+        return packed(rows) | {"position_ids": torch.cat([torch.arange(length) for length in LENGTHS])[None]}
+    batch = padded(rows, kind if kind != "whole" else "right")
+    if kind == "right":
+        batch["labels"] = batch["labels"].where(batch["attention_mask"] == 1, -100)
+    return batch
+
+
+def rows_of_last_mlp(model, run) -> int:
+    """Tokens that the last feed-forward part reads while `run` runs."""
+    seen = []
+    handle = model.model.layers[-1].mlp.register_forward_hook(lambda _, args, out: seen.append(args[0][..., 0].numel()))
+    run()
+    handle.remove()
+    return seen[-1]
+
+
+@pytest.mark.parametrize("kind", ["whole", "right", "left", "packed"])
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name not in OF_ALL])
+def test_loss_and_gradients_are_those_of_a_last_layer_of_all_tokens(tiny_encoder_config, monkeypatch, name, kind):
+    model = model_of(tiny_encoder_config(**ENCODERS[name]))
+    batch = batch_of(model.config, kind)
+    ours, grads = model(**batch).loss, gradients_of(model, lambda: model(**batch).loss)
+    assert rows_of_last_mlp(model, lambda: model(**batch)) == (batch["labels"] != -100).sum()
+    monkeypatch.setattr(AnyformerEncoderForMaskedLM, "labelled_tokens", lambda *args, **kwargs: None)
+    expected = gradients_of(model, lambda: model(**batch).loss)
+    close(ours, model(**batch).loss, FP32)
+    assert grads.keys() == expected.keys()
+    for parameter, grad in expected.items():
+        close(grads[parameter], grad, FP32)
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+def test_layers_that_are_read_elsewhere_compute_all_tokens(tiny_encoder_config, name):
+    model = model_of(tiny_encoder_config(**ENCODERS[name]))
+    batch = batch_of(model.config, "whole")
+    assert not model.keeps_labelled_tokens
+    assert rows_of_last_mlp(model, lambda: model(**batch)) == batch["labels"].numel()
+
+
+def test_logits_and_hidden_states_are_of_all_tokens(tiny_encoder_config):
+    model = model_of(tiny_encoder_config())
+    batch = batch_of(model.config, "whole")
+    assert model(**batch, return_logits=True).logits.shape[:2] == batch["labels"].shape
+    states = model(**batch, output_hidden_states=True).hidden_states
+    assert all(x.shape[:2] == batch["labels"].shape for x in states) and states[-1].ne(0).any(-1).all()
+    with torch.no_grad():
+        assert rows_of_last_mlp(model.eval(), lambda: model(**batch)) == batch["labels"].numel()  # logits are filled
+        assert rows_of_last_mlp(model, lambda: model(**batch, return_logits=False)) == 12
+
+
+@pytest.mark.parametrize("pooler_type, kept", [("cls", 12 + 3), ("mean", 36)])
+def test_sentence_pairs_read_the_first_token_too_or_the_mean_of_all(
+    tiny_encoder_config, monkeypatch, pooler_type, kept
+):
+    torch.manual_seed(0)
+    config = tiny_encoder_config(pooler_type=pooler_type)
+    model = randomise(AnyformerEncoderForPreTraining(config)).double().train()
+    batch = batch_of(config, "whole") | {"next_sentence_label": torch.tensor([0, 1, 1])}
+    grads = gradients_of(model, lambda: model(**batch).loss)
+    assert rows_of_last_mlp(model, lambda: model(**batch)) == kept
+    monkeypatch.setattr(AnyformerEncoderForPreTraining, "labelled_tokens", lambda *args, **kwargs: None)
+    for name, grad in gradients_of(model, lambda: model(**batch).loss).items():
+        close(grads[name], grad, FP32)
+
+
+def test_checkpointing_and_rows_without_labels(tiny_encoder_config):
+    model = model_of(tiny_encoder_config())
+    batch = batch_of(model.config, "right")
+    expected = gradients_of(model, lambda: model(**batch).loss)
+    for reentrant in (False, True):
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        for name, grad in gradients_of(model, lambda: model(**batch).loss).items():
+            close(grad, expected[name], FP32)
+    model.gradient_checkpointing_disable()
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    assert model(**batch).loss == 0
+    assert all(not grad.any() for grad in gradients_of(model, lambda: model(**batch).loss).values())
