@@ -42,6 +42,15 @@ class AnyformerEncoderPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel
         "AutoModelForMultipleChoice": "AnyformerEncoderForMultipleChoice",
     }
 
+    @property
+    def last_mlp_is_for_heads(self) -> bool:
+        """Whether heads alone read what the last feed-forward part makes of a token.
+
+        Routers count all tokens, and the mask decoder and the convolution read them all.
+        """
+        config = self.config
+        return config.mlp_kinds[-1] != "sparse" and not (config.mask_decoder_layers or config.conv_kernel_size)
+
 
 def pool_tokens(hidden_states, attention_mask, pooler_type: str):
     """(B, T, D) -> (B, D): the first token's vector ("cls"), or the mean over real tokens ("mean")."""
@@ -188,6 +197,7 @@ def for_encoder(forward):
         if global_attention_mask is None and self.config.has_global_tokens:
             global_attention_mask = self.default_global_attention_mask(input_ids, inputs_embeds)
         kwargs |= {"token_type_ids": token_type_ids, "global_attention_mask": global_attention_mask}
+        kwargs |= self.first_tokens(input_ids, inputs_embeds, **kwargs)
         return forward(self, input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
 
     own, given = inspect.signature(forward).parameters, inspect.signature(wrapped, follow_wrapped=False).parameters
@@ -208,6 +218,19 @@ class EncoderHead:
         self.model = AnyformerEncoderModel(config, add_pooling_layer=self.pools and not config.task_head_transform)
         self.head_transform = HeadTransform(config) if config.task_head_transform else None
         self.classifier_dropout = classifier_dropout(config)
+
+    @property
+    def kept_tokens(self) -> int | None:
+        """How many tokens of the last layer the head reads: the first one; None: all."""
+        return 1 if self.pools and self.config.pooler_type == "cls" and self.last_mlp_is_for_heads else None
+
+    def first_tokens(self, input_ids, inputs_embeds, output_hidden_states=None, **others) -> dict:
+        """The base model's `kept_tokens` where the head reads the first token of each row alone."""
+        given = input_ids if input_ids is not None else inputs_embeds
+        if self.kept_tokens is None or output_hidden_states or self.config.output_hidden_states or given is None:
+            return {}
+        rows, length = given.shape[:2]
+        return {"kept_tokens": torch.arange(0, rows * length, length, device=given.device)}
 
     def features(self, hidden_states):
         return hidden_states if self.head_transform is None else self.head_transform(hidden_states)
@@ -235,7 +258,7 @@ def first_token(input_ids, inputs_embeds):
 class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
     """Base of the heads that predict masked tokens: base model, transform, output layer."""
 
-    reads_first_token = False  # besides those with labels
+    reads_first_token = False  # besides those with labels; as the pooler does, where it does not read all
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -246,12 +269,9 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
 
     @property
     def keeps_labelled_tokens(self) -> bool:
-        """Whether the loss alone needs the last layer's feed-forward part of labelled tokens only.
-
-        Routers count all tokens, and the mask decoder and the convolution read them all.
-        """
-        config = self.config
-        return config.mlp_kinds[-1] != "sparse" and not (config.mask_decoder_layers or config.conv_kernel_size)
+        """Whether the loss alone needs the last layer's feed-forward part of labelled tokens only."""
+        # Of the others the mean of all tokens may be read.
+        return self.last_mlp_is_for_heads and not (self.reads_first_token and self.config.pooler_type != "cls")
 
     def labelled_tokens(self, labels, return_logits, output_hidden_states=None, **others):
         """Index (K,) among all B * T of the tokens whose last feed-forward part is needed, read on the host; None: all.
@@ -341,10 +361,6 @@ class AnyformerEncoderForPreTraining(PredictsMaskedTokens):
         self.dropout = classifier_dropout(config)
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
         self.post_init()
-
-    @property
-    def keeps_labelled_tokens(self) -> bool:
-        return super().keeps_labelled_tokens and self.config.pooler_type == "cls"  # and not the mean of all tokens
 
     @can_return_tuple
     def forward(
@@ -475,7 +491,8 @@ class AnyformerEncoderForMultipleChoice(EncoderHead, AnyformerEncoderPreTrainedM
             inputs["global_attention_mask"] = self.default_global_attention_mask(
                 inputs["input_ids"], inputs["inputs_embeds"]
             )
-        outputs = self.model(**inputs, **kwargs)
+        kept = self.first_tokens(inputs["input_ids"], inputs["inputs_embeds"], **kwargs)
+        outputs = self.model(**inputs, **kept, **kwargs)
         scores = self.score(self.pool(outputs, inputs["input_ids"], inputs["attention_mask"]))
         logits, loss = scores.view(-1, choices), None
         if labels is not None:

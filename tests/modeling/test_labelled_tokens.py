@@ -1,11 +1,19 @@
-"""The loss of masked words leaves the last feed-forward part of other tokens out, and only time can tell."""
+"""Heads leave the last feed-forward part of tokens that they do not read out, and only time can tell."""
 
 import pytest
 import torch
+from anyformer.pipelines.accounting.flops import FlopCount
 from family_variants import ENCODERS, FP32, close, encoder_row, gradients_of, packed, padded
 from native_models import randomise
+from torch.utils.flop_counter import FlopCounterMode
 
-from anyformer import AnyformerEncoderForMaskedLM, AnyformerEncoderForPreTraining
+from anyformer import (
+    AnyformerEncoderConfig,
+    AnyformerEncoderForMaskedLM,
+    AnyformerEncoderForMultipleChoice,
+    AnyformerEncoderForPreTraining,
+    AnyformerEncoderForSequenceClassification,
+)
 
 OF_ALL = ["deberta_conv", "deberta_mask_decoder", "deberta_experts"]  # something else reads all tokens
 LENGTHS = (12, 5, 9)
@@ -88,6 +96,38 @@ def test_sentence_pairs_read_the_first_token_too_or_the_mean_of_all(
     monkeypatch.setattr(AnyformerEncoderForPreTraining, "labelled_tokens", lambda *args, **kwargs: None)
     for name, grad in gradients_of(model, lambda: model(**batch).loss).items():
         close(grads[name], grad, FP32)
+
+
+@pytest.mark.parametrize("kind", ["whole", "right", "left"])
+@pytest.mark.parametrize("name", ["bert", "albert", "deberta_v3", "longformer", "rotary", "deberta_conv", "modernbert"])
+@pytest.mark.parametrize("head", [AnyformerEncoderForSequenceClassification, AnyformerEncoderForMultipleChoice])
+def test_classifiers_read_the_first_token_alone_or_the_mean_of_all(tiny_encoder_config, monkeypatch, head, name, kind):
+    torch.manual_seed(0)
+    config = tiny_encoder_config(**ENCODERS[name], num_labels=3)
+    model = randomise(head(config)).double().train()
+    batch = {name: x for name, x in batch_of(config, kind).items() if name != "labels"}
+    if head is AnyformerEncoderForMultipleChoice:  # one example of three choices
+        batch = {name: x[None] for name, x in batch.items()} | {"labels": torch.tensor([1])}
+    else:
+        batch["labels"] = torch.tensor([0, 2, 1])
+    grads, logits = gradients_of(model, lambda: model(**batch).loss), model.eval()(**batch).logits
+    rows = rows_of_last_mlp(model, lambda: model(**batch))
+    assert rows == 3 if model.kept_tokens else rows >= sum(LENGTHS)
+    assert rows_of_last_mlp(model, lambda: model(**batch, output_hidden_states=True)) >= sum(LENGTHS)
+    monkeypatch.setattr(head, "first_tokens", lambda *args, **kwargs: {})
+    close(logits, model(**batch).logits, FP32)
+    for parameter, grad in gradients_of(model.train(), lambda: model(**batch).loss).items():
+        close(grads[parameter], grad, FP32)
+
+
+def test_what_a_classifier_leaves_out_does_not_count():
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AnyformerEncoderConfig(intermediate_size=256, pooler_type="cls", **sizes)
+    model = AnyformerEncoderForSequenceClassification._from_config(config, attn_implementation="eager").train()
+    batch = {"input_ids": torch.ones(3, 30, dtype=torch.long), "labels": torch.tensor([0, 1, 1])}
+    with FlopCounterMode(display=False) as counter:
+        model(**batch).loss.backward()
+    assert FlopCount(model).of_batch(batch) == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_checkpointing_and_rows_without_labels(tiny_encoder_config):
