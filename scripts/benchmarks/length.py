@@ -4,6 +4,8 @@ A model of 2 layers without a head processes one row: a forward pass without gra
 pass. The kinds compute different functions, so only their costs are compared. Memory is the peak beyond weights and
 inputs, as torch's profiler records it. The plot is written beside this file.
 
+"none" is the same model with values passed through in place of attention: what no kind can be faster than.
+
 In bf16 (autocast) and fp32. The ratios of each kind to full attention, with their goals, are those of the longest row;
 then the length from which a kind takes less time, interpolated between the lengths that were measured.
 """
@@ -15,6 +17,7 @@ from pathlib import Path
 import method
 import torch
 from anyformer.pipelines.plots import plot_against_length
+from transformers import AttentionInterface
 
 from anyformer import AnyformerDecoderConfig, AnyformerDecoderModel, AnyformerEncoderConfig, AnyformerEncoderModel
 
@@ -28,7 +31,9 @@ KINDS = {
     "linear": {"attention_pattern": ["linear_attention"]},
     "compressive": {"attention_pattern": ["compressive_attention"], "segment_length": WINDOW},
     "recurrent": {"segment_length": WINDOW, "memory_length": WINDOW},
+    "none": {"attention_pattern": ["full_attention"], "attn_implementation": "values_passed_through"},
 }
+AttentionInterface.register("values_passed_through", lambda module, q, k, v, *_, **__: (v.transpose(1, 2), None))
 ENCODERS = {"full, two-sided", "local+global"}
 # Times of full attention (an encoder's for an encoder's) over those of a kind, at 4,096 tokens and windows of 128.
 GOALS = {
@@ -145,7 +150,7 @@ def compare_with_full(rows: list[dict], args, dtype: str) -> None:
             goal = GOALS.get((kind, name)) if longest == GOAL_LENGTH else None
             timing = method.relative_to(timings, peer, kind)
             print(method.row(what, kind, peer, timing, goal and method.Goal(goal), method.is_void(timings)), flush=True)
-    for kind, peer in peers(args.kinds).items():
+    for kind, peer in peers([kind for kind in args.kinds if kind != "none"]).items():
         found = [f"{crossover(rows, kind, peer, f'{name}_us')} ({name})" for name in ("forward", "training")]
         print(f"{dtype}: {kind} takes less time than {peer} attention from {', '.join(found)} tokens on")
 

@@ -38,7 +38,7 @@ measure encoder_decoder seq2seq_step.py --rounds 9
 measure experts moe_step.py --rounds 9
 measure images vit_step.py --rounds 9
 measure windows length.py --dtype fp32 bf16 --length 4096 --rounds 9 --plot "" \
-    --kinds full "full, two-sided" sliding strided local+global
+    --kinds full "full, two-sided" sliding strided local+global none
 measure length length.py --dtype fp32 --rounds 3
 measure backends attention_backends.py
 measure generate generate.py --rounds 9
