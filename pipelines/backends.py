@@ -9,7 +9,7 @@ import sys
 
 from anyformer.modeling.legality import attention_kinds
 from anyformer.modeling.legality_experts import CHANNELS, has_experts, odd_sizes
-from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
+from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, POSITION_SCHEMES
 
 from .errors import UserError, did_you_mean, first_line
 
@@ -116,7 +116,7 @@ def fastest_attention(config, half: bool) -> str | None:
     import torch
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-    if not half or not torch.cuda.is_available() or not config.model_type.startswith("anyformer_"):
+    if not half or not torch.cuda.is_available() or config.model_type not in FAMILIES:
         return None
     hopper = torch.cuda.get_device_capability()[0] == 9  # the kernels of version 3 are written for it
     installed = {"flash_attention_3": hopper and is_flash_attn_3_available()}

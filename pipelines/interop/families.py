@@ -4,6 +4,7 @@ import importlib
 from types import ModuleType
 
 from anyformer.modeling import configuration, configuration_seq2seq, configuration_vit
+from anyformer.modeling.traits import FAMILIES
 from transformers.models.auto import modeling_auto
 
 OURS = "anyformer_"
@@ -45,7 +46,7 @@ WITHOUT_AUTO_CLASS = {("imagegpt", "AutoModelForCausalLM"): "ImageGPTForCausalIm
 
 def is_ours(config) -> bool:
     """Whether a config is of an anyformer family; by name, since a Hub model brings a class of its own."""
-    return config.model_type.startswith(OURS)
+    return config.model_type in FAMILIES
 
 
 def family_name(config) -> str:

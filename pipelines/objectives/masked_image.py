@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from anyformer.modeling.traits import FAMILIES
+
 from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import register_objective
@@ -41,7 +43,7 @@ class MaskedImage(ImageObjective):
         super().prepare(splits, cache, progress)
         name = self.recipe.model.name_or_path
         config = config_namespace(self.recipe) or load_config(name, trust_remote_code=self.recipe.trust_remote_code)
-        if not config.model_type.startswith("anyformer_"):
+        if config.model_type not in FAMILIES:
             raise UserError(
                 f"objective.name=masked_image trains models of family vit, and model.name_or_path={name!r} is a "
                 f"{config.model_type}; convert it first, with anyformer convert"

@@ -2,7 +2,7 @@
 
 from anyformer.modeling.legality import attention_kinds
 from anyformer.modeling.legality_experts import mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES
+from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, PLAIN, POSITION_SCHEMES
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES
@@ -193,7 +193,7 @@ def _check_pipeline(words: str, recipe: Recipe) -> None:
 def check_model_shares(settings: ParallelismSettings, config) -> None:
     """Raise UserError for a model that cannot be shared so. config: its config, ours or native, or a namespace."""
     words = f"{FIELD}={words_of(settings)}"
-    ours = str(getattr(config, "model_type", "")).startswith("anyformer_")
+    ours = getattr(config, "model_type", None) in FAMILIES
     if settings.tp > 1 and (not ours or _splits_heads(config)):
         _check_divides(config, ("num_attention_heads", "num_key_value_heads"), "tp", settings.tp, words)
     if settings.tp > 1:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anyformer.modeling.traits import FAMILIES
+
 from anyformer import modeling
 
 from ..adapters import ADAPTED_CONFIG, ADAPTER_WEIGHTS, is_adapter
@@ -29,7 +31,7 @@ class ModelFolder:
     @property
     def is_ours(self) -> bool:
         """Whether the model is of an anyformer family, whose code this package has."""
-        return str(self.config.get("model_type", "")).startswith("anyformer_")
+        return self.config.get("model_type") in FAMILIES
 
     @property
     def is_adapter(self) -> bool:

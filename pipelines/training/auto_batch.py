@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import torch
 from accelerate.utils.memory import clear_device_cache
 from anyformer.modeling.experts_bias import forget_counts
+from anyformer.modeling.traits import FAMILIES
 
 from ..accounting.devices import Devices
 from ..errors import UserError
@@ -99,7 +100,7 @@ def says_when_full(device: torch.device) -> bool:
 
 def estimated(recipe: Recipe, objective, model, devices: Devices, sizes: list[int]) -> tuple[int, str]:
     """(the largest of some sizes that the plan says fits into the host's memory, or 0; how that was found)."""
-    if recipe.training.lora is not None or not model.config.model_type.startswith("anyformer_"):
+    if recipe.training.lora is not None or model.config.model_type not in FAMILIES:
         raise UserError(
             "training.auto_batch=true on a CPU is the plan's estimate, which counts whole models of ours alone; set it "
             "to false, or use an accelerator"

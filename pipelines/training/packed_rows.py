@@ -1,6 +1,7 @@
 """Whether a native model keeps the documents of a packed row apart, as our own families do."""
 
 import torch
+from anyformer.modeling.traits import FAMILIES
 
 from ..errors import UserError
 from .model_loss import without_cache
@@ -17,12 +18,7 @@ def check_documents_apart(model, name: str) -> None:
     """
     config = model.config
     in_parts = any(hasattr(p, "ds_shape") for p in model.parameters())
-    if (
-        config.model_type.startswith("anyformer_")
-        or config.is_encoder_decoder
-        or in_parts
-        or keeps_documents_apart(model)
-    ):
+    if config.model_type in FAMILIES or config.is_encoder_decoder or in_parts or keeps_documents_apart(model):
         return
     raise UserError(
         f"model.name_or_path={name!r} is a {type(model).__name__}, in which the documents of a packed row see each "

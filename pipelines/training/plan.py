@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
+from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, POSITION_SCHEMES
 from transformers import AutoConfig
 
 import anyformer
@@ -270,7 +270,7 @@ def checkpoint_config(recipe: Recipe):
         config = with_fields(load_config(name, trust_remote_code=recipe.trust_remote_code), recipe.model.fields, name)
     except (OSError, ValueError) as error:
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
-    if not config.model_type.startswith("anyformer_"):
+    if config.model_type not in FAMILIES:
         raise UserError(
             f"model.name_or_path={name!r} is a native {config.model_type}, and plan counts models of ours; give its "
             f"preset as model.preset, or convert it first, with anyformer convert"
