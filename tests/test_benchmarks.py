@@ -152,6 +152,14 @@ def test_trainers_end_with_the_bare_loops_weights(benchmark, capsys):
     assert [row[1] for row in table(capsys)] == ["guard", "transformers' Trainer", "AnyformerTrainer"]
 
 
+def test_the_loader_of_images_is_timed_beside_the_steps_that_it_feeds(benchmark, capsys, monkeypatch):
+    module = benchmark("images")
+    sizes = {"image_size": 16, "patch_size": 8, "num_hidden_layers": 1, "hidden_size": 24}
+    monkeypatch.setitem(module.SHAPES, "cifar", (8, 4, 2, sizes))
+    run(module, "--shape cifar --rounds 2")
+    assert [(row[1], row[5]) for row in table(capsys)] == [("guard", "0.97-1.03"), ("loader", ">= 5")]
+
+
 @pytest.mark.slow
 def test_data_pipelines_hold_the_same_tokens(benchmark, capsys):
     run(benchmark("data_pipeline"), "--bytes 20000 --vocab 300 --length 32 --rounds 2")

@@ -49,14 +49,12 @@ class Augmentation:
 
 def shift_and_flip(images: torch.Tensor, shifts: np.ndarray, flips: np.ndarray, padding: int) -> torch.Tensor:
     """Cut (H, W) out of each image with `padding` black pixels around it, from `shifts` on; mirrored where `flips`."""
-    count, _, height, width = images.shape
-    padded = functional.pad(images, (padding,) * 4)
-    shifts = torch.from_numpy(shifts)
-    rows = shifts[:, :1] + torch.arange(height)
-    columns = shifts[:, 1:] + torch.arange(width)
-    columns = torch.where(torch.from_numpy(flips)[:, None], columns.flip(1), columns)
-    cut = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
-    return cut.permute(0, 3, 1, 2)
+    height, width = images.shape[-2:]
+    places = zip(functional.pad(images, (padding,) * 4), shifts.tolist())
+    cut = torch.stack([image[:, top : top + height, left : left + width] for image, (top, left) in places])
+    mirrored = torch.from_numpy(flips)
+    cut[mirrored] = cut[mirrored].flip(-1)
+    return cut
 
 
 def cutmix_boxes(shares: np.ndarray, centres: np.ndarray, height: int, width: int) -> torch.Tensor:

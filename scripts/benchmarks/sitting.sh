@@ -37,6 +37,7 @@ measure masked_lm_base mlm_step.py --shape base --rounds 5 --arms native ours
 measure encoder_decoder seq2seq_step.py --rounds 9
 measure experts moe_step.py --rounds 9
 measure images vit_step.py --rounds 9
+measure image_loader images.py
 measure windows length.py --dtype fp32 bf16 --length 4096 --rounds 9 --plot "" \
     --kinds full "full, two-sided" sliding strided local+global none
 measure length length.py --dtype fp32 --rounds 3
