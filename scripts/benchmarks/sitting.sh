@@ -45,7 +45,8 @@ measure backends attention_backends.py
 measure generate generate.py --rounds 9
 measure decoding decoding_throughput.py --rounds 5
 measure trainer trainer_overhead.py --rounds 15
-measure data data_pipeline.py --rounds 7 --beside processes --clock wall
+measure data data_pipeline.py --rounds 9
+measure data_processes data_pipeline.py --rounds 5 --bytes 8000000 --beside processes --clock wall
 [[ -z $data ]] || measure end_to_end end_to_end.py --data "$data"
 
 for table in "${tables[@]}"; do
