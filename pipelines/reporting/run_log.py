@@ -111,7 +111,7 @@ class RunLog:
 
     @property
     def seconds(self) -> float | None:
-        """Of training, evaluations between its steps included."""
+        """Of the whole run: its steps, the evaluations between them, and of the last command its start and end."""
         trained = self.axes["seconds"][-1] if self.train else None
         return max(trained or 0, self.run.get("wall_seconds") or 0) or None
 

@@ -60,18 +60,22 @@ from .summary import print_dry_run, print_result, print_start
 from .watch import watch_of
 
 
-def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_aside: bool = False) -> int:
+def train(
+    recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_aside: bool = False, began: float | None = None
+) -> int:
     """Train (or go on training) the recipe's model and print the result; return the exit code.
 
     0: finished, also if it had been finished before. 128 + n: stopped by signal n after saving a checkpoint.
     With `dry_run` the data is prepared, the model is built, one step is made on a full batch and one batch of each
     other split is measured; nothing is written to output_dir. With `quiet` only the progress line is printed. With
     `sets_aside` the recipe begins from the run that is in its output_dir, which is renamed first (from_weights.py).
+    began: when the command did, in seconds since the epoch; None: now.
 
     Raises:
         UserError: a mistake in recipe, data or folders, before any training; during it a full disk, a NaN loss, or too
             little memory.
     """
+    began = time.time() if began is None else began
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
@@ -95,7 +99,7 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, sets_as
     stop = StopAtOnce(active=main)
     try:
         with folder.held() if main else nullcontext(), stop:
-            return start(recipe, folder, arguments, quiet)
+            return start(recipe, folder, arguments, quiet, began)
     except BaseException as error:
         if stop.received is not None:  # whatever it was, the signal was before it
             shutil.rmtree(folder.path / STAGING, ignore_errors=True)
@@ -187,7 +191,7 @@ def with_found_batch(recipe: Recipe, data: PreparedData, model, arguments) -> tu
     return recipe, training_arguments(recipe, length, per_step), found
 
 
-def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
+def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool, began: float) -> int:
     """Prepare everything, find out whether there is something left to do, and do it."""
     main = arguments.process_index == 0
     if main and recipe.publish.repo_id is not None:
@@ -228,7 +232,7 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool) -> int:
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
         reads_universal(trainer)
     try:
-        return run(trainer, recipe, folder, data, checkpoint, quiet)
+        return run(trainer, recipe, folder, data, checkpoint, quiet, began)
     finally:
         trainer.close_trackers()
         if main:
@@ -332,10 +336,9 @@ def check_own(checkpoint: Path, recipe: Recipe) -> None:
 
 
 def run(
-    trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoint: Path | None, quiet: bool = False
+    trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoint: Path | None, quiet: bool, began: float
 ) -> int:
     """Train, evaluate, save and report."""
-    started = time.time()
     with forged_files_named(checkpoint, trainer.is_deepspeed_enabled):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     stopped = trainer.stop_signal.agree(trainer.args)
@@ -371,7 +374,8 @@ def run(
             "hardware": hardware_words(trainer.args.device),
             "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
             "backends": backends_of(plain(trainer.model)),
-            "wall_seconds": round(time.time() - started, 1),
+            "wall_seconds": round(time.time() - began, 1),  # of this command, as the two next ones
+            **trainer.throughput.facts(),
             "samples": samples,
             "validations": validations,
             "signatures": data.objective.signatures,
@@ -477,6 +481,8 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
         "engine",
         "backends",
         "wall_seconds",
+        "training_seconds",
+        "data_share",
         "samples",
         "validations",
         "signatures",

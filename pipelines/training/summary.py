@@ -115,6 +115,8 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     console.rule()
     reader = "image processor" if (folder / "preprocessor_config.json").is_file() else "tokenizer"
     took = f"{counted(run['steps'], 'step')} in {human_time(run['wall_seconds'])}"
+    if "training_seconds" in run:
+        took += f", {human_time(run['training_seconds'])} of them training,"
     what = "adapter" if is_adapter(folder) else "model"
     where = f"{what}, {reader}, card and metrics are in {folder}"
     trained, parameters = run.get("trained_parameters"), run.get("parameters")

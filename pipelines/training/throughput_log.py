@@ -17,8 +17,9 @@ from .lora import plain
 class ThroughputLog:
     """Counts tokens and FLOPs of training batches, where the device has to count them without waiting for it.
 
-    Time spent on evaluation and checkpoints (`paused`) does not count. shared: processes that read the same rows.
-    flop_count: of the whole model; None: it is the one that add_batch gets.
+    Time spent on evaluation and checkpoints (`paused`) does not count. seconds: of training up to the last log, and
+    waited: those of them spent waiting for batches. shared: processes that read the same rows. flop_count: of the whole
+    model; None: it is the one that add_batch gets.
     """
 
     def __init__(self, args: TrainingArguments, shared: int = 1, flop_count: FlopCount | None = None):
@@ -28,6 +29,7 @@ class ThroughputLog:
         self._logged_tokens = self._logged_flops = 0  # of all processes, at the last log
         self._taken_flops = 0.0
         self._flop_count, self._peak = flop_count, None
+        self.seconds = self.waited = 0.0
         self._clock, self._paused, self._loading = time.perf_counter(), 0.0, 0.0
 
     def start(self) -> None:
@@ -75,15 +77,21 @@ class ThroughputLog:
         if self._peak is None or achieved > self._peak:  # a peak below the rate was measured on a busy machine
             dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
             self._peak = peak_flops(self.args.device, dtype, again=self._peak is not None)[0]
-        waited, self._loading = self._loading / seconds, 0.0
+        share = self._loading / seconds
+        self.seconds, self.waited, self._loading = self.seconds + seconds, self.waited + self._loading, 0.0
         self._clock, self._logged_tokens, self._logged_flops, self._paused = time.perf_counter(), tokens, flops, 0.0
         return {
             "tokens_per_second": rate,
             "mfu": achieved / self._peak,
-            "data_share": min(1.0, waited),
+            "data_share": min(1.0, share),
             "memory_gb": peak_memory(self.args.device) / 1e9,
             "tokens": int(tokens),
         }
+
+    def facts(self) -> dict[str, float]:
+        """For the run's file: seconds of training, and the share of them spent waiting for batches."""
+        share = self.waited / max(self.seconds, 1e-9)
+        return {"training_seconds": round(self.seconds, 1), "data_share": round(min(1.0, share), 4)}
 
 
 def peak_memory(device: torch.device) -> int:

@@ -7,7 +7,8 @@ inputs, as torch's profiler records it. The plot is written beside this file.
 "none" is the same model with values passed through in place of attention: what no kind can be faster than.
 
 In bf16 (autocast) and fp32. The ratios of each kind to full attention, with their goals, are those of the longest row;
-then the length from which a kind takes less time, interpolated between the lengths that were measured.
+then whether its memory per token grows with the row, and the length from which it takes less time, interpolated between
+the lengths that were measured.
 """
 
 import contextlib
@@ -45,6 +46,7 @@ GOALS = {
     ("local+global", "training"): 1.8,
 }
 GOAL_LENGTH = 4096
+FLAT = 1.05  # growth of memory per token from the shortest row to the longest that is called flat
 HEADER = (
     "| what | kind | forward, us/token | training, us/token | forward, KiB/token | training, KiB/token | "
     "training time of full |\n|---|---|---|---|---|---|---|"
@@ -150,9 +152,26 @@ def compare_with_full(rows: list[dict], args, dtype: str) -> None:
             goal = GOALS.get((kind, name)) if longest == GOAL_LENGTH else None
             timing = method.relative_to(timings, peer, kind)
             print(method.row(what, kind, peer, timing, goal and method.Goal(goal), method.is_void(timings)), flush=True)
+    shortest = min(args.length)
+    if shortest == longest:
+        return
+    for kind in args.kinds:
+        growth = [
+            held(rows, kind, longest, name) / held(rows, kind, shortest, name) for name in ("forward", "training")
+        ]
+        verdict = "flat" if max(growth) <= FLAT else "grows"
+        print(
+            f"{dtype}: memory per token of {kind} at {longest:,} tokens, of that at {shortest:,}: "
+            f"{growth[0]:.2f} (forward), {growth[1]:.2f} (training): {verdict}"
+        )
     for kind, peer in peers([kind for kind in args.kinds if kind != "none"]).items():
         found = [f"{crossover(rows, kind, peer, f'{name}_us')} ({name})" for name in ("forward", "training")]
         print(f"{dtype}: {kind} takes less time than {peer} attention from {', '.join(found)} tokens on")
+
+
+def held(rows: list[dict], kind: str, length: int, name: str) -> float:
+    """KiB per token of a kind's pass."""
+    return next(row[f"{name}_kib"] for row in rows if (row["kind"], row["length"]) == (kind, length))
 
 
 def peers(kinds: list[str]) -> dict[str, str]:

@@ -18,7 +18,6 @@ from transformers import MixtralConfig, MixtralForCausalLM
 import anyformer
 
 GOAL = method.Goal(1.2)  # against each native arm, so against the best
-GOALS = {"bf16": GOAL, "bf16-weights": GOAL}
 NATIVE = ("native eager", "native grouped_mm", "native batched_mm")
 ARMS = ("native eager", "native grouped_mm", "ours")
 
@@ -71,7 +70,7 @@ def run(args, dtype: str) -> None:
     for arm in args.arms[1:]:
         peers = [name for name in args.arms if name != "ours"] if arm == "ours" else [reference]
         for peer in peers:
-            goal = GOALS.get(dtype) if arm == "ours" else None
+            goal = GOAL if arm == "ours" else None
             timing = method.relative_to(timings, peer, arm)
             print(method.row(what, arm, peer, timing, goal, method.is_void(timings)), flush=True)
     products.print_bound(what, timings, [name for name in args.arms if name != "ours"])

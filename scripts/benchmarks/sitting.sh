@@ -38,16 +38,21 @@ measure encoder_decoder seq2seq_step.py --rounds 9
 measure experts moe_step.py --rounds 9
 measure images vit_step.py --rounds 9
 measure image_loader images.py
-measure windows length.py --dtype fp32 bf16 --length 4096 --rounds 9 --plot "" \
+measure windows length.py --dtype fp32 bf16 --length 1024 4096 --rounds 7 --plot "" \
     --kinds full "full, two-sided" sliding strided local+global none
 measure length length.py --dtype fp32 --rounds 3
 measure backends attention_backends.py
 measure generate generate.py --rounds 9
 measure decoding decoding_throughput.py --rounds 5
+measure first_step first_step.py
 measure trainer trainer_overhead.py --rounds 15
 measure data data_pipeline.py --rounds 9
 measure data_processes data_pipeline.py --rounds 5 --bytes 8000000 --beside processes --clock wall
-[[ -z $data ]] || measure end_to_end end_to_end.py --data "$data"
+if [[ -n $data ]]; then
+    measure end_to_end end_to_end.py --data "$data"
+else
+    echo "end_to_end: left out, it needs DATA"
+fi
 
 for table in "${tables[@]}"; do
     [[ ! -e $folder/$table.md ]] || { printf '## %s\n\n' "$table" && cat "$folder/$table.md" && echo; }

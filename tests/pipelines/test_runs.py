@@ -1,6 +1,7 @@
 """Whole runs through the command line: what a user gets, and what survives being killed."""
 
 import json
+import re
 import signal
 
 import pytest
@@ -37,6 +38,8 @@ def test_a_run_ends_with_a_model_that_loads_generates_and_beats_the_unigram(tiny
     facts = json.loads((run / "run.json").read_text())
     metrics = facts["metrics"]
     assert facts["status"] == "finished" and facts["steps"] == 150 and facts["seed"] == 42
+    assert 0 < facts["training_seconds"] < facts["wall_seconds"] and 0 <= facts["data_share"] < 1
+    assert re.search(r"done: 150 steps in [\d:]+, [\d:]+ of them training, on 1 process; model", printed)
     assert metrics["validation_perplexity"] < 0.7 * metrics["validation_unigram_perplexity"]
     assert facts["versions"]["torch"] == torch.__version__.split("+")[0] or facts["versions"]["torch"]
     assert len(facts["data"]["fingerprint"]) >= 32 and facts["data"]["train"]["fill_rate"] > 0.9
