@@ -47,8 +47,8 @@ def table(capsys) -> list[list[str]]:
 
 def test_decoder_step_compares_equal_losses_in_both_dtypes(benchmark, capsys):
     size = "--length 16 --layers 1 --batch 1 --vocab 64 --hidden 32 --heads 2 --rounds 2"
-    run(benchmark("decoder_step"), f"{size} --arms native ours")
-    assert [row[1] for row in table(capsys)] == ["guard", "ours", "products alone"] * 2
+    run(benchmark("decoder_step"), f"{size} --arms native lean ours")
+    assert [row[1] for row in table(capsys)] == ["guard", "lean", "ours", "ours", "products alone"] * 2
 
 
 def test_attention_backends_compute_the_same(benchmark, capsys):

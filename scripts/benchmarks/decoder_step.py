@@ -1,12 +1,14 @@
 """One optimizer step of a decoder: transformers' LLaMA and ours, eager and compiled, with equal weights and batches.
 
 A step is forward, backward, clipping, fused AdamW and clearing the gradients. fp32, or bf16 by autocast. Arms: native
-(sdpa), native compiled, ours, ours compiled. On a GPU: gpu.sh.
+(sdpa), native compiled, ours, ours compiled; lean and lean compiled, the same architecture with nothing around it
+(lean.py). On a GPU: gpu.sh.
 """
 
 import method
 import products
 import torch
+from lean import LeanDecoder
 from steps import BF16_TOLERANCE, Step
 from twins import twins
 
@@ -14,10 +16,16 @@ from twins import twins
 SHAPES = {256: (4, 4, 8192), 1024: (2, 2, 8192), 2048: (1, 1, 2048)}
 GOALS = {
     ("fp32", 256): {("ours compiled", "native"): 1.2},
-    ("bf16", 1024): {("ours compiled", "native compiled"): 1.2},
+    ("bf16", 1024): {("ours compiled", "native compiled"): 1.2, ("ours compiled", "lean compiled"): 1.0},
     ("bf16", 2048): {("ours compiled", "native compiled"): 1.35},
 }
-PEERS = {"ours": ("native",), "native compiled": ("native",), "ours compiled": ("native", "native compiled")}
+PEERS = {
+    "lean": ("native",),
+    "ours": ("native", "lean"),
+    "native compiled": ("native",),
+    "lean compiled": ("native",),
+    "ours compiled": ("native", "native compiled", "lean compiled"),
+}
 
 
 class CompiledStep(Step):
@@ -39,9 +47,10 @@ def build(names, shape, length, hidden, heads, dtype) -> dict:
     steps = {}
     for name in names:
         native, ours = twins(vocab, hidden, layers, heads, length)
+        model = {"native": native, "ours": ours}.get(name.split()[0]) or LeanDecoder(native)
         step = CompiledStep if name.endswith("compiled") else Step
         inputs = {"input_ids": ids, "labels": ids, "use_cache": False}
-        steps[name] = step(native if name.startswith("native") else ours, inputs, dtype)
+        steps[name] = step(model, inputs, dtype)
     return steps
 
 
