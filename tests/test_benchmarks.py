@@ -360,6 +360,25 @@ def test_tables_hold_every_row(benchmark):
     assert "| ViT | ours | 1.23 | - | 1.500 | 50.0% | - | - | 0 |" in text
 
 
+def test_goals_on_a_gpu_have_verdicts(benchmark):
+    gpu = benchmark("gpu")
+    of = lambda part, arm, **numbers: {"part": part, "what": "x", "arm": arm, **numbers}  # noqa: E731
+    rows = [
+        of("decoder_350m", "native compiled", ratio=1.1),
+        of("decoder_350m", "ours compiled", ratio=1.4, mfu_palm=0.44, syncs=0),
+        of("sliding", "full attention, sdpa", ratio=1.0),
+        of("sliding", "window, sdpa", ratio=0.5),
+        of("sliding", "window, flex_attention", ratio=4.5),
+        gpu.row("syncs", "ours", "failed", "no arm"),
+    ]
+    verdicts = [line.split(" | ")[1:] for line in gpu.goals(rows)[2:]]
+    assert [verdict.removesuffix(" |") for _, verdict in verdicts] == [
+        *("missed", "not measured", "met", "not measured", "met", "met")
+    ]
+    assert [figure for figure, _ in verdicts] == ["0.440", "-", "1.273", "-", "4.500", "0"]
+    assert "| goal | measured | verdict |" in gpu.tables(rows, "machine: none")
+
+
 def test_a_part_of_every_name_exists(benchmark):
     modules = [benchmark(name) for name in ("gpu_checks", "gpu_checks_runtime", "gpu_speed")]
     for part in benchmark("gpu").PARTS:

@@ -30,6 +30,7 @@ from transformers import AutoTokenizer
 
 HERE = Path(__file__).resolve().parent
 ROUNDS = 3
+WORSE = 1.01  # a validation loss above so many times the peer's is called worse; masked words are drawn anew by each
 
 
 @dataclass(frozen=True)
@@ -267,10 +268,14 @@ def report(kind_name: str, kind: Kind, steps: int, found: dict) -> None:
         seconds = " | ".join(f"{middle[name]:.1f}" for name in ("wall", "start", "steps", "end", "cpu"))
         memory, loss = f"{middle['memory'] / 1e9:.2f}", f"{middle['loss']:.4f}"
         print(f"| {arm} | {middle['parameters'] / 1e6:.2f}M | {seconds} | {memory} | {loss} |")
+    losses = {arm: float(np.median([run["loss"] for run in runs])) for arm, runs in found.items()}
     for name in ("wall", "steps"):
         ratios = [theirs[name] / own[name] for theirs, own in zip(found["plain"], found["anyformer"])]
         goal = method.Goal(kind.goal) if name == "wall" else None
         verdict = "" if goal is None else f", goal {goal}: {goal.verdict(min(ratios), max(ratios))}"
+        verdict += (
+            ", but its loss is worse" if goal is not None and losses["anyformer"] > WORSE * losses["plain"] else ""
+        )
         print(f"\n{name}: plain / anyformer {np.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}){verdict}")
 
 

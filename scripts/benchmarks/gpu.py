@@ -181,6 +181,15 @@ def has_room(part: Part, running: list[Job], together: int) -> bool:
 
 # ------------------------------------------------------------------------------------------------------- the result
 
+# (part, arm, its peer or None, number, goal): the number itself, or its quotient by the peer's. Of several arms whose
+# names begin so the best counts.
+GOALS = (
+    ("decoder_350m", "ours compiled", None, "mfu_palm", 0.45),
+    ("decoder_1b", "ours compiled", None, "mfu_palm", 0.52),
+    ("decoder_350m", "ours compiled", "native compiled", "ratio", 1.2),
+    ("decoder_1b", "ours compiled", "native compiled", "ratio", 1.2),
+    ("sliding", "window,", "full attention", "ratio", 4.0),
+)
 SPEED = ("ms", "per_second", "ratio", "mfu_palm", "mfu_causal", "peak_gib", "syncs")
 HEADS = ("ms", "per second", "x reference", "MFU (PaLM)", "MFU (causal)", "peak GiB", "host syncs")
 
@@ -196,8 +205,28 @@ def written(name: str, value) -> str:
     )
 
 
+def goals(rows: list[dict]) -> list[str]:
+    """Lines of a table: each goal, what was measured, and the verdict; the last goal is no wait of the host in a step."""
+
+    def best(part: str, arm: str, name: str):
+        found = [row.get(name) for row in rows if row["part"] == part and row.get("arm", "").startswith(arm)]
+        return max((value for value in found if value is not None), default=None)
+
+    lines = ["| goal | measured | verdict |", "|---|---|---|"]
+    for part, arm, peer, name, goal in GOALS:
+        figure, of = best(part, arm, name), 1.0 if peer is None else best(part, peer, name)
+        figure = None if figure is None or of is None else figure / of
+        verdict = "not measured" if figure is None else "met" if figure >= goal else "missed"
+        what = f"{part}: {arm.rstrip(',')}, {name}{f' of {peer}' if peer else ''} >= {goal:g}"
+        lines.append(f"| {what} | {'-' if figure is None else f'{figure:.3f}'} | {verdict} |")
+    ours = [row for row in rows if row["part"].startswith("decoder") and row.get("arm", "").startswith("ours")]
+    waits = [row["syncs"] for row in ours if row.get("syncs") is not None]
+    verdict = "not measured" if not waits else "met" if not any(waits) else "missed"
+    return [*lines, f"| decoders: ours, host syncs in a step = 0 | {max(waits) if waits else '-'} | {verdict} |"]
+
+
 def tables(rows: list[dict], header: str) -> str:
-    """The rows as Markdown: checks and failures, then speed."""
+    """The rows as Markdown: checks and failures, then speed and its goals."""
     lines = [f"```\n{header}\n```", "", "| part | what | result | detail |", "|---|---|---|---|"]
     cell = lambda text: str(text).replace("|", "\\|").replace("\n", " ")  # noqa: E731
     for each in rows:
@@ -209,6 +238,7 @@ def tables(rows: list[dict], header: str) -> str:
         for each in speed:
             cells = [each["what"], each["arm"], *(written(name, each.get(name)) for name in SPEED)]
             lines.append(f"| {' | '.join(cell(x) for x in cells)} |")
+        lines += ["", *goals(rows)]
     return "\n".join(lines) + "\n"
 
 

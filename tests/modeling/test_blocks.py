@@ -298,7 +298,7 @@ def peak_bytes(kind: str, length: int, backend: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sliding_attention", "strided_attention"])
+@pytest.mark.parametrize("kind", ["sliding_attention", "strided_attention", "local_global_attention"])
 def test_flex_attention_holds_no_dense_mask_either(kind):
     """A dispatch mode would see no operation of a compiled kernel, and flex_attention does not run under one."""
     short, long = (peak_bytes(kind, length, "flex_attention") for length in (1024, 2048))
