@@ -206,7 +206,7 @@ def written(name: str, value) -> str:
 
 
 def goals(rows: list[dict]) -> list[str]:
-    """Lines of a table: each goal, what was measured, and the verdict; the last goal is no wait of the host in a step."""
+    """Lines of a table: each goal, what was measured, the verdict; the last one is that the host waits for nothing."""
 
     def best(part: str, arm: str, name: str):
         found = [row.get(name) for row in rows if row["part"] == part and row.get("arm", "").startswith(arm)]

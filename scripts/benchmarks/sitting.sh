@@ -43,6 +43,7 @@ measure windows length.py --dtype fp32 bf16 --length 1024 4096 --rounds 7 --plot
 measure length length.py --dtype fp32 --rounds 3
 measure backends attention_backends.py
 measure generate generate.py --rounds 9
+measure generate_static generate.py --rounds 9 --model medium --prompt 32 --static
 measure decoding decoding_throughput.py --rounds 5
 measure first_step first_step.py
 measure trainer trainer_overhead.py --rounds 15
