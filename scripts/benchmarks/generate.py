@@ -1,4 +1,4 @@
-"""Greedy `generate`, the same call on transformers' LLaMA and on ours with equal weights, prompt and tokens.
+"""Greedy `generate`: the same call on transformers' LLaMA and on ours with equal weights, prompt and tokens.
 
 --static: also with a static cache and the step of one token compiled, which takes half a minute for each model first.
 """
