@@ -126,14 +126,15 @@ class CompiledLayers(TrainerCallback, ExportableState):
         self.wanted, self.arguments, self.refused, self.paused = wanted, arguments, refused, paused
         self.chosen: bool | None = None
         self.inputs: LayerInputs | None = None
-        self.started, self.steps = 0.0, []  # seconds of the first steps since training began
+        self.started = 0.0
+        self.steps, self.compiled_steps = [], []  # seconds of the first steps, and of the first compiled ones
 
     def state(self) -> dict:
         """What a checkpoint holds of it."""
         return {"args": {}, "attributes": {"chosen": self.chosen}}
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.steps = []
+        self.steps, self.compiled_steps = [], []
         saved = (state.stateful_callbacks or {}).get(type(self).__name__, {}).get("attributes", {})
         if self.wanted is True:
             self.chosen = True
@@ -154,14 +155,17 @@ class CompiledLayers(TrainerCallback, ExportableState):
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
-        if len(self.steps) == PROBED:
-            return
-        self.steps.append(time.perf_counter() - self.started)
-        if self.chosen and len(self.steps) == 2 and state.is_world_process_zero:
-            say(f"torch.compile: the layers took {human_time(max(0.0, self.steps[0] - self.steps[1]))} to compile")
-        if self.chosen is None and len(self.steps) == PROBED:
-            with self.paused():
-                self._probe(args, state, model)
+        seconds = time.perf_counter() - self.started
+        if self.chosen and len(self.compiled_steps) < 2:
+            self.compiled_steps.append(seconds)
+            if len(self.compiled_steps) == 2 and state.is_world_process_zero:
+                first, second = self.compiled_steps
+                say(f"torch.compile: the layers took {human_time(max(0.0, first - second))} to compile")
+        elif self.chosen is None:
+            self.steps.append(seconds)
+            if len(self.steps) == PROBED:
+                with self.paused():
+                    self._probe(args, state, model)
 
     def _probe(self, args, state, model: nn.Module) -> None:
         from accelerate.utils import broadcast_object_list

@@ -49,6 +49,19 @@ def test_a_resumed_run_goes_on_as_it_was(saved, two_layers):
     assert all(is_compiled(layer) == bool(saved) for layer in layers_of(two_layers))
 
 
+@pytest.mark.parametrize("wanted", [True, "auto"])
+def test_the_first_compiled_step_says_what_compiling_took(wanted, two_layers, monkeypatch, capsys):
+    times = iter([0, 9, 10, 12] if wanted is True else [*range(2 * compiled_layers.PROBED), 100, 109, 110, 112])
+    monkeypatch.setattr(compiled_layers.time, "perf_counter", lambda: float(next(times)))
+    monkeypatch.setattr(CompiledLayers, "_choose", lambda *args: (True, "it pays back"))
+    callback, state = begin(wanted, two_layers), TrainerState()
+    for _ in range(2 if wanted is True else compiled_layers.PROBED + 2):
+        callback.on_step_begin(None, state, None, model=two_layers)
+        callback.on_step_end(None, state, None, model=two_layers)
+    assert all(map(is_compiled, layers_of(two_layers)))
+    assert capsys.readouterr().err.splitlines()[-1].endswith("torch.compile: the layers took 0:07 to compile")
+
+
 def test_auto_leaves_engines_and_models_without_layers_as_they_are(two_layers, capsys):
     assert begin("auto", two_layers, refused="beside DeepSpeed").chosen is False
     model = torch.nn.Linear(2, 2)
