@@ -9,6 +9,7 @@ import types
 
 import anyformer.pipelines.cli.commands as cli
 import pytest
+from anyformer.pipelines.cli import train_command
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
@@ -182,7 +183,8 @@ def test_train_passes_recipe_and_flags_in_any_order(argv, fake_module, monkeypat
     monkeypatch.setattr("anyformer_main.signal.signal", lambda *given: ignored.append(given))
     calls = fake_module("training.run", 143)
     assert main(["train", *argv]) == 143 and ignored == [(signal.SIGTERM, signal.SIG_IGN)]
-    assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), {"dry_run": True, "sets_aside": False})]
+    given = {"dry_run": True, "sets_aside": False, "began": train_command.BEGAN}
+    assert calls == [((load_recipe("quickstart", ["training.seed=7"]),), given)]
 
 
 def test_preview_and_publish_pass_their_arguments(fake_module, capsys):
