@@ -258,7 +258,7 @@ def first_token(input_ids, inputs_embeds):
 class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
     """Base of the heads that predict masked tokens: base model, transform, output layer."""
 
-    reads_first_token = False  # besides those with labels; as the pooler does, where it does not read all
+    reads_first_token = False  # whether the head has a part that reads the pooled output
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -270,7 +270,7 @@ class PredictsMaskedTokens(AnyformerEncoderPreTrainedModel):
     @property
     def keeps_labelled_tokens(self) -> bool:
         """Whether the loss alone needs the last layer's feed-forward part of labelled tokens only."""
-        # Of the others the mean of all tokens may be read.
+        # A pooled output is made of the first token ("cls") or of all ("mean").
         return self.last_mlp_is_for_heads and not (self.reads_first_token and self.config.pooler_type != "cls")
 
     def labelled_tokens(self, labels, return_logits, output_hidden_states=None, **others):

@@ -14,7 +14,8 @@ class RouterFields(ModelOutput):
 
     Filled in training, and in evaluation with `output_router_logits`.
 
-    router_losses: (L, B, 2), of each row the balance loss and the z-loss, without coefficients; not of labelled heads.
+    router_losses: (L, B, 2), of each row the balance loss and the z-loss, without coefficients; of base models, and of
+        heads without labels.
     aux_loss, z_loss: a head's means of them, scalars, without coefficients; in training they are part of `loss`.
     router_load: (L, E), each expert's share of the assignments of real tokens, summing to 1.
     router_entropy: (L,), mean over tokens of the entropy of their scores, in nats; log E where nothing is preferred.

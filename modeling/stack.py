@@ -42,8 +42,8 @@ class Batch:
     (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
     losses and statistics; None: all count. unpadded: None, or how padded rows became one row. distances: None, or
     {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages. global_tokens:
-    None, or the index of the global tokens and whether it is one, both (B, N). kept: None, or which tokens the last
-    layer gives.
+    None, or the index of the global tokens and whether it is one, both (B, N). kept: None, or the tokens
+    whose hidden states the last layer returns.
     """
 
     attention_mask: torch.Tensor | dict | None
@@ -63,12 +63,12 @@ class Batch:
         return x_BTE if self.unpadded is None or x_BTE is None else self.unpadded.take(x_BTE)
 
     def with_padding(self, x_BTD):
-        """The reverse, of what the last layer gives; padding is zeros, and so are tokens that it does not give."""
+        """The reverse, of the last layer's output. Zeros at padding, and at tokens that are not `kept`."""
         rows = self.unpadded if self.kept is None else self.kept
         return x_BTD if rows is None else rows.put_back(x_BTD)
 
     def keep(self, index_K, shape):
-        """Have the last layer give these of all B * T tokens alone -> their index among those that the layers see."""
+        """Keep these of all B * T tokens alone -> their index (K,) among the tokens that the layers see."""
         self.kept = Unpadded(index_K, None, [], shape, index_K.numel())
         if self.unpadded is None:
             return index_K

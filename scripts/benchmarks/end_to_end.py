@@ -273,9 +273,8 @@ def report(kind_name: str, kind: Kind, steps: int, found: dict) -> None:
         ratios = [theirs[name] / own[name] for theirs, own in zip(found["plain"], found["anyformer"])]
         goal = method.Goal(kind.goal) if name == "wall" else None
         verdict = "" if goal is None else f", goal {goal}: {goal.verdict(min(ratios), max(ratios))}"
-        verdict += (
-            ", but its loss is worse" if goal is not None and losses["anyformer"] > WORSE * losses["plain"] else ""
-        )
+        if goal is not None and losses["anyformer"] > WORSE * losses["plain"]:
+            verdict += ", but its loss is worse"
         print(f"\n{name}: plain / anyformer {np.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}){verdict}")
 
 

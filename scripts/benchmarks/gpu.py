@@ -206,7 +206,7 @@ def written(name: str, value) -> str:
 
 
 def goals(rows: list[dict]) -> list[str]:
-    """Lines of a table: each goal, what was measured, the verdict; the last one is that the host waits for nothing."""
+    """Lines of a table: goal, figure, verdict. The last goal: in a decoder's step the host never waits for the GPU."""
 
     def best(part: str, arm: str, name: str):
         found = [row.get(name) for row in rows if row["part"] == part and row.get("arm", "").startswith(arm)]
