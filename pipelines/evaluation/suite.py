@@ -1,5 +1,6 @@
 """Suites: one model on several tasks, or two compared on them, in one table; and `anyformer.EvaluationSuite`."""
 
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import evaluate
 from rich.table import Table
 
+from ..errors import UserError
 from ..metrics.comparison import holm
 from ..recipes.schema import Recipe
 from ..words import human_time
@@ -161,14 +163,27 @@ class EvaluationSuite(evaluate.EvaluationSuite):
         """The suite of a YAML file or a shipped name; nothing is downloaded."""
         return EvaluationSuite(path)
 
-    def run(self, model_or_pipeline: str | Path, *, trust_remote_code: bool = False) -> list[dict[str, Any]]:
+    def run(self, model_or_pipeline: Any, *, trust_remote_code: bool = False) -> list[dict[str, Any]]:
         """Measure a model: {"task_name", its metrics, "intervals", "examples", "split"} of each task, in their order.
 
-        model_or_pipeline: folder of a run or a model, or a Hub repository; nothing is written.
+        model_or_pipeline: folder of a run or a model, a Hub repository, or a pipeline, whose model and tokenizer (or
+        image processor) are measured; a temporary folder holds their copy meanwhile.
 
         Raises:
-            UserError: as `anyformer evaluate MODEL SUITE`, before anything is measured.
+            UserError: as `anyformer evaluate MODEL SUITE`, before anything is measured; or a model without a tokenizer.
         """
+        from transformers import Pipeline
+
+        if isinstance(model_or_pipeline, Pipeline):
+            with tempfile.TemporaryDirectory(prefix="anyformer-suite-") as folder:
+                model_or_pipeline.save_pretrained(folder)
+                return self.run(folder, trust_remote_code=trust_remote_code)
+        if not isinstance(model_or_pipeline, (str, Path)):
+            given = type(model_or_pipeline).__name__
+            raise UserError(
+                f"model_or_pipeline={given} is neither a folder, a Hub repository nor a transformers pipeline; give "
+                f"pipeline(..., model=model, tokenizer=tokenizer)"
+            )
         model = str(model_or_pipeline)
         recipes = self._suite.recipes(model, trust_remote_code=trust_remote_code)
         result = evaluate_suite(self._suite, model, recipes)

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 import torch
 import yaml
+from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe, told_apart
 from anyformer.pipelines.evaluation.suite_file import read_suite
 from anyformer.pipelines.metrics import load_metric
@@ -19,7 +20,13 @@ from anyformer.pipelines.recipes.files import shipped
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    pipeline,
+)
 
 import anyformer
 from anyformer_main import main
@@ -345,6 +352,10 @@ def test_a_suite_is_its_tasks_in_one_table_one_file_and_the_model_card(stage, mo
     found = anyformer.EvaluationSuite.load(suite).run(model)
     assert [row["task_name"] for row in found] == ["classes", "part"]
     assert found[0]["accuracy"] == result["tasks"]["classes"]["metrics"]["accuracy"]
+    classifier = pipeline("text-classification", model=str(model))
+    assert in_python.run(classifier) == found
+    with pytest.raises(UserError, match="is neither a folder"):
+        in_python.run(classifier.model)
 
     pattern = stage / "runs" / "{task}"
     suite = write_suite(stage / "own.yaml", "classes.yaml", "texts.yaml")
