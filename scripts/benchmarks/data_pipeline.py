@@ -115,7 +115,11 @@ def by_datatrove(texts, tokenizer, length, folder: Path):
     return np.fromfile(file, dtype=np.uint16)
 
 
-BESIDE = {"datatrove": ("datatrove", by_datatrove), "processes": ("ours, 2 processes", by_two)}
+# Further arms: name, function, (arm, peer, goal) of its row beside the one against run_clm.
+BESIDE = {
+    "datatrove": ("datatrove", by_datatrove, ("ours", "datatrove", None)),
+    "processes": ("ours, 2 processes", by_two, ("ours, 2 processes", "ours", TWO_PROCESSES)),
+}
 
 
 def wait_for_processes() -> None:
@@ -183,8 +187,7 @@ def main(argv=None):
                 raise SystemExit(f"not comparable: {name} holds different tokens")
             wait_for_processes()
     arms = {"run_clm": first_time(run_clm), "ours": first_time(ours), "bare tokenizer": first_time(bare)}
-    beside = dict(BESIDE[name] for name in args.beside)
-    arms |= {name: first_time(function) for name, function in beside.items()}
+    arms |= {arm: first_time(function) for arm, function, _ in map(BESIDE.get, args.beside)}
     timings = method.compare(arms, "run_clm", args.rounds, warm=1)
     what = f"{sum(map(len, texts)) / 1e6:.1f} MB, {tokens:,} tokens"
     print(method.HEADER)
@@ -194,12 +197,9 @@ def main(argv=None):
     print(method.row(what, "bare tokenizer", "run_clm", timings["bare tokenizer"], None, void))
     against_bare = method.relative_to(timings, "bare tokenizer", "ours")
     print(method.row(what, "ours", "bare tokenizer", against_bare, method.Goal(0.9), void), flush=True)
-    for name in beside:
+    for name, _, (arm, peer, goal) in map(BESIDE.get, args.beside):
         print(method.row(what, name, "run_clm", timings[name], None, void))
-        if name == BESIDE["processes"][0]:
-            print(method.row(what, name, "ours", method.relative_to(timings, "ours", name), TWO_PROCESSES, void))
-        else:
-            print(method.row(what, "ours", name, method.relative_to(timings, name, "ours"), None, void), flush=True)
+        print(method.row(what, arm, peer, method.relative_to(timings, peer, arm), goal, void), flush=True)
 
 
 if __name__ == "__main__":
