@@ -220,14 +220,14 @@ class EncoderHead:
         self.classifier_dropout = classifier_dropout(config)
 
     @property
-    def kept_tokens(self) -> int | None:
+    def num_kept_tokens(self) -> int | None:
         """How many tokens of the last layer the head reads: the first one; None: all."""
         return 1 if self.pools and self.config.pooler_type == "cls" and self.last_mlp_is_for_heads else None
 
     def first_tokens(self, input_ids, inputs_embeds, output_hidden_states=None, **others) -> dict:
         """The base model's `kept_tokens` where the head reads the first token of each row alone."""
         given = input_ids if input_ids is not None else inputs_embeds
-        if self.kept_tokens is None or output_hidden_states or self.config.output_hidden_states or given is None:
+        if self.num_kept_tokens is None or output_hidden_states or self.config.output_hidden_states or given is None:
             return {}
         rows, length = given.shape[:2]
         return {"kept_tokens": torch.arange(0, rows * length, length, device=given.device)}

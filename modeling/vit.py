@@ -62,7 +62,7 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
         bool_masked_pos: torch.BoolTensor | None = None,
         interpolate_pos_encoding: bool | None = None,
         attention_mask: torch.Tensor | None = None,
-        kept_tokens: int | None = None,
+        num_kept_tokens: int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Images (B, C, height, width) -> last_hidden_state (B, T, D), pooler_output (B, pooler_output_size).
@@ -73,8 +73,8 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
             bool_masked_pos: (B, N), true at patches that the mask token replaces.
             interpolate_pos_encoding: take images of another size than the config's `image_size`.
             attention_mask: (B, T), zero at tokens that no other sees; or a ready mask of four axes.
-            kept_tokens: last_hidden_state holds the first so many tokens alone, and the last layer's feed-forward part
-                is computed for these: a head that reads no patch has no use for the others. None: all.
+            num_kept_tokens: last_hidden_state holds the first so many tokens alone, and the last layer's feed-forward
+                part is computed for these: a head that reads no patch has no use for the others. None: all.
 
         Raises:
             ValueError: an image of the wrong size; or position_ids, by which other families pack rows: an image is a
@@ -93,7 +93,7 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
         x_BTD = self.patch_embeddings(pixel_values, bool_masked_pos)
         batch = self.read_batch(x_BTD, attention_mask, packs=False)
         batch.token_positions = (height // self.config.patch_size, width // self.config.patch_size)
-        x_BTD, _ = self.run_stack(x_BTD, batch, kept_tokens=kept_tokens, **kwargs)
+        x_BTD, _ = self.run_stack(x_BTD, batch, kept_tokens=num_kept_tokens, **kwargs)
         pooled = None if self.pooler is None else self.pooler(pool_image(self.config, x_BTD))
         return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled)
 
@@ -120,7 +120,7 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
         self.post_init()
 
     @property
-    def kept_tokens(self) -> int | None:
+    def num_kept_tokens(self) -> int | None:
         """How many tokens of the last layer the heads read: class and distillation token; None: the patches, too."""
         return self.config.num_prefix_tokens if self.config.pooler_type == "cls" else None
 
@@ -146,9 +146,11 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
             num_items_in_batch: entries of labels in the whole optimizer step, by which the sum is divided.
         """
         captured = kwargs.get("output_hidden_states") or self.config.output_hidden_states  # of all tokens
-        kept_tokens = None if captured else self.kept_tokens
         outputs = self.model(
-            pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, kept_tokens=kept_tokens, **kwargs
+            pixel_values,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            num_kept_tokens=None if captured else self.num_kept_tokens,
+            **kwargs,
         )
         hidden_states, loss = outputs.last_hidden_state, None
         by_head = [self.score(pool_image(self.config, hidden_states))]

@@ -109,7 +109,7 @@ class FlopCount:
         shared = self.layers / groups  # ALBERT applies each group of layers so often
         base = model.base_model_prefix if model.base_model is not model else None
         # Of these tokens alone the last feed-forward part is computed: so many of a row, or those with labels.
-        self.kept_tokens = getattr(model, "kept_tokens", None)
+        self.num_kept_tokens = getattr(model, "num_kept_tokens", None)
         self.keeps_labelled = getattr(model, "keeps_labelled_tokens", False)
         self.last_mlp = f".layers.{groups - 1}.mlp."
         for name, weights in linear_weights(model).items():
@@ -120,8 +120,8 @@ class FlopCount:
         inside = parts[0] == base if base else parts[0] in ("encoder", "decoder")
         if {"pooler", "seq_relationship"} & {*parts} or (not inside and self.head_on_rows):
             self.row += weights
-        elif self.kept_tokens is not None and self.last_mlp in f".{name}.":
-            self.row += weights * self.kept_tokens
+        elif self.num_kept_tokens is not None and self.last_mlp in f".{name}.":
+            self.row += weights * self.num_kept_tokens
         elif self.keeps_labelled and self.last_mlp in f".{name}.":
             self.head += weights
             self.token += weights * (shared - 1)

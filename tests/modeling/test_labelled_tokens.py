@@ -112,7 +112,7 @@ def test_classifiers_read_the_first_token_alone_or_the_mean_of_all(tiny_encoder_
         batch["labels"] = torch.tensor([0, 2, 1])
     grads, logits = gradients_of(model, lambda: model(**batch).loss), model.eval()(**batch).logits
     rows = rows_of_last_mlp(model, lambda: model(**batch))
-    assert rows == 3 if model.kept_tokens else rows >= sum(LENGTHS)
+    assert rows == 3 if model.num_kept_tokens else rows >= sum(LENGTHS)
     assert rows_of_last_mlp(model, lambda: model(**batch, output_hidden_states=True)) >= sum(LENGTHS)
     monkeypatch.setattr(head, "first_tokens", lambda *args, **kwargs: {})
     close(logits, model(**batch).logits, FP32)
