@@ -15,7 +15,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.masking_utils import sliding_window_bidirectional_mask_function, sliding_window_causal_mask_function
 
 from .attention_block_sizes import BlockSizes
-from .linear_cross_entropy import SLOW_ON_CPU
+from .products import SLOW_ON_CPU
 
 # Plain products make so many scores at a time on a CPU: what stays in its cache.
 SCORES_AT_A_TIME = 1 << 18

@@ -17,7 +17,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from .attention_block_sizes import block_sizes
 from .attention_blocks import attend_in_blocks, make_blocks, window_rule
-from .linear_cross_entropy import SLOW_ON_CPU
+from .products import SLOW_ON_CPU
 
 try:
     from torch.nn.attention.varlen import varlen_attn

@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from .legality_experts import CHANNELS, odd_sizes
-from .linear_cross_entropy import SLOW_ON_CPU
+from .products import SLOW_ON_CPU
 
 IMPLEMENTATION = "anyformer_grouped"
 

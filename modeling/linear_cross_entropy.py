@@ -1,14 +1,16 @@
 """Linear layer + cross-entropy without the [tokens, vocabulary] logits.
 
 N tokens, R rows of them at a time, D hidden size, V vocabulary. The logits of R rows are made, turned into gradients of
-hidden states and weight at once, and dropped, so memory grows with R x V, not with N x V. Or, on a CPU in bf16, those
-of C words of the vocabulary at a time, which are made twice.
+hidden states and weight at once, and dropped, so memory grows with R x V, not with N x V. Or, on a CPU where weights or
+products are bf16, those of C words of the vocabulary at a time, which are made twice.
 """
 
 import re
 
 import torch
 from torch.autograd.function import once_differentiable
+
+from .products import SLOW_ON_CPU
 
 IGNORE_INDEX = -100
 # Unless the caller sets a limit, a chunk takes an eighth of what all logits would take in fp32, or this many bytes if
@@ -17,20 +19,6 @@ CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
 # Logits of some words of the vocabulary are so many at a time: half as many take 1.4 x the time (1,024 tokens of 32,000
 # words, AMX), four times as many save a tenth of it and hold a third of all logits.
 LOGITS_OF_WORDS = 1 << 20
-
-
-def _slow_on_cpu() -> frozenset:
-    """Half types this CPU has no instructions for: torch's fallback is ten times slower than fp32 (measured)."""
-    if not torch.backends.mkldnn.is_available():
-        return frozenset((torch.bfloat16, torch.float16))
-    fast = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
-    }
-    return frozenset(dtype for dtype, is_fast in fast.items() if not is_fast)
-
-
-SLOW_ON_CPU = _slow_on_cpu()
 
 
 def _add_product(total_VD: torch.Tensor, a_RV: torch.Tensor, b_RD: torch.Tensor) -> None:
@@ -120,7 +108,7 @@ def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing,
 
 def _by_words(x_ND, weight_VD, bias_V, labels_N, dtype, words, needs) -> tuple:
     """As `_by_rows`, some words of the vocabulary at a time: the gradient of their weights is one product, not a sum
-    over chunks, for which a second [V, D] would be made, read and written at each.
+    over chunks, for which a second [V, D] would be made, read and written at each; no bf16 weight is copied whole.
 
     The sums of all words are needed before any gradient, so the logits are made twice: a product more, which bf16
     instructions do in less time than that. With p the softmax over the words of a chunk and r the share of the chunk in
@@ -174,8 +162,7 @@ def _by_words(x_ND, weight_VD, bias_V, labels_N, dtype, words, needs) -> tuple:
             grad_x.addcmul_((p_NC @ weight_CD).float(), share_N1)
         if needs_weight:
             grad_weight[start : start + words] = p_NC.t() @ (wide_x_ND * share_N1).to(dtype)
-    grad_x = None if grad_x is None else grad_x.to(x_dtype)
-    return total, grad_x, grad_weight, torch.cat(grad_bias) if needs_bias else None
+    return total, grad_x.to(x_dtype) if needs_x else None, grad_weight, torch.cat(grad_bias) if needs_bias else None
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
@@ -187,10 +174,10 @@ class _LinearCrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_ND, weight_VD, bias_V, labels_N, dtype, rows, words, softcap, smoothing):
         inputs, needs = (x_ND, weight_VD, bias_V, labels_N, dtype), ctx.needs_input_grad[:3]
-        if words is not None:
-            total, *gradients = _by_words(*inputs, words, needs)
-        else:
+        if words is None:
             total, *gradients = _by_rows(*inputs, rows, softcap, smoothing, needs)
+        else:
+            total, *gradients = _by_words(*inputs, words, needs)
         ctx.save_for_backward(*gradients)
         return total
 
@@ -227,8 +214,8 @@ def linear_cross_entropy(
         label_smoothing: this share of each label's probability is spread evenly over all V entries (Szegedy et al.
             2016, section 7; Vaswani et al. 2017, section 5.4), as in torch's `cross_entropy`.
 
-    Under autocast the products run in the autocast dtype, as those of a Linear layer do; on a CPU without instructions
-    for that dtype they run in fp32, which is both faster and more exact.
+    Under autocast the products run in the autocast dtype, as those of a Linear layer do; on a CPU where that takes
+    longer than fp32 they run in fp32, which is both faster and more exact.
     """
     if not torch.is_grad_enabled():  # a Function sees requires_grad alone, and would make the weight's gradient
         weight, bias = weight.detach(), None if bias is None else bias.detach()
@@ -239,7 +226,7 @@ def linear_cross_entropy(
         dtype = torch.float32
     rows, words = _rows_per_chunk(hidden.shape[0], weight.shape[0], dtype, logits_per_chunk, softcap), None
     is_plain = softcap is None and label_smoothing == 0 and not torch.compiler.is_compiling()
-    if is_plain and device_type == "cpu" and dtype == torch.bfloat16:
+    if is_plain and device_type == "cpu" and torch.bfloat16 in (dtype, weight.dtype):
         words = max(1, (logits_per_chunk or LOGITS_OF_WORDS) // max(1, hidden.shape[0]))
         words = words if words < weight.shape[0] else None  # one chunk would be made twice for nothing
     with torch.autocast(device_type, enabled=False):

@@ -30,7 +30,8 @@ measure() { # TABLE SCRIPT ARGUMENT...
     fi
 }
 
-measure decoder decoder_step.py --rounds 9
+measure decoder decoder_step.py --dtype fp32 --rounds 9
+measure decoder_bf16 decoder_step.py --dtype bf16 --rounds 9
 measure loss cross_entropy.py --rounds 9
 measure masked_lm mlm_step.py --shape small --rounds 7
 measure masked_lm_base mlm_step.py --shape base --rounds 5 --arms native ours

@@ -202,15 +202,28 @@ def test_no_tensor_of_tokens_times_vocabulary_is_kept():
     assert max(sizes.of_new_tensors) <= 16 * v < n * v
 
 
-def test_in_bf16_the_weights_gradient_is_the_only_tensor_of_its_size(monkeypatch):
-    monkeypatch.setattr("anyformer.modeling.linear_cross_entropy.SLOW_ON_CPU", frozenset())
+@pytest.mark.parametrize(
+    "fast, weight_dtype",
+    [(True, torch.float32), (True, torch.bfloat16), (False, torch.bfloat16)],
+    ids=["products in bf16", "weights and products in bf16", "bf16 weights, products in fp32"],
+)
+def test_in_bf16_the_weights_gradient_is_the_only_tensor_of_its_size(fast, weight_dtype, monkeypatch):
+    slow = frozenset() if fast else frozenset([torch.bfloat16])
+    monkeypatch.setattr("anyformer.modeling.linear_cross_entropy.SLOW_ON_CPU", slow)
     n, d, v = 64, 32, 1000
     x, labels = torch.randn(n, d).requires_grad_(), torch.randint(0, v, (n,))
-    for weight_dtype in (torch.float32, torch.bfloat16):
-        w = torch.randn(v, d, dtype=weight_dtype).requires_grad_()
-        with Sizes() as sizes, torch.autocast("cpu", torch.bfloat16):
-            linear_cross_entropy(x, w, labels, logits_per_chunk=100 * n).backward()
-        assert sorted(sizes.of_new_tensors)[-2:] == [100 * n, v * d] and w.grad.dtype == weight_dtype
+    w = torch.randn(v, d, dtype=weight_dtype).requires_grad_()
+    with Sizes() as sizes, torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(x, w, labels, logits_per_chunk=100 * n)
+        loss.backward()
+    assert sorted(sizes.of_new_tensors)[-2:] == [100 * n, v * d] and w.grad.dtype == weight_dtype
+    if not fast:  # the loss is exact, the weight's gradient is rounded once
+        exact_x, exact_w = (a.detach().float().requires_grad_() for a in (x, w))
+        exact = plain(exact_x, exact_w, labels)
+        exact.backward()
+        torch.testing.assert_close(loss, exact)
+        torch.testing.assert_close(x.grad, exact_x.grad, atol=1e-7, rtol=1e-5)
+        torch.testing.assert_close(w.grad, exact_w.grad.bfloat16(), atol=1e-7, rtol=2**-7)
 
 
 def test_chunks_take_an_eighth_of_the_logits_of_a_large_vocabulary_and_all_of_a_small_one():

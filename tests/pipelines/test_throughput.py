@@ -14,7 +14,7 @@ from anyformer.pipelines.accounting.flops import (
     measured_flops,
 )
 from anyformer.pipelines.accounting.parameter_count import count_active_parameters
-from anyformer.pipelines.accounting.precision import prefers_bf16, vendor_and_flags
+from anyformer.pipelines.accounting.precision import prefers_bf16
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     BertConfig,
@@ -138,27 +138,19 @@ def test_measuring_the_peak_draws_nothing_from_the_runs_generator():
 
 
 @pytest.mark.parametrize(
-    "vendor, flags, expected",
+    "capabilities, expected",
     [
-        ("GenuineIntel", "avx2 avx512_bf16 amx_bf16", True),
-        ("GenuineIntel", "avx2 avx512_bf16", False),
-        ("AuthenticAMD", "avx2 avx512_bf16", True),
-        ("AuthenticAMD", "avx2", False),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),
+        ({"cpu_name": "AMD EPYC 9R14", "avx512_bf16": True}, True),
+        ({"cpu_name": "AMD EPYC 7763", "avx512_bf16": False}, False),
+        ({"architecture": "aarch64", "bf16": True}, False),  # not measured
+        ({}, False),  # a torch that does not know its CPU
     ],
 )
-def test_a_cpu_computes_in_bf16_where_that_is_faster(tmp_path, monkeypatch, vendor, flags, expected):
-    cores = [f"processor\t: {core}\nvendor_id\t: {vendor}\nflags\t\t: fpu {flags}\n" for core in range(2)]
-    (tmp_path / "cpuinfo").write_text("\n".join(cores))
-    found = vendor_and_flags(str(tmp_path / "cpuinfo"))
-    assert found == (vendor, frozenset(["fpu", *flags.split()]))
-    monkeypatch.setattr("anyformer.pipelines.accounting.precision.vendor_and_flags", lambda: found)
+def test_a_cpu_computes_in_bf16_where_that_is_faster(monkeypatch, capabilities, expected):
+    monkeypatch.setattr("anyformer.modeling.products.KNOWN_OF_CPU", capabilities)
     assert prefers_bf16("cpu") is expected
-
-
-def test_a_machine_without_a_list_of_its_cpus_computes_in_fp32(tmp_path, monkeypatch):
-    assert vendor_and_flags(str(tmp_path / "absent")) == ("", frozenset())
-    monkeypatch.setattr("anyformer.pipelines.accounting.precision.vendor_and_flags", lambda: ("", frozenset()))
-    assert prefers_bf16("cpu") is False
 
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
