@@ -16,6 +16,7 @@ LEAVES = {
     "backends",
     "environment",
     "errors",
+    "freed_memory",
     "generation",
     "plots",
     "plugins",
