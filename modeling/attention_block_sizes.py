@@ -5,10 +5,11 @@ Standard library only: memory is planned by it.
 
 from dataclasses import dataclass
 
-# Queries of a block, or as many as its neighbourhood reaches to one side, if that is more. On a CPU and for windows of
-# 128, blocks of 256 take 1.2 x the time: their queries meet more keys that they do not see. Plain products, which
-# strides need, make every score that is met.
-QUERIES_PER_BLOCK, QUERIES_BESIDE_STRIDE = 128, 64
+# Queries of a block. The more, the more keys they meet and do not see; the fewer, the more blocks get a copy of a key.
+# On a CPU and for windows of 128, blocks of 256 take 1.2 x the time of 128. Copies are limited to about MOST_COPIES: in
+# windows of 512 blocks of 128 take 0.73 x the time of 511. Plain products, which strides need, make every score that is
+# met; blocks beside a stride are as long as the window. Blocks that read keys in place have nothing to copy.
+QUERIES_PER_BLOCK, QUERIES_BESIDE_STRIDE, QUERIES_IN_PLACE, MOST_COPIES = 128, 64, 32, 5
 # Rows shorter than so many times the keys that a query meets in blocks keep the mask, for which sdpa has one kernel.
 LEAST_GAIN, LEAST_GAIN_BESIDE_STRIDE = 1.5, 5
 
@@ -30,20 +31,28 @@ class BlockSizes:
         return self.before + self.size + self.after
 
 
-def block_sizes(near: tuple[int, int], stride: int = 0) -> BlockSizes:
-    size = max(QUERIES_BESIDE_STRIDE if stride else QUERIES_PER_BLOCK, *near)
-    before, after = (min(-(-side // 8) * 8, size) for side in near)  # kernels on GPUs want multiples of 8
+def block_sizes(near: tuple[int, int], stride: int = 0, in_place: bool = False) -> BlockSizes:
+    """in_place: whether blocks read keys where they are, as attention_blocks.reads_in_place says."""
+    if in_place:
+        size = QUERIES_IN_PLACE
+    elif stride:
+        size = max(QUERIES_BESIDE_STRIDE, *near)
+    else:
+        size = max(QUERIES_PER_BLOCK, -(-sum(near) // (MOST_COPIES - 1)))
+    before, after = (-(-side // 8) * 8 for side in near)  # kernels on GPUs want multiples of 8
     return BlockSizes(near, stride, size, before, after)
 
 
-def sizes_that_pay(config, traits, length: int, global_tokens: int = 0) -> BlockSizes | None:
+def sizes_that_pay(config, traits, length: int, global_tokens: int = 0, in_place: bool = False) -> BlockSizes | None:
     """Blocks in which rows of so many tokens are faster than under a mask, or None.
 
-    traits: the row of ATTENTION_KINDS.
+    traits: the row of ATTENTION_KINDS. in_place: as block_sizes'; not beside strides and global tokens.
     """
     if traits.near is None:
         return None
     near, stride = traits.near(config), 0 if traits.stride is None else traits.stride(config)
     sizes, far = block_sizes(near, stride), length // stride if stride else 0
     gain = LEAST_GAIN_BESIDE_STRIDE if stride else LEAST_GAIN
-    return sizes if length >= gain * (sizes.size + sum(near) + far + global_tokens) else None
+    if length < gain * (sizes.size + sum(near) + far + global_tokens):
+        return None
+    return block_sizes(near, in_place=True) if in_place and not (stride or global_tokens) else sizes

@@ -116,12 +116,17 @@ def in_blocks(x: torch.Tensor, size: int) -> torch.Tensor:
 def with_neighbours(x: torch.Tensor, size: int, before: int, after: int) -> torch.Tensor:
     """(B, T, ...) -> (B, C, before + L + after, ...): blocks and the ends of their neighbours; zeros beyond the row."""
     blocks = in_blocks(x, size)
-    parts = [blocks]
-    if before:
-        parts.insert(0, _padded(blocks[:, :-1, size - before :], 1, 0))
-    if after:
-        parts.append(_padded(blocks[:, 1:, :after], 0, 1))
+    parts, count = [blocks], blocks.shape[1]
+    for away, taken in enumerate(_of_neighbours(size, before), start=1):
+        parts.insert(0, _padded(blocks[:, :-away, size - taken :], min(away, count), 0))
+    for away, taken in enumerate(_of_neighbours(size, after), start=1):
+        parts.append(_padded(blocks[:, away:, :taken], 0, min(away, count)))
     return torch.cat(parts, dim=2) if len(parts) > 1 else blocks
+
+
+def _of_neighbours(size: int, reach: int) -> list[int]:
+    """How many tokens of each neighbour on one side are in reach, the nearest first."""
+    return [min(size, reach - before) for before in range(0, reach, size)]
 
 
 def in_columns(x: torch.Tensor, stride: int) -> torch.Tensor:
@@ -135,6 +140,11 @@ def _padded(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------- attention
+
+
+def reads_in_place(device_type: str) -> bool:
+    """Whether blocks may read keys where they are, without gradients for them. (On GPUs it was not tried.)"""
+    return device_type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def attend_in_blocks(query, key, value, blocks: Blocks, scaling: float, dropout: float = 0.0) -> torch.Tensor:
@@ -154,6 +164,8 @@ def attend_in_blocks(query, key, value, blocks: Blocks, scaling: float, dropout:
         batch, length = query.shape[:2]
         if (groups := query.shape[2] // key.shape[2]) > 1:  # beside a mask sdpa would take its slowest kernel
             key, value = (x.repeat_interleave(groups, dim=2) for x in (key, value))
+        if reads_in_place(device_type) and blocks.index is None and not with_products:
+            return _attend_in_place(query, key, value, blocks, scaling, dropout).to(dtype)
         sides = blocks.size, blocks.before, blocks.after
         keys_and_values = [with_neighbours(x, *sides) for x in (key, value)]
         if blocks.index is not None:
@@ -170,6 +182,23 @@ def attend_in_blocks(query, key, value, blocks: Blocks, scaling: float, dropout:
             far_out, far_log_sums = (x.permute(0, 3, 1, 2, 4).flatten(1, 2)[:, :length] for x in beyond)
             out = torch.lerp(out, far_out, torch.sigmoid(far_log_sums - log_sums).to(out.dtype))
         return out.to(dtype)
+
+
+def _attend_in_place(query, key, value, blocks: Blocks, scaling: float, dropout: float) -> torch.Tensor:
+    """query, key, value (B, T, H, K) -> (B, T, H, K), row by row: the blocks of one row are views of its keys."""
+    keys = blocks.before + blocks.size + blocks.after
+    in_reach = (
+        _padded(in_blocks(x, blocks.size).flatten(1, 2), blocks.before, blocks.after).unfold(1, keys, blocks.size)
+        for x in (key, value)
+    )  # (B, C, H, K, W)
+    mask = _mask_in(blocks.near, query.dtype).unflatten(0, (query.shape[0], -1))
+    rows = [
+        scaled_dot_product_attention(
+            q.transpose(1, 2), *(x.transpose(2, 3) for x in both), attn_mask=m, dropout_p=dropout, scale=scaling
+        ).transpose(1, 2)
+        for q, *both, m in zip(in_blocks(query, blocks.size), *in_reach, mask)
+    ]
+    return torch.stack(rows).flatten(1, 2)[:, : query.shape[1]]
 
 
 def _mask_in(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

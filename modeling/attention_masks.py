@@ -18,7 +18,7 @@ from transformers.masking_utils import (
 )
 
 from .attention_block_sizes import sizes_that_pay
-from .attention_blocks import make_blocks, window_rule
+from .attention_blocks import make_blocks, reads_in_place, window_rule
 from .cache_growing import grows
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation, implements
 
@@ -61,7 +61,8 @@ def blocks_of(config, kind: str, x_BTD, attention_mask, past_key_values=None, do
         global_tokens: None, or (index, whether it is one), both (B, N).
     """
     traits = ATTENTION_KINDS[kind]
-    sizes = sizes_that_pay(config, traits, x_BTD.shape[1], 0 if global_tokens is None else global_tokens[0].shape[1])
+    tokens, in_place = (0 if global_tokens is None else global_tokens[0].shape[1]), reads_in_place(x_BTD.device.type)
+    sizes = sizes_that_pay(config, traits, x_BTD.shape[1], tokens, in_place)
     if (
         sizes is None
         or config._attn_implementation != "sdpa"
@@ -237,29 +238,6 @@ def global_keys_mask_function(is_global: torch.Tensor):
         return is_global[batch_idx, kv_idx]
 
     return global_key
-
-
-def cross_mask(config, inputs_embeds, encoder_hidden_states, encoder_attention_mask, documents=None):
-    """The mask by which a decoder's tokens (B, T, D) see an encoder's (B, S, D), or None where they see all.
-
-    documents: None, or the document ids of both sides, (B, T) and (B, S): tokens see only those of the same document.
-    """
-    together = None
-    if documents is not None:
-        decoder_ids, encoder_ids = documents
-
-        def together(batch_idx, head_idx, q_idx, kv_idx):
-            return decoder_ids[batch_idx, q_idx] == encoder_ids[batch_idx, kv_idx]
-
-    if encoder_attention_mask is None and together is None and config._attn_implementation == "sdpa":
-        return None
-    return create_bidirectional_mask(
-        config=config,
-        inputs_embeds=inputs_embeds,
-        attention_mask=encoder_attention_mask,
-        encoder_hidden_states=encoder_hidden_states,
-        and_mask_function=together,
-    )
 
 
 def fold_into_bias(bias_BHTS: torch.Tensor, mask, is_causal: bool) -> torch.Tensor:

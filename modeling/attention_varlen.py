@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from .attention_block_sizes import block_sizes
-from .attention_blocks import attend_in_blocks, make_blocks, window_rule
+from .attention_blocks import attend_in_blocks, make_blocks, reads_in_place, window_rule
 from .products import SLOW_ON_CPU
 
 try:
@@ -125,7 +125,8 @@ def _one_by_one(query, key, value, lengths, is_causal, scaling, dropout, window)
             out = _sdpa(*parts, scaling, dropout, is_causal=is_causal).transpose(1, 2)
         else:
             near = window - 1, 0 if is_causal else window - 1
-            blocks = make_blocks(window_rule(window, is_causal), block_sizes(near), parts[0][:, 0])
+            of_blocks = block_sizes(near, in_place=reads_in_place(query.device.type))
+            blocks = make_blocks(window_rule(window, is_causal), of_blocks, parts[0][:, 0])
             out = attend_in_blocks(*parts, blocks, scaling, dropout)
         outputs.append(out.flatten(0, 1))
     return torch.cat(outputs)

@@ -19,7 +19,12 @@ from .experts import SparseMLP
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
 from .linear_cross_entropy import IGNORE_INDEX
 from .lm_head import HeadTransform, LanguageModelHead, Pooler, loss_of_logits, masked_language_model_loss
-from .outputs import BaseModelOutputWithPooling, BertForPreTrainingOutput, MaskedLMOutput, MultipleChoiceModelOutput
+from .outputs_encoder import (
+    BaseModelOutputWithPooling,
+    BertForPreTrainingOutput,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+)
 from .positions import LearnedPositions
 from .stack import TransformerStack, embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout

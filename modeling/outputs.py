@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from transformers import modeling_outputs
 from transformers.modeling_outputs import ModelOutput
-from transformers.models.bert import modeling_bert
 
 
 @dataclass
@@ -45,28 +44,8 @@ def with_router_fields(output_class: type) -> type:
     return dataclass(type(output_class.__name__, (RouterFields, output_class), names))
 
 
-BaseModelOutput = with_router_fields(modeling_outputs.BaseModelOutput)
 BaseModelOutputWithPast = with_router_fields(modeling_outputs.BaseModelOutputWithPast)
-BaseModelOutputWithPooling = with_router_fields(modeling_outputs.BaseModelOutputWithPooling)
-BaseModelOutputWithPastAndCrossAttentions = with_router_fields(
-    modeling_outputs.BaseModelOutputWithPastAndCrossAttentions
-)
-Seq2SeqModelOutput = with_router_fields(modeling_outputs.Seq2SeqModelOutput)
 CausalLMOutputWithPast = with_router_fields(modeling_outputs.CausalLMOutputWithPast)
-MaskedLMOutput = with_router_fields(modeling_outputs.MaskedLMOutput)
-
-
-@dataclass
-class BertForPreTrainingOutput(with_router_fields(modeling_bert.BertForPreTrainingOutput)):
-    """masked_lm_loss, next_sentence_loss: parts of `loss`, divided as it is; None where their labels are missing."""
-
-    masked_lm_loss: torch.FloatTensor | None = None
-    next_sentence_loss: torch.FloatTensor | None = None
-
-
-Seq2SeqLMOutput = with_router_fields(modeling_outputs.Seq2SeqLMOutput)
 SequenceClassifierOutputWithPast = with_router_fields(modeling_outputs.SequenceClassifierOutputWithPast)
 TokenClassifierOutput = with_router_fields(modeling_outputs.TokenClassifierOutput)
 QuestionAnsweringModelOutput = with_router_fields(modeling_outputs.QuestionAnsweringModelOutput)
-MultipleChoiceModelOutput = with_router_fields(modeling_outputs.MultipleChoiceModelOutput)
-Seq2SeqSequenceClassifierOutput = with_router_fields(modeling_outputs.Seq2SeqSequenceClassifierOutput)

@@ -6,20 +6,21 @@ import torch
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import ModelOutput
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
-from .attention_masks import cross_mask, document_ids_from_positions
+from .attention_masks import document_ids_from_positions
 from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
 from .configuration_seq2seq import AnyformerSeq2SeqConfig
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts, merged
 from .linear_cross_entropy import IGNORE_INDEX
 from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits
-from .outputs import (
+from .outputs_seq2seq import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
     Seq2SeqLMOutput,
@@ -398,3 +399,26 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
         return self.head_output(
             Seq2SeqSequenceClassifierOutput, outputs, loss, labels, num_items_in_batch, logits=logits
         )
+
+
+def cross_mask(config, inputs_embeds, encoder_hidden_states, encoder_attention_mask, documents=None):
+    """The mask by which a decoder's tokens (B, T, D) see an encoder's (B, S, D), or None where they see all.
+
+    documents: None, or the document ids of both sides, (B, T) and (B, S): tokens see only those of the same document.
+    """
+    together = None
+    if documents is not None:
+        decoder_ids, encoder_ids = documents
+
+        def together(batch_idx, head_idx, q_idx, kv_idx):
+            return decoder_ids[batch_idx, q_idx] == encoder_ids[batch_idx, kv_idx]
+
+    if encoder_attention_mask is None and together is None and config._attn_implementation == "sdpa":
+        return None
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=encoder_attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+        and_mask_function=together,
+    )

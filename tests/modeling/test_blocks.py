@@ -6,7 +6,7 @@ import pytest
 import torch
 from anyformer.modeling import attention_block_sizes, attention_blocks
 from anyformer.modeling.attention_block_sizes import block_sizes
-from anyformer.modeling.attention_blocks import Blocks, attend_in_blocks, make_blocks
+from anyformer.modeling.attention_blocks import Blocks, attend_in_blocks, make_blocks, window_rule
 from anyformer.modeling.attention_masks import mask_function
 from anyformer.modeling.stack import TransformerStack
 from anyformer.modeling.traits import ATTENTION_KINDS
@@ -27,6 +27,7 @@ from anyformer import (
 )
 
 SCALING = 0.3
+QUERIES = ("QUERIES_PER_BLOCK", "QUERIES_BESIDE_STRIDE", "QUERIES_IN_PLACE")
 SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
 SLIDING = {"attention_pattern": ["sliding_attention"]}
 STRIDED = {"attention_pattern": ["strided_attention"]}
@@ -36,7 +37,7 @@ LOCAL_GLOBAL = {"attention_pattern": ["local_global_attention"]}
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 4 queries, for rows of any length."""
-    for name in ("QUERIES_PER_BLOCK", "QUERIES_BESIDE_STRIDE"):
+    for name in QUERIES:
         monkeypatch.setattr(attention_block_sizes, name, 4)
     for name in ("LEAST_GAIN", "LEAST_GAIN_BESIDE_STRIDE"):
         monkeypatch.setattr(attention_block_sizes, name, 0)
@@ -94,7 +95,7 @@ def test_blocks_equal_the_dense_mask_of_the_same_rule(kind, reach, length, block
     slope = draw(heads[0])
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("QUERIES_PER_BLOCK", "QUERIES_BESIDE_STRIDE"):
+        for name in QUERIES:
             patch.setattr(attention_block_sizes, name, block)
         patch.setattr(attention_blocks, "SCORES_AT_A_TIME", 100)
         stride = 0 if traits.stride is None else traits.stride(config)
@@ -105,7 +106,13 @@ def test_blocks_equal_the_dense_mask_of_the_same_rule(kind, reach, length, block
         blocks = make_blocks(rule, block_sizes(traits.near(config), stride), like, real, documents, far)
         if biased:
             blocks = blocks.with_bias(slope[None, :, None, None] * blocks.distances)
-        got = attend_in_blocks(query, key, value, blocks, SCALING)
+        got, in_place = attend_in_blocks(query, key, value, blocks, SCALING), None
+        if far is None and not stride:
+            with torch.no_grad():
+                blocks = make_blocks(rule, block_sizes(traits.near(config), in_place=True), like, real, documents)
+                if biased:
+                    blocks = blocks.with_bias(slope[None, :, None, None] * blocks.distances)
+                in_place = attend_in_blocks(query, key, value, blocks, SCALING)
     keys, values = (x.repeat_interleave(heads[0] // heads[1], dim=1) for x in (key, value))
     scores = query @ keys.transpose(2, 3) * SCALING
     if biased:
@@ -116,12 +123,24 @@ def test_blocks_equal_the_dense_mask_of_the_same_rule(kind, reach, length, block
     sees_something = seen.any(-1)[..., None, None]  # what else comes out is finite, and gets no gradient below
     assert got.isfinite().all()
     torch.testing.assert_close(got * sees_something, expected * sees_something, atol=EXACT, rtol=0)
+    if in_place is not None:
+        torch.testing.assert_close(in_place * sees_something, expected * sees_something, atol=EXACT, rtol=0)
     leaves = [query, key, value, *([slope] if biased else [])]
     direction = torch.randn(got.shape, generator=generator, dtype=torch.float64) * sees_something
     for ours, dense in zip(
         torch.autograd.grad(got, leaves, direction), torch.autograd.grad(expected, leaves, direction)
     ):
         torch.testing.assert_close(ours, dense, atol=EXACT, rtol=0)
+
+
+@torch.no_grad()
+def test_a_row_with_nan_leaves_the_rows_beside_it_alone():
+    query, key, value = torch.randn(3, 3, 2, 40, 4)
+    blocks = make_blocks(window_rule(20, True), block_sizes((19, 0), in_place=True), query.transpose(1, 2).flatten(2))
+    expected = attend_in_blocks(query, key, value, blocks, SCALING)
+    value[1] = float("nan")
+    got = attend_in_blocks(query, key, value, blocks, SCALING)
+    torch.testing.assert_close(got[::2], expected[::2], atol=0, rtol=0)
 
 
 # ----------------------------------------------------------------------------------------------------- whole models

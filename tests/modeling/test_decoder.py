@@ -166,3 +166,18 @@ def test_too_many_tokens_for_learned_positions_is_one_sentence(tiny_config):
     model = build(tiny_config(position_encoding="learned", max_position_embeddings=8))
     with pytest.raises(ValueError, match="max_position_embeddings=8"):
         model(tokens(1, 9))
+
+
+@pytest.mark.parametrize("slow, expected", [([torch.bfloat16], torch.float32), ([], torch.bfloat16)])
+@torch.no_grad()
+def test_attention_of_a_bf16_model_runs_in_fp32_on_a_cpu_where_that_is_faster(slow, expected, tiny_config, monkeypatch):
+    monkeypatch.setattr("anyformer.modeling.attention.SLOW_ON_CPU", frozenset(slow))
+    found, sdpa = [], torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda query, *a, **k: found.append(query.dtype) or sdpa(query, *a, **k),
+    )
+    model = AnyformerDecoderForCausalLM(tiny_config()).eval().bfloat16()
+    logits = model(torch.arange(1, 9)[None]).logits
+    assert set(found) == {expected} and logits.dtype == torch.bfloat16

@@ -97,8 +97,8 @@ NEEDED = {
     "moe": SHARED | EXPERTS | {"decoder", "moe"},
     "encoder": SHARED
     | EXPERTS
-    | {"encoder", "deberta_convolution", "attention_disentangled", "attention_local_global"},
-    "seq2seq": SHARED | EXPERTS | {"seq2seq", "configuration_seq2seq"},
+    | {"encoder", "deberta_convolution", "attention_disentangled", "attention_local_global", "outputs_encoder"},
+    "seq2seq": SHARED | EXPERTS | {"seq2seq", "configuration_seq2seq", "outputs_seq2seq"},
 }
 
 LOAD_EVERYTHING = """
