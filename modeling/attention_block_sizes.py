@@ -11,7 +11,7 @@ from dataclasses import dataclass
 # met; blocks beside a stride are as long as the window. Blocks that read keys in place have nothing to copy.
 QUERIES_PER_BLOCK, QUERIES_BESIDE_STRIDE, QUERIES_IN_PLACE, MOST_COPIES = 128, 64, 32, 5
 # Rows shorter than so many times the keys that a query meets in blocks keep the mask, for which sdpa has one kernel.
-LEAST_GAIN, LEAST_GAIN_BESIDE_STRIDE = 1.5, 5
+LEAST_GAIN, LEAST_GAIN_BESIDE_STRIDE = 1.75, 5
 
 
 @dataclass(frozen=True)
