@@ -39,7 +39,8 @@ def block_sizes(near: tuple[int, int], stride: int = 0, in_place: bool = False) 
         size = max(QUERIES_BESIDE_STRIDE, *near)
     else:
         size = max(QUERIES_PER_BLOCK, -(-sum(near) // (MOST_COPIES - 1)))
-    before, after = (-(-side // 8) * 8 for side in near)  # kernels on GPUs want multiples of 8
+    # Kernels on GPUs want multiples of 8, but no second neighbour is asked for their sake.
+    before, after = (min(-(-side // 8) * 8, size * -(-side // size)) for side in near)
     return BlockSizes(near, stride, size, before, after)
 
 
