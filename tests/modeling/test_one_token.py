@@ -184,7 +184,8 @@ def test_an_encoders_keys_are_reordered_where_rows_differ():
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 17, 40])
-def test_the_product_of_few_rows_is_the_linear_layers(rows):
+def test_the_product_of_few_rows_is_the_linear_layers(rows, monkeypatch):
+    monkeypatch.setattr("anyformer.modeling.products.KNOWN_OF_CPU", {"amx_tile": True})
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(4096, 256, generator=generator), torch.randn(4096, generator=generator)
     x = torch.randn(rows, 256, generator=generator)
@@ -197,3 +198,5 @@ def test_the_product_of_few_rows_is_the_linear_layers(rows):
     with torch.no_grad():
         close(layer(x[:, None]), nn.functional.linear(x[:, None], layer.weight, layer.bias), 1e-5)
         assert layer(x[:, None]).is_contiguous()
+    monkeypatch.setattr("anyformer.modeling.products.KNOWN_OF_CPU", {"amx_tile": False})
+    assert not weight_comes_first(rows, weight)
