@@ -28,8 +28,8 @@ def _is_slow(dtype) -> bool:
 # Half types whose products take longer than fp32's on this CPU: without instructions for them, ten times as long.
 SLOW_ON_CPU = frozenset(dtype for dtype in (torch.bfloat16, torch.float16) if _is_slow(dtype))
 
-# On a CPU with AMX the weight first, W x^T, where W is too large for the core's own cache and its rows are not short;
-# without AMX, generating for 8 rows took 1.1 x the time with it. Time of `linear` / time of this, with one thread (torch
+# On a CPU with AMX the weight first, W x^T, where W is too large for the core's own cache and its rows are not short:
+# without AMX, generating for 8 rows takes 1.1 x the time so. Time of `linear` / time of this, with one thread (torch
 # 2.15, 256 to 768 channels): 8 rows 1.2 to 2.0, 32 rows 1.3, 128 rows 1.0; 4 rows of a vocabulary 1.4; 2 rows 0.7.
 LEAST_ROWS, MOST_ROWS, LEAST_WEIGHTS, LEAST_CHANNELS = 8, 32, 2**18, 256
 LEAST_ROWS_IF_WIDE, WIDE = 4, 4096
