@@ -95,7 +95,7 @@ KINDS = {
         (
             *("model.preset=t5_small", "model.hidden_size=256", "model.intermediate_size=1024"),
             *("model.num_attention_heads=4", "model.head_dim=64", "model.num_hidden_layers=4"),
-            # What the recipe's own model has, and T5 has not; and 1 / the root of hidden_size, which the preset's is not.
+            # What the recipe's own model has, and T5 has not; and 1 / the root of hidden_size, not of the preset's.
             *("model.initializer_range=0.02", "model.embedding_multiplier=1", "model.norm_type=rmsnorm"),
             *("model.attention_bias=false", "model.mlp_bias=false", "model.attention_dropout=0"),
             *("model.position_encoding=relative", "model.logit_multiplier=0.0625"),
