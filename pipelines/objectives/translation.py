@@ -216,7 +216,8 @@ class Translation(TextTask):
         for split, rows in splits.items():
             if split == "train":
                 continue
-            texts, references = self.answers(finished, rows, range(len(rows))), rows.texts("target")
+            answered = len(rows) if self.recipe.evaluation.metrics else min(SAMPLES, len(rows))
+            texts, references = self.answers(finished, rows, range(answered)), rows.texts("target")[:answered]
             metrics |= {f"{split}_{name}": value for name, value in self.measure_texts(texts, references).items()}
             sources = rows.texts("source")[:SAMPLES]
             samples = [{"prompt": s, "reference": r, "text": t} for s, r, t in zip(sources, references, texts)]
