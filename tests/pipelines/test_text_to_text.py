@@ -8,9 +8,11 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.base import SAMPLES
 from anyformer.pipelines.objectives.parts import MixedRows
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.text_to_text import read_number, source_columns, written_number
+from anyformer.pipelines.objectives.translation import Translation
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given
@@ -260,3 +262,12 @@ def test_a_length_penalty_needs_beams_of_the_task_or_of_some_part():
     greedy = [f"task.parts.{number}.num_beams=1" for number in range(2)]
     with pytest.raises(UserError, match=r"length_penalty=0.6 has no effect with task.num_beams=1"):
         load_recipe("multitask_text_to_text", ["task.length_penalty=0.6", *greedy])
+
+
+@pytest.mark.parametrize("metrics", [[], ["bleu"]])
+def test_without_a_metric_the_end_of_a_run_writes_its_samples_alone(metrics, tmp_path, command, monkeypatch):
+    read, write = [], Translation._answers
+    monkeypatch.setattr(Translation, "_answers", lambda self, model, ids: read.extend(ids) or write(self, model, ids))
+    settings = {"training": {"max_steps": 2}, "evaluation": {"metrics": metrics}, "data": {"test_files": None}}
+    assert command("train", task_recipe(tmp_path, "translation", **settings)) == 0
+    assert len(read) > SAMPLES if metrics else len(read) == SAMPLES
