@@ -5,10 +5,10 @@ Standard library only: memory is planned by it.
 
 from dataclasses import dataclass
 
-# Queries of a block. The more, the more keys they meet and do not see; the fewer, the more blocks get a copy of a key.
-# On a CPU and for windows of 128, blocks of 256 take 1.2 x the time of 128. Copies are limited to about MOST_COPIES: in
-# windows of 512 blocks of 128 take 0.73 x the time of 511. Plain products, which strides need, make every score that is
-# met; blocks beside a stride are as long as the window. Blocks that read keys in place have nothing to copy.
+# Queries of a block. Long blocks compute more scores of keys outside the window: on a CPU and for windows of 128,
+# blocks of 256 take 1.2 x the time of 128. Short blocks copy each key more often, about MOST_COPIES times at most: in
+# windows of 512, blocks of 128 take 0.73 x the time of 511. Beside a stride, plain products compute every score, and
+# blocks are as long as the window. Blocks that read keys in place copy nothing.
 QUERIES_PER_BLOCK, QUERIES_BESIDE_STRIDE, QUERIES_IN_PLACE, MOST_COPIES = 128, 64, 32, 5
 # Rows shorter than so many times the keys that a query meets in blocks keep the mask, for which sdpa has one kernel.
 LEAST_GAIN, LEAST_GAIN_BESIDE_STRIDE = 1.75, 5

@@ -249,7 +249,7 @@ class EncoderHead:
 
     def default_global_attention_mask(self, input_ids, inputs_embeds):
         """(B, T), nonzero at the task's global tokens (Beltagy et al. 2020, section 3.1), or None for none."""
-        return None
+        return first_token(input_ids, inputs_embeds) if self.pools else None
 
 
 def first_token(input_ids, inputs_embeds):
@@ -434,9 +434,6 @@ class AnyformerEncoderForSequenceClassification(
     pools = True
     forward = for_encoder(ForSequenceClassification.forward)
 
-    def default_global_attention_mask(self, input_ids, inputs_embeds):
-        return first_token(input_ids, inputs_embeds)
-
 
 class AnyformerEncoderForTokenClassification(EncoderHead, ForTokenClassification, AnyformerEncoderPreTrainedModel):
     forward = for_encoder(ForTokenClassification.forward)
@@ -464,9 +461,6 @@ class AnyformerEncoderForMultipleChoice(EncoderHead, AnyformerEncoderPreTrainedM
         self.build_base(config)
         self.score = nn.Linear(config.hidden_size, 1)
         self.post_init()
-
-    def default_global_attention_mask(self, input_ids, inputs_embeds):
-        return first_token(input_ids, inputs_embeds)
 
     @can_return_tuple
     def forward(

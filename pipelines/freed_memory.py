@@ -15,7 +15,7 @@ from contextlib import contextmanager
 # many blocks may lie outside of the heap, which are returned as soon as they are freed.
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 KEEPS = {TRIM_THRESHOLD: -1, MMAP_MAX: 0}
-# glibc starts with 128 KiB, which it raises by itself up to this where large blocks are freed.
+# The threshold that glibc itself reaches in a process that frees large blocks, and its own number of blocks.
 RETURNS = {TRIM_THRESHOLD: 64 << 20, MMAP_MAX: 65536}
 OF_USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
