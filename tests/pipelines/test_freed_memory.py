@@ -20,13 +20,13 @@ def pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 with freed_memory_kept(torch.device(sys.argv[1])) as kept:
-    found = [pages() for _ in range(4)]
-print(json.dumps({"kept": kept, "pages": found[1:]}))
+    found = [pages() for _ in range(24)]
+print(json.dumps({"kept": kept, "pages": found[12:]}))
 """
 
 
 def counted(device: str, **env) -> dict:
-    """Pages that the system gave for a block of 200 MiB each time but the first."""
+    """Pages that the system gave for each of the last twelve blocks of 200 MiB."""
     environment = {name: value for name, value in os.environ.items() if name not in OF_USERS} | env
     done = subprocess.run([sys.executable, "-c", COUNT, device], env=environment, capture_output=True, check=True)
     return json.loads(done.stdout)
