@@ -158,15 +158,26 @@ def generate_text(
     return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
 
 
-# Heads that write no text, and transformers' pipeline that puts them to work; None: there is none.
-OTHER_HEADS = {
+# Heads that write no text, and transformers' pipeline that puts them to work.
+PIPELINES = {
     "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": None,
-    "ForMultipleChoice": None,
     "ForImageClassification": "image-classification",
-    "ForMaskedImageModeling": None,
+}
+_FINE_TUNED = "fine-tune it with anyformer train RECIPE model.name_or_path={source}"
+# What a model that writes no text is for, by the end of its class's name.
+USES = {
+    head: f"it answers through transformers.pipeline({task!r}, {{source!r}})" for head, task in PIPELINES.items()
+} | {
+    "ForQuestionAnswering": (
+        "docs/learning/spans.md asks it in Python, and anyformer evaluate {source} RECIPE measures its answers"
+    ),
+    "ForMultipleChoice": _FINE_TUNED,
+    "ForMaskedImageModeling": _FINE_TUNED,
+    "EncoderModel": _FINE_TUNED,
+    "BertModel": _FINE_TUNED,
+    "ViTModel": _FINE_TUNED,
 }
 
 
@@ -175,17 +186,9 @@ def _check_writes_text(source: str, config) -> None:
     if (Path(source) / "preprocessor_config.json").is_file() and not (Path(source) / "tokenizer_config.json").is_file():
         raise UserError(f"MODEL={source} has an image processor and no tokenizer: it writes no text")
     name = next(iter(config.architectures or []), "")
-    head = next((head for head in OTHER_HEADS if name.endswith(head)), None)
-    if head is None and not name.endswith(("EncoderModel", "BertModel", "ViTModel")):
-        return
-    task = OTHER_HEADS.get(head)
-    if task is not None:
-        use = f"it answers through transformers.pipeline({task!r}, {source!r})"
-    elif head == "ForQuestionAnswering":
-        use = f"docs/learning/spans.md asks it in Python, and anyformer evaluate {source} RECIPE measures its answers"
-    else:
-        use = f"fine-tune it with anyformer train RECIPE model.name_or_path={source}"
-    raise UserError(f"MODEL={source} is {_article(name)} {name}, which writes no text; {use}")
+    use = next((use for ending, use in USES.items() if name.endswith(ending)), None)
+    if use is not None:
+        raise UserError(f"MODEL={source} is {_article(name)} {name}, which writes no text; {use.format(source=source)}")
 
 
 def _article(name: str) -> str:
