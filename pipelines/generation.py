@@ -161,6 +161,7 @@ def generate_text(
 # Heads that write no text, and transformers' pipeline that puts them to work.
 PIPELINES = {
     "ForMaskedLM": "fill-mask",
+    "ForPreTraining": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForImageClassification": "image-classification",

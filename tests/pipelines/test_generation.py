@@ -117,6 +117,7 @@ def test_text_is_told_piece_by_piece_as_it_is_written(saved):
     "architecture, words",
     [
         ("AnyformerEncoderForMaskedLM", "writes no text; it answers through transformers.pipeline('fill-mask', "),
+        ("AnyformerEncoderForPreTraining", "transformers.pipeline('fill-mask', "),
         ("BertForSequenceClassification", "is a BertForSequenceClassification, which writes no text"),
         ("AnyformerViTForImageClassification", "transformers.pipeline('image-classification', "),
         ("AnyformerEncoderForQuestionAnswering", "; docs/learning/spans.md asks it in Python, and anyformer evaluate "),
