@@ -1,11 +1,11 @@
-"""What a recipe may change of a checkpoint's config: dropout, and how far its rotary positions reach.
+"""What a recipe may change of a checkpoint's config: dropout, what a head reads, and how far rotary positions reach.
 
 Everything else is what its weights were made with.
 """
 
 from typing import Any
 
-from anyformer.modeling.legality import ROPE_TYPES
+from anyformer.modeling.legality import POOLER_TYPES, ROPE_TYPES
 
 from ..errors import UserError, did_you_mean
 from .types import convert
@@ -47,10 +47,15 @@ def checkpoint_field(name: str, value: Any) -> Any:
         return value
     if name == "rope_parameters":
         return _rope_parameters(convert(value, dict, where), where)
+    if name == "pooler_type":
+        value = convert(value, str, where)
+        if value not in POOLER_TYPES:
+            raise UserError(f"{where}={value!r} is not known{did_you_mean(value, POOLER_TYPES)}")
+        return value
     if "drop" not in name:  # dropout belongs to the training, not to the weights
         raise UserError(
-            f"{where} cannot be set with model.name_or_path; a checkpoint has its own (dropout, rope_parameters and "
-            f"max_position_embeddings can be set)"
+            f"{where} cannot be set with model.name_or_path; a checkpoint has its own (dropout, pooler_type, "
+            f"rope_parameters and max_position_embeddings can be set)"
         )
     return convert(value, float, where)
 
@@ -72,7 +77,7 @@ def with_fields(config, fields: dict[str, Any], name: str):
     """The config of the checkpoint `name` with a recipe's `fields` in it, made anew where positions change.
 
     Raises:
-        UserError: the checkpoint has no such dropout, or positions that cannot be stretched.
+        UserError: the checkpoint has no such dropout or pooling, or positions that cannot be stretched.
     """
     fields = dict(fields)
     positions = {key: fields.pop(key) for key in ("rope_parameters", "max_position_embeddings") if key in fields}
@@ -80,6 +85,8 @@ def with_fields(config, fields: dict[str, Any], name: str):
         if not hasattr(config, field):
             known = [known for known in config.to_dict() if "drop" in known]
             raise UserError(f"model.{field}: {name} has no such setting{did_you_mean(field, known, 'model.')}")
+        if field == "pooler_type" and hasattr(config, "patch_size") and value != config.pooler_type:
+            raise UserError(f"model.{field}: the weights of {name} have {config.pooler_type!r}: a class token or none")
         setattr(config, field, value)
     if not positions:
         return config

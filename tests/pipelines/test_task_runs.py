@@ -179,12 +179,14 @@ def test_a_masked_language_model_becomes_a_classifier_with_its_own_weights(tmp_p
     assert command("train", pretraining, *masked) == 0
     capsys.readouterr()
     recipe = task_recipe(tmp_path, "sequence_classification", training={"max_steps": 2})
-    start = [f"model.name_or_path={tmp_path / 'mlm'}", "model.hidden_dropout=0.2"]
+    start = [f"model.name_or_path={tmp_path / 'mlm'}", "model.hidden_dropout=0.2", "model.pooler_type=mean"]
     assert command("train", recipe, *start) == 0
     printed = capsys.readouterr().out
     (fresh,) = [line for line in printed.splitlines() if line.startswith("new weights, not taken from")]
     assert "score.weight" in fresh and "layers" not in fresh and "embed_tokens" not in fresh
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["hidden_dropout"] == 0.2
+    configs = [json.loads((tmp_path / run / "config.json").read_text()) for run in ("mlm", "run")]
+    assert [config["pooler_type"] for config in configs] == ["cls", "mean"]
+    assert configs[1]["hidden_dropout"] == 0.2
     before, after = weights(tmp_path / "mlm"), weights(tmp_path / "run")
     name = "model.embed_tokens.weight"
     assert (before[name] - after[name]).abs().max() < 0.1 * before[name].abs().max() + 0.02
