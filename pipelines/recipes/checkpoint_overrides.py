@@ -86,7 +86,10 @@ def with_fields(config, fields: dict[str, Any], name: str):
             known = [known for known in config.to_dict() if "drop" in known]
             raise UserError(f"model.{field}: {name} has no such setting{did_you_mean(field, known, 'model.')}")
         if field == "pooler_type" and hasattr(config, "patch_size") and value != config.pooler_type:
-            raise UserError(f"model.{field}: the weights of {name} have {config.pooler_type!r}: a class token or none")
+            raise UserError(
+                f"model.{field}={value!r}: {name} was trained with {config.pooler_type!r}, which decides whether its "
+                f"weights hold a class token; leave model.{field} out"
+            )
         setattr(config, field, value)
     if not positions:
         return config

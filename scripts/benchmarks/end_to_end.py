@@ -74,7 +74,7 @@ KINDS = {
             *("model.preset=bert_base", "model.hidden_size=512", "model.intermediate_size=2048"),
             *("model.num_attention_heads=8", "model.num_hidden_layers=4", "model.max_position_embeddings=512"),
             *("model.hidden_dropout=0", "model.attention_dropout=0"),
-            # BERT-small (Turc et al. 2019) has so many words; the recipe's 8,192 make a head of a quarter of the work.
+            # The vocabulary of BERT-small (Turc et al. 2019); the recipe's own has 8,192.
             "tokenizer.vocab_size=30522",
         ),
         {
