@@ -22,7 +22,12 @@ class MixtureCorpus(Corpus):
         self.corpora = [corpus for corpus, _ in parts]
         self.weights = [weight for _, weight in parts]
         self.keep_shares = keep_shares
-        self.name = " + ".join(corpus.name for corpus in self.corpora)
+        names = [corpus.name for corpus in self.corpora]
+        # Files of different folders may have one name; the number is that of `data.mixture.3.weight`.
+        self.names = [
+            name if names.count(name) == 1 else f"{name} (mixture.{number})" for number, name in enumerate(names)
+        ]
+        self.name = " + ".join(self.names)
         self.num_bytes = [0] * len(self.corpora)
         self.ended_by: str | None = None
 
@@ -44,7 +49,7 @@ class MixtureCorpus(Corpus):
                 self.num_bytes[behind] += len(document.text.encode())
                 yield document, {"bytes": list(self.num_bytes), "places": list(places)}
             elif self.keep_shares:
-                self.ended_by = self.corpora[behind].name
+                self.ended_by = self.names[behind]
                 return
             else:
                 running.remove(behind)
@@ -76,8 +81,8 @@ class MixtureCorpus(Corpus):
 
     def notes(self) -> list[str]:
         parts = [
-            f"{corpus.name} {share:.1%} ({size / 1e6:,.1f} MB)"
-            for corpus, share, size in zip(self.corpora, self.shares(), self.num_bytes)
+            f"{name} {share:.1%} ({size / 1e6:,.1f} MB)"
+            for name, share, size in zip(self.names, self.shares(), self.num_bytes)
         ]
         end = f"; it ends where {self.ended_by} runs out, so that the shares hold" if self.ended_by else ""
         return [f"mixture: {', '.join(parts)}{end}", *super().notes()]

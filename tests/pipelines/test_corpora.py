@@ -362,6 +362,19 @@ def test_mixture_keeps_the_shares_at_every_point_and_ends_where_one_source_runs_
     assert corpus.ended_by == "part0.txt" and "part0.txt" in corpus.notes()[0]
 
 
+def test_files_of_one_name_are_told_apart_in_a_mixture(tmp_path):
+    for folder in ("news", "captions"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.txt").write_text(f"{folder}\n" * 9)
+    (tmp_path / "other.txt").write_text("other\n" * 9)
+    files = ("news/train.txt", "other.txt", "captions/train.txt")
+    sections = [MixtureSource(files=str(tmp_path / name), document="line") for name in files]
+    corpus = open_corpora(DataSection(mixture=sections, validation_fraction=0))["train"]
+    assert corpus.name == "train.txt (mixture.0) + other.txt + train.txt (mixture.2)"
+    assert "captions\n" in texts(corpus) and corpus.ended_by == "train.txt (mixture.0)"  # its text is the shortest
+    assert "where train.txt (mixture.0) runs out" in corpus.notes()[0]
+
+
 def test_validation_of_a_mixture_reads_all_that_was_held_back(tmp_path):
     corpora = open_corpora(DataSection(mixture=mixture(tmp_path, [300, 2000], [1, 1]), validation_fraction=0.1))
     assert isinstance(corpora["validation"], MixtureCorpus)
