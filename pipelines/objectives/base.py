@@ -382,6 +382,11 @@ class Objective(ABC):
         wanted = self.recipe.evaluation.metrics
         return [name for name in wanted if self.validates_metrics or METRICS[name].of_validations]
 
+    def metrics_of_answers(self) -> list[str]:
+        """The numbers that `measure` computes from answers of the model: validations of a training that chooses its
+        best model by one of them measure them, too."""
+        return []
+
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         """The splits whose rows it takes to measure `split`: itself, and `train` where a metric compares with it."""
         return [split]

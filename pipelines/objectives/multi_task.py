@@ -100,6 +100,9 @@ class MultiTask(SeveralParts, Translation):
 
     # ---- measuring
 
+    def metrics_of_answers(self) -> list[str]:
+        return [f"{metric}_{name}" for name, part in self.parts.items() for metric in part.metrics_of_answers()]
+
     def finish(self, finished: FinishedModel, splits: dict[str, MixedRows]) -> tuple[dict[str, float], list[dict]]:
         """{"validation_accuracy_trec": ...}, and a sample of each part."""
         metrics, samples = {}, []
@@ -132,6 +135,7 @@ class MultiTask(SeveralParts, Translation):
                     keep(replace(comparison, part=name, rows=own))
                 metrics |= {f"{metric}_{name}": value for metric, value in found.items()}
                 self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
+        self.prepare_model(finished.model)  # it may be in training, and is saved as all of its tasks generate
         return metrics
 
     # ---- words

@@ -272,7 +272,10 @@ class QuestionAnswering(TextTask):
     def logits_of(self):
         return lambda outputs: _both(outputs["start_logits"], outputs["end_logits"])
 
-    # ---- measuring, on the finished model
+    # ---- measuring
+
+    def metrics_of_answers(self) -> list[str]:
+        return list(self.recipe.evaluation.metrics)
 
     def finishes_on(self) -> str:
         return "all"

@@ -208,6 +208,9 @@ class Translation(TextTask):
 
     # ---- measuring
 
+    def metrics_of_answers(self) -> list[str]:
+        return list(self.recipe.evaluation.metrics)
+
     def finishes_on(self) -> str:
         return "all"
 

@@ -235,7 +235,7 @@ def _check_positions(recipe: Recipe, objective) -> None:
 def _check_evaluation(recipe: Recipe, objective) -> None:
     section = recipe.evaluation
     if section.best_metric is not None:
-        known = ["loss", *objective.metrics_of_validations()]
+        known = ["loss", *objective.metrics_of_validations(), *objective.metrics_of_answers()]
         if section.best_metric in section.metrics and section.best_metric not in known:
             raise UserError(
                 f"evaluation.best_metric={section.best_metric!r} is measured on the finished model alone; validations "

@@ -296,8 +296,8 @@ class EvaluationSection:
         "what is reported beside the loss; null: the objective's or task's own, such as perplexity, accuracy or bleu"
     )
     best_metric: str | None = doc(
-        "loss, or one of `metrics` that validations measure (of classes, numbers, tags, preferences or losses; not of "
-        "written answers): the final model is the one that was best by it in them; null: the last one"
+        "loss, or one of `metrics`: the final model is the one that was best by it in validations; null: the last one. "
+        "One of written answers, such as bleu, makes each validation write them"
     )
     patience: int | None = doc(
         "training ends after so many validations in which best_metric was no better; null: it goes on to the last step",

@@ -22,7 +22,7 @@ from ..data.reference import weights_identity
 from ..errors import UserError
 from ..freed_memory import freed_memory_kept
 from ..generation import locate_model
-from ..objectives.base import FinishedModel, evenly_spread
+from ..objectives.base import FinishedModel
 from ..objectives.prepare import PreparedData, prepare_data
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import MESH, check_processes, engine_of
@@ -58,6 +58,7 @@ from .run_folder import RunFolder
 from .step_guard import check_step_guard
 from .stop_signal import StopAtOnce
 from .summary import print_dry_run, print_result, print_start
+from .validation_metrics import ValidationMetrics, check_answers
 from .watch import watch_of
 
 
@@ -86,6 +87,7 @@ def train(
     check_step_guard(recipe.training)
     check_async_save(recipe.training)
     check_gradient_norms(recipe.training)
+    check_answers(recipe)
     found = None
     if recipe.training.auto_batch:
         check_auto_batch(recipe)
@@ -259,25 +261,18 @@ def told_by_main(main: bool, look: Callable[[], Any]) -> Any:
 def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedData, model):
     import json
 
-    from torch.utils.data import Subset
-
     from .trainer import AnyformerTrainer
     from .weight_average import WeightAverage
 
     section = recipe.training
-    validation = data.rows.get("validation")
-    most = recipe.evaluation.max_rows
-    if validation is not None and most is not None and most < len(validation):
-        # Spread over all rows: the first ones belong to few documents, whose loss says little about the rest.
-        validation = Subset(validation, evenly_spread(len(validation), most))
-    of_part = data.objective.metrics_of_validations()
+    measures = ValidationMetrics(data.objective, data.rows.get("validation"), recipe.evaluation)
     gather_experts_whole(model)
     shares, collator = section.parallelism, data.objective.collator(data.packed)
     trainer = AnyformerTrainer(
         model=model,
         args=arguments,
         train_dataset=data.rows["train"],
-        eval_dataset=validation,
+        eval_dataset=measures.validated(),
         data_collator=collator if shares is None or engine_of(shares) == MESH else PositionedRows(collator),
         processing_class=data.processor,
         run_identity=json.dumps(
@@ -294,7 +289,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         patience=recipe.evaluation.patience,
         loss_parts=data.objective.loss_parts(),
         shares=partial(share_of_steps, section) if section.restarts else None,
-        pass_metrics=lambda result: data.objective.metrics_of_pass(of_part, result, validation, None),
+        validation_metrics=measures,
         engine=asked_engine(section),
         audits_samples=section.audit_samples,
         watch=watch_of(section, recipe.trust_remote_code),
@@ -354,7 +349,7 @@ def run(
             )
         return 128 + stopped
     trainer.guard.check()
-    validations = validations_of(trainer.state.log_history, recipe.evaluation.metrics)
+    validations = validations_of(trainer.state.log_history, trainer.validation_metrics.names)
     average(trainer, recipe, quiet)
     trained = trainable_parameters(trainer.model)
     metrics = evaluate_splits(trainer, recipe, data)

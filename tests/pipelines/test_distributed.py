@@ -130,7 +130,8 @@ TASKS = {"sequence_classification": 13, "translation": 19, "image_classification
 )
 def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ranks, tmp_path):
     # 11 test examples on two processes: fillers count in no metric, and every text is translated once.
-    evaluation = {"best_metric": "loss"} if kind == "translation" else {"metrics": ["accuracy", "f1"]}
+    answers = {"metrics": ["bleu", "chrf"], "best_metric": "chrf"}  # which validations write, too
+    evaluation = answers if kind == "translation" else {"metrics": ["accuracy", "f1"]}
     training = {"max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_steps": 5}
     if kind == "image_classification":
         mixed = {"crop_padding": 1, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
@@ -145,6 +146,8 @@ def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ra
     assert_close(losses, logged_losses(single))
     for name, value in json.loads((single / "run.json").read_text())["metrics"].items():
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
+    for one, other in zip(json.loads((single / "run.json").read_text())["validations"], facts["validations"]):
+        assert other == pytest.approx(one, rel=1e-4)
     if kind == "image_classification":  # from the middle of the third epoch, in whose order both processes go on
         run = Path(facts["recipe"]["training"]["output_dir"])
         assert two_ranks(recipe, *rows, start=run / "checkpoint-5")[1] == losses[5:]

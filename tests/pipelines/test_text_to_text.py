@@ -126,6 +126,21 @@ def test_tasks_learned_together_are_measured_apart_and_a_killed_run_ends_bit_ide
     assert "de:" in capsys.readouterr().out
 
 
+def test_answers_of_one_part_may_choose_the_best_model(tmp_path, command):
+    recipe = mixed_recipe(tmp_path, max_steps=4)
+    chosen = ["evaluation.best_metric=accuracy_mood", "evaluation.every_steps=2", "task.num_beams=2"]
+    own = yaml.safe_load(recipe.read_text())["task"]["parts"]
+    own[1]["num_beams"] = 1  # the finished model searches as the whole task says, not as its last part
+    parts = f"task.parts={json.dumps(own)}"
+    assert command("train", recipe, *chosen, parts) == 0
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    measured = [entry["accuracy_mood"] for entry in facts["validations"]]
+    assert len(measured) == 2 and measured.index(max(measured)) == facts["best_step"] // 2 - 1
+    assert json.loads((tmp_path / "run" / "generation_config.json").read_text())["num_beams"] == 2
+    with pytest.raises(UserError, match=r"best_metric='accuracy_mod' .*did you mean accuracy_mood"):
+        load_recipe(str(recipe), ["evaluation.best_metric=accuracy_mod"])
+
+
 def test_each_part_has_intervals_answers_and_a_test_between_two_models(tmp_path, command, capsys):
     recipe, run, other = mixed_recipe(tmp_path, max_steps=1, save_steps=1), tmp_path / "run", tmp_path / "other"
     assert command("train", recipe, f"training.output_dir={run}") == 0
