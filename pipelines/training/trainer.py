@@ -22,6 +22,7 @@ from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
+from ..freed_memory import FreedMemoryLimit
 from ..publishing.model_card import write_model_card
 from ..recipes.parallelism import MESH
 from .arguments import refusals, rows_of
@@ -74,7 +75,7 @@ class AnyformerTrainer(MeshTrainer):
         loss_parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
         shares: number of steps -> function from a step to its share of the peak learning rate, in place of
             `args.lr_scheduler_type`; None: there is none.
-        pass_metrics: {"loss", "nll", "predictions"} of an evaluation pass -> further metrics of it, such as perplexity.
+        validation_metrics: what validations measure beside the loss (validation_metrics.py); None: nothing.
         engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines.py); None: under any.
         audits_samples: whether the rows of each step are written down (audit.py).
         watch: how the training looks after itself (watch.py).
@@ -95,7 +96,7 @@ class AnyformerTrainer(MeshTrainer):
         labels_per_item: int = 1,
         patience: int | None = None,
         loss_parts=None,
-        pass_metrics=None,
+        validation_metrics=None,
         shares=None,
         engine: str | None = None,
         audits_samples: bool = False,
@@ -103,7 +104,7 @@ class AnyformerTrainer(MeshTrainer):
         **kwargs,
     ):
         self.shares, watch = shares, watch or Watch()
-        self.pass_metrics, self.own_loss, self.engine = pass_metrics, own_loss, engine
+        self.validation_metrics, self.own_loss, self.engine = validation_metrics, own_loss, engine
         self.logits_of, self.labels_per_item = logits_of, labels_per_item
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
@@ -133,6 +134,10 @@ class AnyformerTrainer(MeshTrainer):
         self.routers, self.parts = RouterStatistics(folder, watch.router_warning), LossParts(loss_parts)
         self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
         self.watchdog = StallWatchdog(folder, watch.stall_minutes, self.args.process_index)
+        self.early_stopping = None if patience is None else EarlyStopping(patience)
+        audits = audits_samples and self.counts_rows
+        self.audit = SampleAudit(folder, bare_rows, self.args.process_index) if audits else None
+        self.average = average
         own = (
             self.watchdog,
             self.stop_signal,
@@ -141,19 +146,14 @@ class AnyformerTrainer(MeshTrainer):
             MetricsFile(folder),
             self.routers,
             LearningRateOnResume(),
+            FreedMemoryLimit(),
+            self.early_stopping,
+            average,
+            self.audit,
         )
         for callback in own:
-            self.add_callback(callback)
-        self.early_stopping = None if patience is None else EarlyStopping(patience)
-        if self.early_stopping is not None:
-            self.add_callback(self.early_stopping)
-        self.average = average
-        if average is not None:
-            self.add_callback(average)
-        audits = audits_samples and self.counts_rows
-        self.audit = SampleAudit(folder, bare_rows, self.args.process_index) if audits else None
-        if self.audit is not None:
-            self.add_callback(self.audit)
+            if callback is not None:
+                self.add_callback(callback)
         self.trackers = replace_trackers(self)
         self.check_pipeline(self.parts.told_apart_by is not None or self.part_losses is not None)
 
@@ -368,8 +368,8 @@ class AnyformerTrainer(MeshTrainer):
             self._sums = EvaluationSums(self.args.device, self.scorer, *parts, counts=self.counts_rows)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             found = self._sums.metrics(self.accelerator)
-            if self.pass_metrics is not None and "loss" in found:
-                found |= self.pass_metrics(found)
+            if self.validation_metrics is not None:
+                found |= self.validation_metrics.measure(found, self, in_training=metric_key_prefix == "eval")
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
         return output
 
