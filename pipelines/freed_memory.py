@@ -4,10 +4,10 @@ A step frees the blocks of its activations and gradients, and the next one asks 
 returns large blocks to the system, which fills each page anew with zeros: 35,000 pages and 8 % of the time in a step of
 transformers' LLaMA (10M parameters, 1,024 tokens), 9,600 pages and 3.6 % in one of ours.
 
-Batches of many lengths ask for ever other sizes, and between two blocks that stay, a hole is filled by no larger block.
-A training on reviews (16 rows of up to 512 tokens) came to hold 4.9 GB in 1,850 steps, and a step of it takes 1.4. What
-is free is therefore returned at once where the process holds much more than a step takes: it stays below 2.4 GB then,
-for 14 returns in 200 steps and 1 % of their time.
+Batches of many lengths ask for ever other sizes, which the holes between blocks that stay do not fit. A training on
+reviews (16 rows of up to 512 tokens a step) held 2.0 GB after its first step and 5.3 after 3,700. What is free is
+therefore returned, all at once, where the process holds much more than a step takes. A like training stayed below 2.4
+GB for 200 steps, with 14 returns that cost 1 to 2 % of the time.
 """
 
 import ctypes
