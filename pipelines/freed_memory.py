@@ -70,8 +70,7 @@ class FreedMemoryLimit(TrainerCallback):
         if _kept:
             self.look(held_bytes())
 
-    def on_prediction_step(self, args, state, control, **kwargs):
-        self.on_step_end(args, state, control)
+    on_prediction_step = on_step_end
 
 
 def held_bytes() -> int:

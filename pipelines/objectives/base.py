@@ -383,8 +383,8 @@ class Objective(ABC):
         return [name for name in wanted if self.validates_metrics or METRICS[name].of_validations]
 
     def metrics_of_answers(self) -> list[str]:
-        """The numbers that `measure` computes from answers of the model: validations of a training that chooses its
-        best model by one of them measure them, too."""
+        """Names of what `measure` computes from the model's answers. Where evaluation.best_metric is one of them, each
+        validation during the training computes them all."""
         return []
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:

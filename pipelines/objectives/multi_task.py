@@ -135,7 +135,7 @@ class MultiTask(SeveralParts, Translation):
                     keep(replace(comparison, part=name, rows=own))
                 metrics |= {f"{metric}_{name}": value for metric, value in found.items()}
                 self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
-        self.prepare_model(finished.model)  # it may be in training, and is saved as all of its tasks generate
+        self.prepare_model(finished.model)  # in training, its generation config is saved with it
         return metrics
 
     # ---- words

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import UserError
 from ..recipes.schema import TrainingSection
-from .engines import WHOLE, asked_engine
+from .engines import splitter
 
 
 def on_host(values):
@@ -25,9 +25,8 @@ def on_host(values):
 
 def check_async_save(section: TrainingSection) -> None:
     """Raise UserError for engines that write their parts of a checkpoint together."""
-    engine = asked_engine(section)
-    if section.async_save and (engine not in WHOLE or section.parallelism is not None):
-        name = engine if section.parallelism is None else "training.parallelism"
+    name = splitter(section)
+    if section.async_save and name is not None:
         raise UserError(
             f"training.async_save=true copies whole weights and optimizer states, but {name} splits them and writes "
             f"its parts in all processes at once; set it to false"

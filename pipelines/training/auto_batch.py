@@ -24,7 +24,7 @@ from ..accounting.devices import Devices
 from ..errors import UserError
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import RUN_FILE, list_checkpoints
-from .engines import WHOLE, asked_engine
+from .engines import splitter
 from .global_batch import rows_per_step
 from .more_steps import section_of
 from .out_of_memory import is_out_of_memory, this_device, ways_out
@@ -47,10 +47,8 @@ def with_rows(recipe: Recipe, rows: int) -> Recipe:
 
 def check_auto_batch(recipe: Recipe) -> None:
     """Raise UserError under engines that share states: what fits there depends on all processes at once."""
-    section = recipe.training
-    engine = asked_engine(section)
-    if engine not in WHOLE or section.parallelism is not None:
-        name = engine if section.parallelism is None else "training.parallelism"
+    name = splitter(recipe.training)
+    if name is not None:
         raise UserError(
             f"training.auto_batch=true tries steps in each process alone, but {name} shares a step among all; set it "
             f"to false, and per_device_train_batch_size as anyformer plan says"

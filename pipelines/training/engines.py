@@ -39,6 +39,14 @@ def asked_engine(section: TrainingSection) -> str | None:
     return "DDP" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else None
 
 
+def splitter(section: TrainingSection) -> str | None:
+    """What splits the model among processes, as an error names it; None where each process holds it whole."""
+    if section.parallelism is not None:
+        return "training.parallelism"
+    engine = asked_engine(section)
+    return None if engine in WHOLE else engine
+
+
 def check_whole_matrices(section: TrainingSection) -> None:
     """Raise UserError for an optimizer or an average that needs what DeepSpeed splits and flattens."""
     if section.optim == "muon":

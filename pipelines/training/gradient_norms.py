@@ -9,7 +9,7 @@ import torch
 from ..errors import UserError
 from ..recipes.schema import TrainingSection
 from ..storage.metrics_file import GRADIENTS_FILE
-from .engines import WHOLE, asked_engine
+from .engines import splitter
 from .progress import MetricsFile
 
 LAYER = re.compile(r"^(.*?\.\d+)\.")  # of a parameter's name: model.layers.3, encoder.block.0
@@ -17,9 +17,8 @@ LAYER = re.compile(r"^(.*?\.\d+)\.")  # of a parameter's name: model.layers.3, e
 
 def check_gradient_norms(section: TrainingSection) -> None:
     """Raise UserError for engines whose processes do not hold whole gradients of all layers."""
-    engine = asked_engine(section)
-    if section.log_gradient_norms_per_layer and (engine not in WHOLE or section.parallelism is not None):
-        name = engine if section.parallelism is None else "training.parallelism"
+    name = splitter(section)
+    if section.log_gradient_norms_per_layer and name is not None:
         raise UserError(
             f"training.log_gradient_norms_per_layer=true reads whole gradients, but {name} splits them; set it to "
             f"false, or train by one process or by DDP"

@@ -11,15 +11,13 @@ from ..errors import UserError
 from ..objectives.base import FinishedModel, Objective, evenly_spread
 from ..plugins import objective_of
 from ..recipes.schema import EvaluationSection, Recipe
-from .engines import WHOLE, asked_engine
+from .engines import splitter
 
 
 def check_answers(recipe: Recipe) -> None:
     """Raise UserError where validations need answers of a model that no process holds whole."""
-    section, best = recipe.training, recipe.evaluation.best_metric
-    engine = asked_engine(section)
-    if best in objective_of(recipe).metrics_of_answers() and (engine not in WHOLE or section.parallelism is not None):
-        name = engine if section.parallelism is None else "training.parallelism"
+    name, best = splitter(recipe.training), recipe.evaluation.best_metric
+    if name is not None and best in objective_of(recipe).metrics_of_answers():
         raise UserError(
             f"evaluation.best_metric={best} is measured on answers of the whole model, but {name} splits it; set it "
             f"to loss, or train by one process or by DDP"
@@ -28,9 +26,9 @@ def check_answers(recipe: Recipe) -> None:
 
 class ValidationMetrics:
     """Metrics of the validations of one training: those that a pass over the rows gives; and, where the best model is
-    chosen by one of answers, those of the model's answers to the rows, which each validation generates.
+    chosen by a metric of answers, those of the answers that each validation generates.
 
-    names: what validations may be measured by, of the recipe's metrics and of the parts of a task.
+    names: the metrics that the log of a validation may hold.
 
     Args:
         objective: after `prepare`.
