@@ -102,15 +102,11 @@ def causal_masks(
     masks = {}
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
     # older ones not under torch.compile.  # transformers < 5.23
-    plain = attention_mask is None and past_key_values is None and not packed and config._attn_implementation == "sdpa"
+    plain = attention_mask is None and not packed and config._attn_implementation == "sdpa"
     # Nor does the only new token of a cache that holds what was seen, and no more.
-    plain = plain or (
-        attention_mask is None
-        and grows(past_key_values)
-        and not packed
-        and config._attn_implementation == "sdpa"
-        and not torch.compiler.is_compiling()
-        and inputs_embeds.shape[1] == 1
+    plain = plain and (
+        past_key_values is None
+        or (grows(past_key_values) and not torch.compiler.is_compiling() and inputs_embeds.shape[1] == 1)
     )
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
         traits = ATTENTION_KINDS[kind]

@@ -117,8 +117,8 @@ def attend(x_ND, attention, cache, attention_mask=None, position_embeddings=None
     if attention.q_norm is not None:
         q_NH1K, k_NG1K = normalised(attention.q_norm, q_NH1K), normalised(attention.k_norm, k_NG1K)
     if position_embeddings is not None:
-        both = rotate(torch.cat((q_NH1K, k_NG1K), dim=1), *position_embeddings)
-        q_NH1K, k_NG1K = both.split((q_NH1K.shape[1], k_NG1K.shape[1]), dim=1)
+        both, queries = rotate(torch.cat((q_NH1K, k_NG1K), dim=1), *position_embeddings), q_NH1K.shape[1]
+        q_NH1K, k_NG1K = both.narrow(1, 0, queries), both.narrow(1, queries, k_NG1K.shape[1])
     held = cache.layers[attention.layer_idx] if type(cache) is DynamicCache and not cache.offloading else None
     if type(held) is GrowingLayer:
         k_NGSK, v_NGSK = held.update(k_NG1K, v_NG1K)
