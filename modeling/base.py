@@ -135,9 +135,13 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         """Called by `generate` ahead of a compiled step; transformers' own does not know all our kinds of attention."""
         return causal_masks(config, inputs_embeds, attention_mask, past_key_values)
 
+    def own_class(self) -> type:
+        """The model's class; FSDP2 puts one that torch has made in its place."""
+        return next(each for each in type(self).__mro__ if not each.__module__.startswith("torch."))
+
     def code_file(self) -> str:
         """The file, without .py, that a saved folder's `auto_map` names and whose imports the folder holds."""
-        return type(self).__module__.rpartition(".")[2]
+        return self.own_class().__module__.rpartition(".")[2]
 
     def save_pretrained(self, save_directory, *, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
         """Save weights, config and the code files, so that the folder loads with or without anyformer installed.
@@ -145,18 +149,20 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         transformers enters only the saved class into `auto_map`, and copies the imports of its file; pipelines and
         serving tools need the whole family, and some configs more files.
         """
-        package, _, own_file = type(self).__module__.rpartition(".")
+        package, _, own_file = self.own_class().__module__.rpartition(".")
         config_class, code_file = type(self.config), self.code_file()
         auto_map = {
             "AutoConfig": f"{config_class.__module__.rpartition('.')[2]}.{config_class.__name__}",
             **{auto_class: f"{code_file}.{name}" for auto_class, name in self.auto_classes.items()},
         }
         self.config.auto_map = dict(auto_map)
-        if code_file == own_file:
+        if code_file == own_file and self.own_class() is type(self):
             super().save_pretrained(save_directory, push_to_hub=push_to_hub, is_main_process=is_main_process, **kwargs)
             return
         hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
+        self._auto_class, self.is_remote_code = None, lambda: False  # or transformers would copy the class's own file
         super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        del self._auto_class, self.is_remote_code
         if hasattr(self, "should_save_on_this_rank"):  # transformers < 5.23
             is_main_process = self.should_save_on_this_rank(is_main_process)
         if is_main_process:

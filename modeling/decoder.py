@@ -112,9 +112,7 @@ class CausalLanguageModel:
             inputs["position_ids"] = kwargs["position_ids"][..., -1:].clone(memory_format=torch.contiguous_format)
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask
-        if "logits_to_keep" in kwargs:
-            inputs["logits_to_keep"] = kwargs["logits_to_keep"]
-        return inputs
+        return inputs | {name: kwargs[name] for name in ("logits_to_keep",) if name in kwargs}
 
     def only_generates(self) -> bool:
         """Whether a call of the base model would do nothing beside computing hidden states."""

@@ -8,6 +8,7 @@ batch they were cut from. (transformers takes a mean over the micro-batch: a pro
 micro-batches is another number, and adds it once for each of them.)
 """
 
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .experts import TopKRouter, scores_of
 from .experts_bias import count
-from .experts_grouped import best_implementation
+from .experts_grouped import IMPLEMENTATION, best_implementation
 from .linear_cross_entropy import IGNORE_INDEX
 
 
@@ -82,6 +83,22 @@ class ModelWithExperts:
 
     def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
         return super().get_correct_experts_implementation(best_implementation(self.config, requested_experts))
+
+    @contextmanager
+    def _optimize_model_for_decode(self):
+        """As transformers', which off the CPU lets `generate` decode by batched_mm where its own grouped_mm was chosen.
+
+        So it does for ours: compiled, a step is a CUDA graph, in which ours would read on the host where experts end.
+        """
+        if self.device.type == "cpu" or self.config._experts_implementation != IMPLEMENTATION:
+            with super()._optimize_model_for_decode():
+                yield
+            return
+        self.set_experts_implementation("batched_mm")
+        try:
+            yield
+        finally:
+            self.set_experts_implementation(IMPLEMENTATION)
 
     def router_fields(self, routed: list, shape, unpadded, loss_mask, output_router_logits: bool | None) -> dict:
         """As the function of this name. output_router_logits: None takes the config's value."""

@@ -241,12 +241,15 @@ def _streamer(tokenizer, on_text: Callable[[str], None]):
 
 
 def free_positions(config, length: int) -> float:
-    """How many tokens fit after a prompt of `length` tokens; infinity where positions are not learned vectors."""
+    """How many tokens fit after a prompt of `length` tokens; infinity where positions are not learned vectors.
+
+    The prompt of an encoder-decoder takes none of the decoder's, of which the first is the token that begins an answer.
+    """
     positions = getattr(config, "max_position_embeddings", None)
     scheme = getattr(config, "position_encoding", None)
     learned = scheme == "learned" if scheme is not None else not getattr(config, "rope_parameters", None)
     if not learned or positions is None:
         return float("inf")
-    if length >= positions:
+    if length > positions or (length == positions and not config.is_encoder_decoder):
         raise UserError(f"PROMPT has {length} tokens, but the model has {positions} positions; shorten it")
-    return positions - length
+    return positions - 1 if config.is_encoder_decoder else positions - length

@@ -276,7 +276,10 @@ def test_a_commit_has_the_losses_of_itself(benchmark, capsys, repo_root):
 def test_a_sitting_runs_every_table_once_and_goes_on_where_it_stopped(benchmark, repo_root, tmp_path, capsys):
     calls, python = tmp_path / "calls", tmp_path / "bin" / "python3"
     python.parent.mkdir()
-    python.write_text(f"#!/bin/sh\nshift\nprintf '%s\\037' \"$@\" >> {calls}\necho >> {calls}\n[ $1 != generate.py ]\n")
+    record = f"shift\nprintf '%s\\037' \"$@\" >> {calls}\necho >> {calls}\n"
+    python.write_text(
+        f"#!/bin/sh\n{record}[ $1 != cross_entropy.py ] || echo '| guard | void |'\n[ $1 != generate.py ]\n"
+    )
     python.chmod(0o755)
     env = os.environ | {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", str(repo_root / "scripts/benchmarks/sitting.sh"), str(tmp_path / "out"), str(tmp_path)]
@@ -285,6 +288,8 @@ def test_a_sitting_runs_every_table_once_and_goes_on_where_it_stopped(benchmark,
     assert "## decoder" in (tmp_path / "out" / "sitting.md").read_text()
     *called, again = [line.split("\037")[:-1] for line in calls.read_text().splitlines()]
     assert again[0] == "generate.py"  # alone: what was measured is kept
+    assert [script for script, *_ in called].count("cross_entropy.py") == 2  # void, so once more
+    assert all((tmp_path / "out" / f"loss.{kept}").read_text() == "| guard | void |\n" for kept in ("void", "md"))
     for script, *arguments in called:  # each is one that the script takes
         with pytest.raises(SystemExit) as ended:
             benchmark(script.removesuffix(".py")).main([*arguments, "--help"])

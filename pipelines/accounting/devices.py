@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from ..errors import UserError, nearest
 from .host_memory import memory_of_this_machine
 
-# Dense bfloat16 tensor-core rates from the vendors' data sheets, in FLOP/s; the first key in the device's name counts.
+# Dense bfloat16 tensor-core rates from the vendors' data sheets, in FLOP/s; the first key in the device's name counts,
+# as words of their own: an L40 is no L4.
 DATA_SHEET_BF16 = {
     "B200": 2250e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,

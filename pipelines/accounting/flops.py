@@ -167,7 +167,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, again: bool = False) ->
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
         for key, rate in DATA_SHEET_BF16.items():
-            if key in name:
+            if re.search(rf"\b{re.escape(key)}\b", name):
                 return rate, f"data sheet, {key}"
     key = (str(device), dtype, torch.get_num_threads())
     if again or key not in _measured:

@@ -1,8 +1,8 @@
 """Labelled examples that are made of data without such labels, as `data.derive` says; standard library and numpy.
 
-Of documents (`OF_DOCUMENTS`): any source of plain text, split into training and validation by document, so that no text
-is on both sides. Of other examples (`OF_EXAMPLES`): row by row, under the names of the task's own columns. What is made
-depends on the data alone, on no seed: it is the same data set in every run.
+Of documents (`OF_DOCUMENTS`): any source of plain text, split into training and validation by document. Of other
+examples (`OF_EXAMPLES`): row by row, under the names of the task's own columns. What is made depends on the data alone,
+on no seed: it is the same data set in every run.
 """
 
 import ast
@@ -27,7 +27,7 @@ EVERY = 8  # sentences of a document, for one example
 SENTENCE = (20, 300)  # characters of a sentence that is read or chosen
 NEAR = 30  # sentences of other documents, the nearest in length, of which the wrong ones are drawn
 WORDS = (3, 40)  # of a function's summary
-_FORMAT = 1  # raise it when other examples are made
+_FORMAT = 2  # raise it when other examples are made
 
 
 # ---------------------------------------------------------------------------------------------- next_sentence
@@ -118,8 +118,8 @@ def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> It
     """Functions of Python sources without their docstring, and its first paragraph, which PEP 257 calls a summary.
 
     {"code", "summary", "function"}. Documents that are no Python, functions of nothing but a docstring and summaries of
-    less than 3 or more than 40 words are left out, and of equal functions all but the first one. unfit: counts the
-    documents that are no Python.
+    less than 3 or more than 40 words are left out, and of equal functions in a split all but the first one.
+    unfit: counts the documents that are no Python.
     """
     seen = set()
     for document in documents:
@@ -130,7 +130,7 @@ def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> It
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             unfit["no Python"] += 1
             continue
-        lines = document.text.splitlines()
+        lines = re.split(r"\r\n|\r|\n", document.text)  # as ast counts them; a form feed ends none
         functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
         for node in sorted(functions, key=lambda node: node.lineno):
             text, told = ast.get_docstring(node), node.body[0]

@@ -119,10 +119,24 @@ class ExampleFiles(ExampleSource):
             if isinstance(row, str):
                 raise UserError(f"{self.field}: {place}: {faults[row]}")
             try:
-                yield place, row | {column: cell(row, column) for column in columns}
+                cells = {column: cell(row, column) for column in columns}
             except KeyError:
                 self.check_columns(cell_names(row), place)
                 raise
+            if not all(map(_is_unicode, cells.values())):  # JSON can write half of a character by an escape
+                raise UserError(f"{self.field}: {place}: {faults['non_utf8']}")
+            yield place, row | cells
+
+
+def _is_unicode(value: Any) -> bool:
+    """Whether all texts in a cell can be written as UTF-8."""
+    if isinstance(value, list | dict):
+        return all(map(_is_unicode, value.values() if isinstance(value, dict) else value))
+    try:
+        _ = isinstance(value, str) and value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class HubExamples(ExampleSource):

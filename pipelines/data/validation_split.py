@@ -104,14 +104,15 @@ class SourceCorpus(Corpus):
 
     def _documents_from(self, place: list | None) -> Iterator[tuple[Document, list]]:
         first, held, start = place or (0, 0, None)
-        if held == self.max_documents:
+        last = self.rule.window if self.rule is not None and self.validation else None  # none comes after so many items
+        if held == self.max_documents or (last is not None and first >= last):
             return
         for index, (item, own) in enumerate(self.source.items_from(start), start=first):
             held += isinstance(item, Document)
             document = self._mine(index, item)
             if document is not None:
                 yield document, [index + 1, held, own]
-            if held == self.max_documents:
+            if held == self.max_documents or index + 1 == last:
                 return  # without asking a stream for one more
 
     def _mine(self, index: int, item: Document | Skipped) -> Document | None:

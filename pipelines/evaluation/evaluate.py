@@ -25,7 +25,7 @@ from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
 from ..freed_memory import freed_memory_kept
 from ..metrics.comparison import Comparison, interval_by_formula, intervals, kept_comparisons
-from ..objectives.base import FinishedModel, Objective, evenly_spread
+from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
@@ -106,8 +106,8 @@ def evaluate_model(
 
     Args:
         recipe: as evaluation_recipe gives it.
-        max_examples: at most so many rows, spread evenly over the split. Perplexities that are of a whole text
-            (word_perplexity, unigram_perplexity) are then left out.
+        max_examples: at most so many rows (of question_answering: questions, each with all its windows), spread evenly
+            over the split. Perplexities of a whole text (word_perplexity, unigram_perplexity) are then left out.
         picture: PNG file for the images that a model of pixels completes; None: it completes none.
 
     Raises:
@@ -129,7 +129,7 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     splits = objective.splits_to_measure(split, names)
     data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
     rows = data.rows[split]
-    chosen = evenly_spread(len(rows), max_examples) if partial else list(range(len(rows)))
+    chosen = data.objective.some_rows(rows, max_examples) if partial else list(range(len(rows)))
     return PreparedEvaluation(recipe, split, data.objective, names, rows, data.rows.get("train"), chosen)
 
 

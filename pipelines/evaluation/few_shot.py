@@ -211,7 +211,7 @@ def draw_shots(questions: list[Question], most: int, recipe: Recipe) -> list[Que
     draw, of_class = random.Random(recipe.training.seed), {}
     for question in questions:
         of_class.setdefault(question.answer, []).append(question)
-    left = {number: draw.sample(group, min(most, len(group))) for number, group in sorted(of_class.items())}
+    left = {number: draw.sample(group, len(group)) for number, group in sorted(of_class.items())}
     drawn: list[Question] = []
     while len(drawn) < most:
         order = [number for number, group in left.items() if group]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..plugins import less_is_better
+from ..plugins import less_is_better, objective_of
 from ..recipes.schema import Recipe
 from ..reporting.comparison import compare_runs
 from ..reporting.run_log import read_run
@@ -98,7 +98,8 @@ class SweepRuns:
     def _metric(self) -> str:
         """The number that runs are ordered by, as their metrics are named."""
         given, bare, name = self.metric_asked_for()
-        known = ["loss", *self.recipe.evaluation.metrics]
+        objective = objective_of(self.recipe)
+        known = ["loss", *(objective.metrics_of_answers() or objective.metrics)]
         if not any(f"{bare}_".startswith(f"{metric}_") for metric in known):
             raise UserError(
                 f"--metric {given}: the recipe measures {', '.join(known)}; name one of them, or add it to "
@@ -194,12 +195,13 @@ class SweepRuns:
                     open_trials.remove((trial, runs))
             combination, trial = optuna.choose(number)
             write_atomically(path, json.dumps(question | {"chosen": optuna.chosen}, indent=1))
-            runs = self.runs_of(combination)
+            there = {run.folder: run for run in self.runs}  # what is chosen again is the run that is there
+            runs = [there.get(run.folder, run) for run in self.runs_of(combination)]
             open_trials.append((trial, runs))
-            known = {run.folder for run in self.runs}  # a combination that is chosen again is the run that is there
-            self.runs += [run for run in runs if run.folder not in known]
             for run in runs:
-                yield from self._begun(run)
+                if run.folder not in there:
+                    self.runs.append(run)
+                    yield from self._begun(run)
 
     def question(self) -> dict[str, Any]:
         """What Optuna is asked: another question needs another folder."""

@@ -10,6 +10,7 @@ from ..backends import AUTO, backend_arguments, check_attention, check_experts, 
 from ..errors import UserError, loading_reason
 from ..generation import locate_model
 from ..publishing.model_card import write_model_card
+from ..publishing.publish import MODULE_FILES, MODULE_FOLDERS
 from ..publishing.run_facts import RunFacts
 from ..storage.atomic import make_sibling_folder
 from ..storage.local_facts import forget_loading
@@ -146,6 +147,7 @@ def save(parts: list, destination: Path, source: str, facts: dict) -> None:
     try:
         for part in parts:
             part.save_pretrained(aside)
+        copy_modules(Path(source).expanduser(), aside)
         known = RunFacts.read(Path(source)).run if Path(source).is_dir() else {}
         known = {name: value for name, value in known.items() if name not in ("status", "published", "world_size")}
         (aside / "run.json").write_text(json.dumps(known | facts, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -154,6 +156,15 @@ def save(parts: list, destination: Path, source: str, facts: dict) -> None:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def copy_modules(source: Path, destination: Path) -> None:
+    """Copy what sentence-transformers puts on the model of a folder; without it, it would take means of all tokens."""
+    for path in [*(source / name for name in MODULE_FILES), *source.glob(MODULE_FOLDERS)]:
+        if path.is_dir():
+            shutil.copytree(path, destination / path.name)
+        elif path.is_file():
+            shutil.copy(path, destination)
 
 
 def saved_tokenizer(source: str, trust_remote_code: bool):

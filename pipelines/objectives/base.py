@@ -75,8 +75,9 @@ class Objective(ABC):
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
     hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
     samples_are_answers: whether a sample answers its prompt; otherwise it continues it. picture: file of the run's
-    folder that is shown as its sample. row_noun: what a row is called. unused_weights: how the names of weights begin
-    that the model has and the objective makes no use of. hub_tags: tags of a published model, beside our own.
+    folder that is shown as its sample. row_noun: what a row is called. sequences_per_row: how many the model reads for
+    it, such as both texts of a pair. unused_weights: how the names of weights begin that the model has and the
+    objective makes no use of. hub_tags: tags of a published model, beside our own.
     shares_batches: whether its rows may stand in a batch beside other objectives' (mixture.py): they are of plain text,
     its batches hold what mixture.KEYS names alone, and the loss is the model's.
     in_stages: whether the last stage of a pipeline can compute its loss: that of a causal model, from its batch alone.
@@ -105,6 +106,7 @@ class Objective(ABC):
     samples_are_answers: ClassVar[bool] = False
     picture: ClassVar[str | None] = None
     row_noun: ClassVar[str] = "row"
+    sequences_per_row: int = 1
     unused_weights: ClassVar[tuple[str, ...]] = ()
     hub_tags: ClassVar[tuple[str, ...]] = ()
     shares_batches: ClassVar[bool] = False
@@ -383,9 +385,16 @@ class Objective(ABC):
         return [name for name in wanted if self.validates_metrics or METRICS[name].of_validations]
 
     def metrics_of_answers(self) -> list[str]:
-        """Names of what `measure` computes from the model's answers. Where evaluation.best_metric is one of them, each
-        validation during the training computes them all."""
+        """What `measure` computes from answers; each validation does so where evaluation.best_metric is one of them."""
         return []
+
+    def unanswered(self, rows: Rows, numbers: Sequence[int]) -> list[str]:
+        """Those of metrics_of_answers that the rows `numbers` do not measure."""
+        return []
+
+    def some_rows(self, rows: Rows, most: int) -> list[int]:
+        """Numbers of the rows to measure where it is to be at most `most` of them."""
+        return evenly_spread(len(rows), most)
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         """The splits whose rows it takes to measure `split`: itself, and `train` where a metric compares with it."""
@@ -485,10 +494,3 @@ def check_examples(objective: Objective) -> None:
             raise UserError(
                 f"data.{name} has no effect with {learner}; the {objective.section} section names the columns"
             )
-
-
-def pipeline_command(task: str, folder: Path, example: Any, options: Mapping[str, Any] | None = None) -> str:
-    """A shell command that puts a saved model to work through transformers.pipeline, called with `options`."""
-    more = "".join(f", {name}={value!r}" for name, value in (options or {}).items())
-    call = f"transformers.pipeline('{task}', '{folder}')({example!r}{more})"
-    return f'python -c "import anyformer, transformers; print({call})"'

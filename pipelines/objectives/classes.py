@@ -325,6 +325,8 @@ def _scan(field: str, column: str, splits: "dict[str, Examples]", classes_in: Ca
                     raise UserError(
                         f"{field}: {where} holds {held(value)}, which is no class (a whole number or a name)"
                     )
+                if isinstance(value, str) and not value.strip():
+                    raise UserError(f"{field}: {where} holds an empty class; remove the example")
                 if isinstance(value, int) and value < 0:
                     raise UserError(f"{field}: {where} holds {value}; classes are numbered from 0")
                 if kind not in (None, isinstance(value, str)):

@@ -8,8 +8,8 @@ from ..data.rows import Rows
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from .base import pipeline_command
 from .classes import ClassSettings, ClassTask
+from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings
 
 if TYPE_CHECKING:

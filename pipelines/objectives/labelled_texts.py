@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
-from .base import pipeline_command
 from .examples import TextTask
+from .how_to_use import pipeline_command
 
 if TYPE_CHECKING:
     import pyarrow

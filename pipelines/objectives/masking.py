@@ -8,7 +8,8 @@ from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import MASK
-from .base import FinishedModel, pipeline_command
+from .base import FinishedModel
+from .how_to_use import pipeline_command
 from .text import TextObjective
 
 if TYPE_CHECKING:

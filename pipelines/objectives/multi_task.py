@@ -84,6 +84,10 @@ class MultiTask(SeveralParts, Translation):
     def columns(self) -> dict[str, str]:
         return {}
 
+    def lengths(self) -> dict[str, int | None]:
+        parts = enumerate(self.settings.parts)
+        return super().lengths() | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
+
     # ---- data
 
     def prepare(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
@@ -102,6 +106,11 @@ class MultiTask(SeveralParts, Translation):
 
     def metrics_of_answers(self) -> list[str]:
         return [f"{metric}_{name}" for name, part in self.parts.items() for metric in part.metrics_of_answers()]
+
+    def unanswered(self, rows: MixedRows, numbers: Sequence[int]) -> list[str]:
+        present = {rows.place(number)[0] for number in numbers}
+        missing = {name: part for name, part in self.parts.items() if name not in present}
+        return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
 
     def finish(self, finished: FinishedModel, splits: dict[str, MixedRows]) -> tuple[dict[str, float], list[dict]]:
         """{"validation_accuracy_trec": ...}, and a sample of each part."""

@@ -79,6 +79,12 @@ class MultipleChoice(ClassScores, TextTask):
             return texts | {"choices_field": choices}
         return texts | {f"choices_field.{number}": column for number, column in enumerate(choices)}
 
+    @property
+    def sequences_per_row(self) -> int:
+        """One for each choice; of a list in one column, whose length the data say, four are assumed."""
+        choices = self.settings.choices_field
+        return 4 if isinstance(choices, str) else len(choices)
+
     def lengths(self) -> dict[str, int | None]:
         return {"max_length": self.settings.max_length}
 

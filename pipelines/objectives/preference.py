@@ -52,6 +52,7 @@ class Preference(ChatTask):
     validates_metrics = True
     loss_unit = "nats per pair"
     row_noun = "pair"
+    sequences_per_row = 2
 
     def check(self) -> None:
         if self.recipe.model.name_or_path is None:

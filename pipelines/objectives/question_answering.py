@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
-from .base import SAMPLES, FinishedModel
+from .base import SAMPLES, FinishedModel, evenly_spread
 from .examples import TextTask
 
 if TYPE_CHECKING:
@@ -297,9 +297,25 @@ class QuestionAnswering(TextTask):
             ]
         return metrics, samples
 
+    def some_rows(self, rows: "EncodedExamples", most: int) -> list[int]:
+        """All windows of at most `most` questions, which are the same ones whatever the tokenizer."""
+        import numpy as np
+
+        of_window = rows.numbers("number")
+        questions = np.unique(of_window)
+        return np.flatnonzero(np.isin(of_window, questions[evenly_spread(len(questions), most)])).tolist()
+
     def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
-        """Of the questions that some of the windows `numbers` belong to, answered by all their windows."""
-        return self.measure_answers(self.answers(finished, rows, numbers))
+        """Of the questions that some of the windows `numbers` belong to, answered by all their windows. What is
+        compared is kept as of these questions, by their numbers."""
+        from ..metrics.comparison import keep, kept_comparisons
+
+        answers = self.answers(finished, rows, numbers)
+        with kept_comparisons() as compared:
+            found = self.measure_answers(answers)
+        for comparison in compared:
+            keep(replace(comparison, rows=[each["number"] for each in answers]))
+        return found
 
     def measure_answers(self, questions: list[dict]) -> dict[str, float]:
         """Metrics of answers given, as `answers` has them."""
@@ -310,7 +326,7 @@ class QuestionAnswering(TextTask):
         return numbers
 
     def answers(self, finished: FinishedModel, rows: "EncodedExamples", numbers: Sequence[int]) -> list[dict]:
-        """[{"question", "right", "given"}] of the questions of the windows `numbers`, in their order.
+        """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order.
 
         Every process scores a share of the windows.
         """
@@ -324,8 +340,9 @@ class QuestionAnswering(TextTask):
         questions, texts, right = (rows.texts(name) for name in ("question", "text", "right"))
         answers: dict[int, dict] = {}
         for window, (null, candidates) in zip(wanted.tolist(), found):
-            new = {"question": questions[window], "right": json.loads(right[window]), "null": null, "found": []}
-            answer = answers.setdefault(int(of_window[window]), new)
+            new = {"number": int(of_window[window]), "null": null, "found": []}
+            new |= {"question": questions[window], "right": json.loads(right[window])}
+            answer = answers.setdefault(new["number"], new)
             answer["null"] = min(answer["null"], null)  # of the window that is surest of an answer
             answer["found"] += [(score, texts[window][a:b].strip()) for score, a, b in candidates]
         for answer in answers.values():

@@ -11,7 +11,7 @@ from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import SENTINELS, special_tokens
-from ..tokenizers.train import WRITES_EVERY_TEXT
+from ..tokenizers.train import WITHOUT_EFFECT, WRITES_EVERY_TEXT
 from ..words import working
 from .base import FinishedModel, Objective
 
@@ -94,6 +94,11 @@ class Tokenized:
                         f"a pretrained tokenizer has its own"
                     )
             return
+        for name, types in WITHOUT_EFFECT.items():
+            if section.type in types and getattr(section, name) != getattr(TokenizerSection(), name):
+                raise UserError(
+                    f"tokenizer.{name}={show(getattr(section, name))} has no effect with tokenizer.type={section.type}"
+                )
         self.check_framing()
         if recipe.model.name_or_path is not None:
             raise UserError(

@@ -1,5 +1,6 @@
 """Any labelled task as text from text (T5, Raffel et al. 2020, section 2.4): the answer is written, not chosen."""
 
+import re
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,8 @@ class TextToText(Translation):
         if self.settings.answers == "classes":
             check_metrics(self.metrics, self.compared, "evaluation.metrics", len(self.label_names))
         super().prepare(splits, cache, progress)
+        if self.settings.answers == "classes":
+            self._written = self.names_as_written()
 
     def find_classes(self, splits: "dict[str, Examples]", cache: Path) -> None:
         """Learn the classes' names, which the answers are, where they are classes. Raises UserError."""
@@ -139,6 +142,24 @@ class TextToText(Translation):
             self.label_names = given or names_in_data("target_field", column, splits, cache)
             self._numbers = {name: number for number, name in enumerate(self.label_names)}
             self._labels_are_names = given is None and numbers_name(self.label_names, column, splits)
+
+    def names_as_written(self) -> dict[str, int]:
+        """{a class's name as the tokenizer gives it back: the class}: in lower case, say, or with other spaces.
+
+        Raises UserError where classes cannot be told apart by it.
+        """
+        found: dict[str, int] = {}
+        for number, name in enumerate(self.label_names):
+            ids = self._ended(self.tokenizer(text_target=name)["input_ids"], self.max_target_length)
+            written = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
+            if not written or written in found:
+                other = f"as it writes {self.label_names[found[written]]!r}" if written else "which says nothing"
+                raise UserError(
+                    f"task.label_names: the tokenizer writes {name!r} as {written!r}, {other}; give other names, or "
+                    f"another tokenizer"
+                )
+            found[written] = number
+        return found
 
     def encoding_key(self) -> list:
         section = self.settings
@@ -205,8 +226,7 @@ class TextToText(Translation):
 
     def class_written(self, text: str, right: int) -> int:
         """The class whose name was written; where it is none, one that is wrong."""
-        name = text.strip()
-        return self.label_names.index(name) if name in self.label_names else (right + 1) % len(self.label_names)
+        return self._written.get(text.strip(), (right + 1) % len(self.label_names))
 
     # ---- words
 
@@ -226,9 +246,9 @@ def written_number(value: float, step: float) -> str:
 
 
 def read_number(text: str) -> float:
-    """The number that a text is; NO_NUMBER where it is none."""
+    """The number that a text is; NO_NUMBER where it is none. Some tokenizers put spaces at a sign or point."""
     try:
-        value = float(text)
+        value = float(re.sub(r"(?<=[-.])\s+|\s+(?=\.)", "", text))
     except ValueError:
         return NO_NUMBER
     return value if value - value == 0 else NO_NUMBER

@@ -12,9 +12,9 @@ from ..errors import UserError
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from .base import pipeline_command
 from .classes import ClassTask, NamedClassSettings, held
 from .examples import TextTask
+from .how_to_use import pipeline_command
 from .tags import (
     OUTSIDE,
     as_bio,

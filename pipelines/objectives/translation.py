@@ -76,7 +76,7 @@ class Translation(TextTask):
     def check_metrics(self) -> None:
         from ..metrics import check_metrics
 
-        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
+        check_metrics(self.metrics, self.compares, "evaluation.metrics")
 
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
@@ -209,7 +209,7 @@ class Translation(TextTask):
     # ---- measuring
 
     def metrics_of_answers(self) -> list[str]:
-        return list(self.recipe.evaluation.metrics)
+        return list(self.metrics)
 
     def finishes_on(self) -> str:
         return "all"
@@ -219,7 +219,7 @@ class Translation(TextTask):
         for split, rows in splits.items():
             if split == "train":
                 continue
-            answered = len(rows) if self.recipe.evaluation.metrics else min(SAMPLES, len(rows))
+            answered = len(rows) if self.metrics else min(SAMPLES, len(rows))
             texts, references = self.answers(finished, rows, range(answered)), rows.texts("target")[:answered]
             metrics |= {f"{split}_{name}": value for name, value in self.measure_texts(texts, references).items()}
             sources = rows.texts("source")[:SAMPLES]
@@ -238,7 +238,7 @@ class Translation(TextTask):
         """Metrics of translations."""
         from ..metrics import compute_metrics
 
-        numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, predictions, references)
+        numbers, self.signatures = compute_metrics(self.metrics, predictions, references)
         return numbers
 
     def answers(self, finished: FinishedModel, rows: "EncodedExamples", numbers: Sequence[int]) -> list[str]:

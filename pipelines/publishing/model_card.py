@@ -25,6 +25,7 @@ from .run_facts import SIZES, RunFacts
 
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
 CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)
+OF_THE_RUN = ("steps", "world_size", "wall_seconds", "resumed_at")  # what the card tells of run.json's facts
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
@@ -188,7 +189,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
         "objective": objective,
         "call_options": "".join(f", {name}={python(value)}" for name, value in objective.options.items()),
-        "run": {key: run[key] for key in ("steps", "world_size", "wall_seconds") if run.get(key) is not None},
+        "run": {key: run[key] for key in OF_THE_RUN if run.get(key) is not None},
         "restarts": facts.section("training").get("restarts") or [],
         "source_names": facts.source_names,
         "splits": splits,

@@ -22,6 +22,9 @@ from .objective_facts import objective_facts
 from .run_facts import RunFacts, is_on_hub
 
 # Files published beside weights, code, card and its picture. No others: checkpoints, optimizer states, pickles, logs.
+# Of the modules that sentence-transformers puts on a model.
+MODULE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+MODULE_FOLDERS = "[0-9]_*"
 PUBLISHED = [
     *(
         "config.json",
@@ -36,9 +39,8 @@ PUBLISHED = [
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
     *("router.jsonl", "router.png", "loss.png"),
-    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *MODULE_FILES,
 ]
-MODULES = "[0-9]_*/config.json"  # of the modules that sentence-transformers puts on the model
 LOCAL = ("recipe.yaml", "run.json", "tokenizer_config.json")  # files that name folders of the machine that trained
 HUB_TOKEN = re.compile(secrets.HUB_TOKEN.encode())
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -163,7 +165,8 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
                 if any(HUB_TOKEN.search(line) for line in lines):
                     raise UserError(f"{file} holds an access token of the Hub; remove it (and revoke it) first")
     published = {name: published_text(file) for name, file in texts.items() if name in LOCAL}
-    texts |= {str(file.relative_to(model.path)): file for file in sorted(model.path.glob(MODULES))}
+    modules = sorted(model.path.glob(f"{MODULE_FOLDERS}/config.json"))
+    texts |= {str(file.relative_to(model.path)): file for file in modules}
     return texts | published | model.code_files() | {file.name: file for file in model.weight_files()}
 
 

@@ -20,11 +20,15 @@ OWN_OPTIMIZERS = ("adamw", "muon")
 OWN_SCHEDULES = ("wsd",)
 SOURCE_KINDS = ("source", "files", "dataset", "mixture")
 
+# Schedules that lower the learning rate where validations are no better.
+FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
+
 # What to do instead of setting these TrainingArguments fields through `training`.
 OWNED_ARGUMENTS = {
     argument: instead
     for instead, arguments in {
         "use evaluation.every_steps": ("eval_strategy", "evaluation_strategy", "eval_steps", "eval_delay"),
+        "use evaluation.best_metric": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
         "use training.save_steps; checkpoints are always complete": ("save_strategy", "save_only_model"),
         "use training.logging_steps": ("logging_strategy",),
         "training.bad_step says what happens at a NaN loss": ("logging_nan_inf_filter",),
@@ -250,6 +254,12 @@ def _check_evaluation(recipe: Recipe, objective) -> None:
             raise UserError("evaluation.best_metric needs evaluation.every_steps, the steps between two validations")
         if section.average_checkpoints is not None:
             raise UserError("evaluation.best_metric and evaluation.average_checkpoints exclude each other; keep one")
+    schedule = recipe.training.lr_scheduler_type
+    if schedule in FOLLOWS_VALIDATIONS and section.best_metric is None:
+        raise UserError(
+            f"training.lr_scheduler_type={schedule} follows a metric of the validations; set evaluation.best_metric, "
+            f"such as loss, and evaluation.every_steps"
+        )
     if section.patience is not None and section.best_metric is None:
         raise UserError("evaluation.patience needs evaluation.best_metric, such as loss, which has to improve")
     if section.average_checkpoints is not None and recipe.training.ema_decay is not None:

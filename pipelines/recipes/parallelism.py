@@ -167,6 +167,8 @@ def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe
         raise UserError(f"{words}: {parts} parts of equal length do not make objective.sequence_length={length}")
     if recipe.training.audit_samples:
         raise UserError(f"training.audit_samples=true is not wired beside {words}, whose rows lose their numbers")
+    if smoothing := recipe.training.extra.get("label_smoothing_factor"):
+        raise UserError(f"training.label_smoothing_factor={smoothing} is not wired beside {words}; leave it out")
     if attention not in ("auto", "sdpa"):
         raise UserError(f"{words} replaces sdpa alone, and model.attn_implementation={attention}; set it to sdpa")
 

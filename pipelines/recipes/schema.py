@@ -64,7 +64,9 @@ class TokenizerSection:
         at_least=0,
         at_most=100_000,
     )
-    lowercase: bool = doc("lower-case the text first (wordpiece and unigram)", False)
+    lowercase: bool = doc(
+        "lower-case the text first (unigram; wordpiece, which drops accents, too, as BERT's uncased models do)", False
+    )
     min_frequency: int = doc(
         "pairs seen less often are not merged (byte_bpe, bpe_byte_fallback, wordpiece)", 2, at_least=1
     )

@@ -17,7 +17,14 @@ from ..recipes.schema import Recipe, TrainingSection
 from .along_rows import parallelism_config
 from .compiled_layers import COMPILING
 from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
-from .engines import check_average, check_launcher, check_whole_matrices, check_world_size, is_true
+from .engines import (
+    check_average,
+    check_checkpoint_average,
+    check_launcher,
+    check_whole_matrices,
+    check_world_size,
+    is_true,
+)
 from .global_batch import micro_batches, rows_per_step
 from .learning_rate import schedule
 from .lora import check_lora
@@ -104,6 +111,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
             check_deepspeed(section.extra["deepspeed"])
     if is_true("ACCELERATE_USE_FSDP") or extra.get("fsdp"):
         check_average(section, "FSDP")
+    check_checkpoint_average(recipe.evaluation.average_checkpoints, section)
     check_launcher(section, device, 0 if device == "cpu" else torch.accelerator.device_count())
     if by_launcher or extra.get("deepspeed") is not None:
         say_that_it_compiles()

@@ -20,6 +20,7 @@ from ..errors import first_line
 from ..recipes.schema import TrainingSection
 from ..words import human_time
 from .lora import plain
+from .resumed import saved_attributes
 from .run_folder import say
 
 COMPILING = {"torch_compile_backend": "backend", "torch_compile_mode": "mode"}  # settings of Trainer, and torch's names
@@ -135,7 +136,7 @@ class CompiledLayers(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.steps, self.compiled_steps = [], []
-        saved = (state.stateful_callbacks or {}).get(type(self).__name__, {}).get("attributes", {})
+        saved = saved_attributes(state, self)
         if self.wanted is True:
             self.chosen = True
         elif self.refused is not None:

@@ -11,6 +11,7 @@ from transformers import TrainerCallback, TrainingArguments
 from ..errors import UserError, first_line
 from ..objectives.base import evenly_spread
 from ..objectives.prepare import PreparedData
+from ..recipes.checks import FOLLOWS_VALIDATIONS
 from ..recipes.schema import Recipe
 from .arguments import data_ranks, total_steps, training_arguments
 from .global_batch import rows_per_step
@@ -65,6 +66,8 @@ def trial_recipe(recipe: Recipe, rows: int | None, arguments: TrainingArguments,
         report_to="none",
         logging_steps=1,
     )
+    if training.lr_scheduler_type in FOLLOWS_VALIDATIONS:  # of which the trial has none
+        training = replace(training, lr_scheduler_type="constant", lr_scheduler_kwargs={})
     evaluation = replace(recipe.evaluation, every_steps=None, best_metric=None, patience=None, average_checkpoints=None)
     return replace(recipe, training=training, evaluation=evaluation)
 

@@ -2,6 +2,8 @@
 
 from transformers import EarlyStoppingCallback
 
+from .resumed import saved_attributes
+
 
 class EarlyStopping(EarlyStoppingCallback):
     """transformers' callback, which counts the validations since the best one, for AnyformerTrainer.
@@ -16,8 +18,8 @@ class EarlyStopping(EarlyStoppingCallback):
         return self.early_stopping_patience_counter >= self.early_stopping_patience
 
     def on_train_begin(self, args, state, control, **kwargs):
-        saved = (state.stateful_callbacks or {}).get(type(self).__name__, {})
-        self.early_stopping_patience_counter = saved.get("attributes", {}).get("early_stopping_patience_counter", 0)
+        saved = saved_attributes(state, self).get("early_stopping_patience_counter", 0)
+        self.early_stopping_patience_counter = 0 if state.best_metric is None else saved
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         if f"eval_{args.metric_for_best_model}" in metrics:  # not the whole splits at the end

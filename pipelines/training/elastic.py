@@ -108,7 +108,10 @@ def reads_universal(trainer) -> None:
 
 
 def draw_anew(seed: int, step: int, process: int) -> None:
-    """Begin the generators of random numbers of a process whose states no checkpoint holds."""
+    """Begin the generators of random numbers of a process whose states no checkpoint holds.
+
+    process: its number; processes that share rows have one together, and so drop the same of them.
+    """
     drawn = np.random.default_rng((seed, step, process)).integers(2**32, size=3)
     random.seed(int(drawn[0]))
     np.random.seed(drawn[1])

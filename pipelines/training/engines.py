@@ -59,7 +59,18 @@ def check_average(section: TrainingSection, engine: str) -> None:
     if section.ema_decay is not None:
         raise UserError(
             f"training.ema_decay={section.ema_decay} needs whole weights, but {engine} splits or flattens them; set it "
-            f"to null, or average checkpoints by evaluation.average_checkpoints"
+            f"to null"
+        )
+
+
+def check_checkpoint_average(number: int | None, section: TrainingSection) -> None:
+    """Raise UserError for a mean of `number` checkpoints of a model that no process holds whole."""
+    engine = asked_engine(section)
+    splits = "FSDP" if engine == "FSDP" else "ZeRO-3" if engine == "DeepSpeed" and zero_stage(section) == 3 else None
+    if number is not None and splits is not None:
+        raise UserError(
+            f"evaluation.average_checkpoints={number} needs a model that a process holds whole, but {splits} splits "
+            f"it; set it to null"
         )
 
 

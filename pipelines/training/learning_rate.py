@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback, get_scheduler
+from transformers import get_scheduler
 
 from ..errors import UserError
 from ..recipes.schema import TrainingSection
@@ -56,15 +56,6 @@ def _shifted(factor: Callable[[float], float], warmup_steps: int) -> Callable[[i
     # The schedule itself at a step between its own, so that warm-ups that are not linear keep their shape.
     stretch = warmup_steps / (warmup_steps + 1)
     return lambda step: factor((step + 1) * stretch if step < warmup_steps else step)
-
-
-class LearningRateOnResume(TrainerCallback):
-    """A checkpoint holds its own run's learning rate of the next step; a longer run may have another one there."""
-
-    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
-        scheduler = getattr(lr_scheduler, "scheduler", lr_scheduler)  # accelerate may have wrapped it
-        if isinstance(scheduler, LambdaLR):
-            replace_shares(scheduler, scheduler.lr_lambdas)
 
 
 def share_of_steps(section: TrainingSection, total: int) -> Callable[[int], float]:

@@ -44,6 +44,11 @@ class MeshTrainer(Trainer):
             super().__init__(**kwargs)
 
     @property
+    def with_whole_rows(self) -> int:
+        """How many processes get the same batch. Those of sp get parts of rows, cut before the trainer sees them."""
+        return self.sharing if self.parallelism is None else self.sharing // self.parallelism.sp
+
+    @property
     def counts_rows(self) -> bool:
         """Whether this is the first of the processes that read the same rows, which count once."""
         return self.args.process_index % self.sharing == 0

@@ -135,6 +135,8 @@ class ModelLoss:
         """
         if self.own is not None:
             return {**self._seen(inputs), "labels": inputs}
+        # With labels of any name the model would make its own loss, and in training no logits.
+        inputs = {name: x for name, x in inputs.items() if name != "shift_labels"}
         if self._make_decoder_inputs is None or "decoder_input_ids" in inputs:
             return inputs
         return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}

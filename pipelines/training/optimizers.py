@@ -78,11 +78,12 @@ def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps:
 class MuonWithAdamW(torch.optim.Optimizer):
     """BatchedMuon (Jordan et al. 2024) and fused torch.optim.AdamW behind the interface of one optimizer.
 
-    `param_groups` lists both optimizers' groups, so a schedule scales each learning rate from its own peak.
+    `param_groups` lists both optimizers' groups, so a schedule scales each learning rate from its own peak. Either is
+    None where it would have no parameters: an adapter may be of matrices in the blocks alone.
     """
 
-    def __init__(self, muon: BatchedMuon, adamw: torch.optim.AdamW):
-        self.parts = {"muon": muon, "adamw": adamw}
+    def __init__(self, muon: BatchedMuon | None, adamw: torch.optim.AdamW | None):
+        self.parts = {name: part for name, part in (("muon", muon), ("adamw", adamw)) if part is not None}
         super().__init__([p for part in self.parts.values() for g in part.param_groups for p in g["params"]], {})
         self._share_groups()
 
@@ -129,9 +130,10 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
     ]
     dtype = torch.bfloat16 if prefers_bf16(next(model.parameters()).device.type) else torch.float32
     hidden = [trainable[n] for n in trainable if n in matrices]
+    others = [group for group in groups if group["params"]]
     return MuonWithAdamW(
-        BatchedMuon(hidden, dtype, lr=muon_lr, weight_decay=weight_decay),
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=adamw_lr, betas=betas, eps=eps, fused=True),
+        BatchedMuon(hidden, dtype, lr=muon_lr, weight_decay=weight_decay) if hidden else None,
+        torch.optim.AdamW(others, lr=adamw_lr, betas=betas, eps=eps, fused=True) if others else None,
     )
 
 

@@ -28,6 +28,7 @@ from ..errors import UserError, loading_reason
 from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.checkpoint_overrides import with_fields
+from ..recipes.parallelism import engine_of, sharing_rows, words_of
 from ..recipes.schema import Recipe
 from .global_batch import micro_batches, rows_per_step
 from .optimizers import muon_parameter_names
@@ -57,6 +58,7 @@ class StepMemory:
     """Bytes of a training step on one device, by its rows and by how states are shared.
 
     batch: of which the rows are left open. moments: bytes of the optimizer's states. block: parameters of the largest.
+    sequences: that the model reads for a row.
     """
 
     config: Any
@@ -68,11 +70,12 @@ class StepMemory:
     moments: int
     block: int
     average: bool
+    sequences: int = 1
 
     def held(self, rows: int, checkpointing: bool) -> Activations:
         """Beside the states."""
         how = How(self.half, self.on_cpu, checkpointing, self.eager)
-        return activations(self.config, replace(self.batch, rows=rows), how)
+        return activations(self.config, replace(self.batch, rows=rows * self.sequences), how)
 
     def states(self, stage: str, devices: int) -> TrainingStates:
         return training_states(stage, self.parameters, self.moments, devices, self.half, self.block, self.average)
@@ -155,7 +158,8 @@ def plan_run(
     model = built_without_weights(recipe, objective, config)
     memory = step_memory(recipe, objective, model, devices, notes)
     batch, parameters, half, held = memory.batch, memory.parameters, memory.half, memory.held
-    rows, accumulated = micro_batches(section, devices.count, rows_per_step(section, devices.count))
+    ranks = max(1, devices.count // sharing_rows(section.parallelism))  # devices that read rows of their own
+    rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
     checkpointing = section.gradient_checkpointing
 
     def staged(name: str, count: int = devices.count) -> TrainingStates:
@@ -172,11 +176,12 @@ def plan_run(
     by_name = {row.states.stage: row for row in stages}
     chosen = stage or next((name for name in tried if by_name[name].fits), tried[-1])
     needed = devices_needed(staged, held(1, True).peak, tried[-1], devices.memory)
-    advice = advise(by_name[chosen], devices, rows, checkpointing, needed)
+    mesh = section.parallelism and f"anyformer train {recipe.name} --launch {engine_of(section.parallelism)} --nproc"
+    advice = advise(by_name[chosen], devices, rows, checkpointing, needed, mesh)
 
-    per_row = flops_of_row(model, config, batch)
-    tokens_per_row = batch.tokens + batch.targets
-    tokens_per_step = rows * accumulated * devices.count * tokens_per_row
+    per_row = flops_of_row(model, config, batch) * memory.sequences
+    tokens_per_row = (batch.tokens + batch.targets) * memory.sequences
+    tokens_per_step = rows * accumulated * ranks * tokens_per_row
     rate, source = peak_rate(devices, half)
     step_seconds = per_row * (tokens_per_step / tokens_per_row) / (rate * mfu)
     steps, why = planned_steps(section, parameters, tokens_per_step, until_trained)
@@ -227,6 +232,11 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
     section, config = recipe.training, model.config
     if section.lora is not None:
         notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
+    if sharing_rows(section.parallelism) > 1:
+        notes.append(
+            f"what training.parallelism={words_of(section.parallelism)} splits beside dp_shard is counted as if each "
+            f"device held it whole"
+        )
     if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
     moments = optimizer_bytes(section.optim, model, notes)
@@ -241,6 +251,7 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
         moments=moments,
         block=largest_block(model),
         average=section.ema_decay is not None,
+        sequences=objective.sequences_per_row,
     )
 
 
@@ -378,9 +389,9 @@ def largest_rows(peak: Callable[[int], int], memory: int) -> int:
 
 
 def stage_of_recipe(recipe: Recipe) -> str | None:
-    """How the recipe itself says that states are shared: training.deepspeed or training.fsdp."""
-    extra = recipe.training.extra
-    if extra.get("fsdp"):
+    """How the recipe itself says that states are shared: training.deepspeed, training.fsdp or training.parallelism."""
+    extra, parallelism = recipe.training.extra, recipe.training.parallelism
+    if extra.get("fsdp") or (parallelism is not None and parallelism.dp_shard > 1):
         return "fsdp"
     engine = extra.get("deepspeed")
     return engine.removesuffix(OFFLOAD) if isinstance(engine, str) and engine.removesuffix(OFFLOAD) in STAGES else None
@@ -394,15 +405,19 @@ def devices_needed(staged: Callable[[str, int], TrainingStates], one_row: int, s
     return None
 
 
-def advise(plan: StagePlan, devices: Devices, rows: int, checkpointing: bool, needed: int | None) -> str:
-    """What to launch the run with, in a sentence."""
+def advise(
+    plan: StagePlan, devices: Devices, rows: int, checkpointing: bool, needed: int | None, mesh: str | None = None
+) -> str:
+    """What to launch the run with, in a sentence. mesh: the command of training.parallelism, without its number."""
     stage = plan.states.stage
     most = plan.largest_rows_checkpointed if checkpointing else plan.largest_rows
     if most == 0 and plan.largest_rows_checkpointed == 0:
         if needed is None:
             return "a single row does not fit on any number of these devices: shorten the rows, or split the model"
         return f"does not fit; with weights shared, {needed} x {devices.name} hold a row with gradient checkpointing"
-    if devices.is_cpu:
+    if mesh:
+        how = f"{mesh} {devices.count}"
+    elif devices.is_cpu:
         how = "anyformer train" if devices.count == 1 else f"torchrun --nproc_per_node {devices.count}"
     else:
         whole = "one_gpu" if devices.count == 1 else "ddp"

@@ -32,14 +32,15 @@ class RouterStatistics(MetricsFile):
 
     warns_below: a layer is reported when, in WARNED_AFTER logs in a row, less than this share of its experts is at
     work; None: none is. How many are at work: exp of the entropy of the load, all for equal shares, k where the same k
-    get everything. `collapsed` has the layers of which that is so.
+    get everything. `collapsed` has the layers of which that is so. together: processes of which each has the losses of
+    the same batch.
     """
 
     name = ROUTER_FILE
 
-    def __init__(self, output_dir: str | Path, warns_below: float | None = None):
+    def __init__(self, output_dir: str | Path, warns_below: float | None = None, together: int = 1):
         super().__init__(output_dir)
-        self.warns_below, self._low, self.collapsed = warns_below, {}, []
+        self.warns_below, self.together, self._low, self.collapsed = warns_below, together, {}, []
         self.sums = self._shape = None
         self._step = 0  # of the last log, or where training began
         self._layers: dict = {}  # the next line of the file, until the log is written
@@ -84,7 +85,7 @@ class RouterStatistics(MetricsFile):
             "router_load_cv": relative.std(dim=-1, correction=0).mean().item(),
             "router_entropy": entropy.mean().item(),
             "router_dropped": dropped.mean().item(),
-            **{f"router_{name}": loss / max(1, steps) for name, loss in zip(LOSSES, losses.tolist())},
+            **{f"router_{name}": loss / max(1, steps) / self.together for name, loss in zip(LOSSES, losses.tolist())},
         }
 
     def on_train_begin(self, args, state, control, **kwargs):

@@ -30,7 +30,7 @@ from ..recipes.schema import Recipe, TrainingSection
 from ..reporting.interpret import validations_of
 from ..storage.atomic import write_atomically
 from ..storage.cache import sha
-from ..storage.checkpoints import STAGING, list_checkpoints
+from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
 from .along_rows import PositionedRows, check_rows_can_be_shared
@@ -371,6 +371,7 @@ def run(
             "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
             "backends": backends_of(plain(trainer.model)),
             "wall_seconds": round(time.time() - began, 1),  # of this command, as the two next ones
+            **({} if checkpoint is None else {"resumed_at": step_of(checkpoint)}),
             **trainer.throughput.facts(),
             "samples": samples,
             "validations": validations,
@@ -477,6 +478,7 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
         "engine",
         "backends",
         "wall_seconds",
+        "resumed_at",
         "training_seconds",
         "data_share",
         "samples",

@@ -25,6 +25,7 @@ FILE = "step_guard.json"
 REMEMBERED = 128  # steps whose median is what is usual
 ENOUGH = 16  # of them; before, a median says little
 REPORTED = 100  # skipped steps of which run.json says more than their number
+SAID = 8  # gradient norms far above the usual that get a line each; a run whose loss nears zero has dozens
 
 
 class StepGuard:
@@ -33,8 +34,9 @@ class StepGuard:
     Args:
         section: bad_step, max_bad_steps, loss_spike, grad_norm_spike and grad_norm_warning of it count.
 
-    Attributes: `skipped` is the number of steps left out, `reports` what is known of them, `warned` how many gradient
-    norms were reported. They and what is usual are saved in checkpoints, so that a resumed run decides the same.
+    Attributes: `skipped` is the number of steps left out, `reports` what is known of them. They and what is usual are
+    saved in checkpoints, so that a resumed run decides the same. `warned` counts gradient norms far above the usual,
+    since the run was begun or resumed.
     """
 
     def __init__(self, section: TrainingSection | None = None):
@@ -148,10 +150,11 @@ class StepGuard:
         most, times = self.section.grad_norm_warning, times_the_median(norm, self.norms)
         if most is not None and times is not None and times > most:
             self.warned += 1
-            if speaks:
+            if speaks and self.warned <= SAID:
+                last = "; the next such steps are only counted, in run.json" if self.warned == SAID else ""
                 say(
                     f"step {step}: the gradient norm {norm:.4g} is {times:.3g} times the median of the last "
-                    f"{len(self.norms)} steps"
+                    f"{len(self.norms)} steps{last}"
                 )
         if math.isfinite(norm):
             self.norms.append(norm)

@@ -114,7 +114,8 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
             console.print(f"reference: {sample['reference']}", markup=False, style="dim")
     console.rule()
     reader = "image processor" if (folder / "preprocessor_config.json").is_file() else "tokenizer"
-    took = f"{counted(run['steps'], 'step')} in {human_time(run['wall_seconds'])}"
+    made = f"{run['steps'] - run['resumed_at']:,} of " if "resumed_at" in run else ""
+    took = f"{made}{counted(run['steps'], 'step')} in {human_time(run['wall_seconds'])}"
     if "training_seconds" in run:
         took += f", {human_time(run['training_seconds'])} of them training,"
     what = "adapter" if is_adapter(folder) else "model"

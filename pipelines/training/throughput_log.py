@@ -33,7 +33,9 @@ class ThroughputLog:
         self._clock, self._paused, self._loading = time.perf_counter(), 0.0, 0.0
 
     def start(self) -> None:
-        """Training begins now."""
+        """Training begins now; memory of trials before it does not count."""
+        if self.args.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.args.device)
         self._clock = time.perf_counter()
 
     @contextmanager

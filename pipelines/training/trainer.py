@@ -36,7 +36,7 @@ from .elastic import draw_anew, processes_of
 from .engines import check_engine
 from .evaluation_sums import EvaluationSums, float64_device
 from .full_rounds import share_out_in_full_rounds
-from .learning_rate import LearningRateOnResume, begin_above_zero, replace_shares
+from .learning_rate import begin_above_zero, replace_shares
 from .lora import is_adapted, save_adapted_config
 from .loss_guard import LossGuard
 from .loss_parts import LossParts
@@ -46,6 +46,7 @@ from .optimizers import matrices_only, muon_of_arguments, remember_absent
 from .part_losses import PartLosses, parts_of_rows
 from .plain_data import plain_data_alone
 from .progress import MetricsFile, ProgressLine, with_split_names
+from .resumed import ResumedSettings
 from .router_statistics import RouterStatistics
 from .set_epoch import SetEpochCallback
 from .stall_watchdog import StallWatchdog
@@ -103,12 +104,11 @@ class AnyformerTrainer(MeshTrainer):
         watch: Watch | None = None,
         **kwargs,
     ):
-        self.shares, watch = shares, watch or Watch()
-        self.validation_metrics, self.own_loss, self.engine = validation_metrics, own_loss, engine
-        self.logits_of, self.labels_per_item = logits_of, labels_per_item
+        self.shares, self.engine, watch = shares, engine, watch or Watch()
+        self.validation_metrics, self.own_loss = validation_metrics, own_loss
+        self.logits_of, self.labels_per_item, self.parts_of = logits_of, labels_per_item, parts_of
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
-        self.parts_of = parts_of
         parts = parts_of_rows(parts_of, kwargs.get("train_dataset"))
         self.part_losses = None if parts is None else PartLosses(*parts, shifts_labels)
         bare_rows = kwargs.get("train_dataset")
@@ -125,13 +125,14 @@ class AnyformerTrainer(MeshTrainer):
             self.remove_callback(callback)
         folder = self.args.output_dir
         self.guard, self.steps, self.trusts_checkpoints = LossGuard(folder), watch.steps, watch.trusts_checkpoints
-        self.throughput = ThroughputLog(self.args, self.sharing, getattr(self.pipeline, "flop_count", None))
+        self.throughput = ThroughputLog(self.args, self.with_whole_rows, getattr(self.pipeline, "flop_count", None))
         self.writes = CheckpointWrites(beside=watch.async_save)
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal = StopSignal(self.accelerator)
         self.progress = ProgressLine()
         self.epochs = SetEpochCallback(self.train_dataset)
-        self.routers, self.parts = RouterStatistics(folder, watch.router_warning), LossParts(loss_parts)
+        self.routers = RouterStatistics(folder, watch.router_warning, self.get_tp_size())
+        self.parts = LossParts(loss_parts)
         self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
         self.watchdog = StallWatchdog(folder, watch.stall_minutes, self.args.process_index)
         self.early_stopping = None if patience is None else EarlyStopping(patience)
@@ -145,15 +146,14 @@ class AnyformerTrainer(MeshTrainer):
             self.epochs,
             MetricsFile(folder),
             self.routers,
-            LearningRateOnResume(),
+            ResumedSettings(),  # before those that read the best metric
             FreedMemoryLimit(),
             self.early_stopping,
             average,
             self.audit,
         )
-        for callback in own:
-            if callback is not None:
-                self.add_callback(callback)
+        for callback in (each for each in own if each is not None):
+            self.add_callback(callback)
         self.trackers = replace_trackers(self)
         self.check_pipeline(self.parts.told_apart_by is not None or self.part_losses is not None)
 
@@ -213,8 +213,8 @@ class AnyformerTrainer(MeshTrainer):
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
             self.writes.wait()
-            wants_best = self.args.metric_for_best_model is not None and self.has_ended
-            if wants_best and locate_best(self.state, self.args.output_dir):
+            self.accelerator.wait_for_everyone()  # the first process alone writes
+            if self.args.metric_for_best_model and self.has_ended and locate_best(self.state, self.args.output_dir):
                 self._load_best_model()
             if self.average is not None:
                 self.average.settle(self.model)
@@ -257,7 +257,7 @@ class AnyformerTrainer(MeshTrainer):
     def _load_rng_state(self, checkpoint):
         if checkpoint is None or processes_of(Path(checkpoint)) in (None, self.args.world_size):
             return super()._load_rng_state(checkpoint)
-        draw_anew(self.args.seed, self.state.global_step, self.args.process_index)
+        draw_anew(self.args.seed, self.state.global_step, self.args.process_index // self.get_tp_size())
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         rows = self._rows = inputs.pop(ROW_IDS, [])

@@ -12,6 +12,7 @@ from ..objectives.base import FinishedModel, Objective, evenly_spread
 from ..plugins import objective_of
 from ..recipes.schema import EvaluationSection, Recipe
 from .engines import splitter
+from .lora import plain
 
 
 def check_answers(recipe: Recipe) -> None:
@@ -34,6 +35,9 @@ class ValidationMetrics:
         objective: after `prepare`.
         rows: the validation split; None: there is none.
         section: what is measured, and of how many rows.
+
+    Raises:
+        UserError: the best model is to be chosen by a metric that none of the rows is measured by.
     """
 
     def __init__(self, objective: Objective, rows: Dataset | None, section: EvaluationSection):
@@ -41,6 +45,12 @@ class ValidationMetrics:
         self.of_pass, answered = objective.metrics_of_validations(), objective.metrics_of_answers()
         self.of_answers = answered if section.best_metric in answered else []
         self.names = list(dict.fromkeys([*section.metrics, *self.of_answers]))
+        if self.of_answers and rows is not None and section.best_metric in objective.unanswered(rows, self.numbers):
+            raise UserError(
+                f"evaluation.best_metric={section.best_metric} has no row to be measured on: none of the "
+                f"{len(self.numbers):,} rows that are validated is of its part; give the part validation data, or "
+                f"raise evaluation.max_rows"
+            )
 
     @cached_property
     def numbers(self) -> Sequence[int]:
@@ -70,7 +80,8 @@ class ValidationMetrics:
         model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
         share = args.process_index, args.world_size, gather_object
         answering = FinishedModel(args.output_dir, lambda: model, args.per_device_eval_batch_size, *share)
-        beat = model.register_forward_hook(lambda *_: trainer.watchdog.beat(trainer.state, "an answer went on"))
+        # A wrapper's `generate` calls the model inside.
+        beat = plain(model).register_forward_hook(lambda *_: trainer.watchdog.beat(trainer.state, "an answer went on"))
         try:
             # Eager: layers that were compiled for training would be compiled again for each length of an answer.
             with torch.compiler.set_stance("force_eager"):

@@ -11,6 +11,7 @@ from family_variants import ENCODERS, SEQ2SEQS, encoder_row, tokens
 from local_hub import WITHOUT_ANYFORMER, LocalHub, run_script, run_without_anyformer
 from native_models import randomise
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import anyformer
@@ -440,6 +441,19 @@ report(found)
 
 
 @pytest.mark.slow
+def test_a_class_that_fsdp2_has_made_is_saved_as_our_own(tiny_config, tmp_path):
+    """torch puts a subclass of its own module in the place of a sharded model's class."""
+    model = AnyformerDecoderForCausalLM(tiny_config())
+    model.save_pretrained(tmp_path / "whole")
+    own = type(model)
+    made = {"__module__": "torch.distributed.fsdp._fully_shard._fsdp_init"}
+    model.__class__ = type(f"FSDP{own.__name__}", (FSDPModule, own), made)
+    model.save_pretrained(tmp_path / "shared")
+    whole, shared = (sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("whole", "shared"))
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("whole", "shared")]
+    assert whole == shared and configs[0] == configs[1]
+
+
 def test_what_a_trainer_pushes_loads_without_anyformer(tiny_config, tmp_path):
     folder, out = tmp_path / "model", tmp_path / "out"
     AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(folder)

@@ -94,6 +94,15 @@ def test_grouped_experts_are_the_default_and_others_can_be_chosen(variant):
         torch.testing.assert_close(variant(tokens()).logits, expected, **EXACT)
 
 
+def test_off_the_cpu_generate_decodes_by_batched_products(monkeypatch):
+    """As transformers does for its own grouped product: a compiled step may not read on the host where experts end."""
+    model = build()
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    with model._optimize_model_for_decode():
+        assert model.model.config._experts_implementation == "batched_mm"
+    assert model.model.config._experts_implementation == "anyformer_grouped"
+
+
 def test_training_adds_the_routers_losses_and_evaluation_does_not():
     model = skewed(build(router_aux_loss_coef=0.3, router_z_loss_coef=0.2))
     ids = tokens()

@@ -7,7 +7,7 @@ import torch
 from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.architectures.gpt import GPT2
-from anyformer.pipelines.interop.convert_checkpoint import convert
+from anyformer.pipelines.interop.convert_checkpoint import convert, copy_modules
 from anyformer.pipelines.interop.verify import probe, scale_and_difference
 from anyformer.pipelines.interop.weights import Weights, fused
 from native_models import TOKENS, native_model
@@ -170,6 +170,17 @@ def test_comparing_in_float64_leaves_parameters_buffers_and_modes_as_they_were(n
         assert model.training and after.keys() == tensors.keys()
         for key, (tensor, copy) in tensors.items():
             assert after[key] is tensor and tensor.dtype == copy.dtype and torch.equal(tensor, copy), key
+
+
+def test_modules_of_sentence_transformers_go_along(tmp_path):
+    source, destination = tmp_path / "source", tmp_path / "out"
+    (source / "1_Pooling").mkdir(parents=True)
+    destination.mkdir()
+    for name in ("modules.json", "1_Pooling/config.json", "other.json"):
+        (source / name).write_text(name)
+    copy_modules(source, destination)
+    copied = {str(path.relative_to(destination)) for path in destination.rglob("*.json")}
+    assert copied == {"modules.json", "1_Pooling/config.json"}
 
 
 def test_nothing_stays_where_writing_fails(save, tmp_path, monkeypatch):

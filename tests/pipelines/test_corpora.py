@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -12,13 +13,14 @@ from dataclasses import asdict
 
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.documents import Limits, Source
+from anyformer.pipelines.data.documents import Document, Limits, Source
 from anyformer.pipelines.data.examples import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
 from anyformer.pipelines.data.files import open_file
 from anyformer.pipelines.data.mixture import MixtureCorpus
 from anyformer.pipelines.data.stdlib import table_share
 from anyformer.pipelines.data.text_files import FileSource
+from anyformer.pipelines.data.validation_split import SourceCorpus, ValidationSplit
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import SOURCES, register_source
 from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
@@ -403,6 +405,26 @@ def test_unreadable_documents_are_skipped_and_counted(tmp_path):
         "too long: 2.txt; data.max_document_bytes allows more",
         "with a gigantic line: 3.txt; data.max_line_bytes allows more",
     ]
+
+
+def test_held_back_documents_of_a_stream_are_among_its_first_and_nothing_more_is_read():
+    class Endless(Source):
+        name = "endless"
+
+        def identity(self):
+            return self.name
+
+        def items(self):
+            for number in itertools.count():
+                assert number < 40, "read beyond the window"
+                yield Document(f"text {number}", str(number))
+
+    rule = ValidationSplit(fraction=0.3, window=40)
+    corpus = SourceCorpus("validation", Endless(), rule=rule, validation=True)
+    found = list(corpus.documents_from())
+    assert [document.text for document, _ in found] == [f"text {i}" for i in range(40) if rule.is_validation(i, "")]
+    last = found[-1][1]
+    assert [d.text for d, _ in corpus.documents_from([40, 40, None])] == [] and last[0] <= 40
 
 
 def test_rows_with_broken_text_are_skipped_and_counted(tmp_path):

@@ -92,6 +92,8 @@ def get(self, key):
     ]
     assert found[0][1]["code"] == "def get(self, key):\n    return self._values.get(key)"
     assert "Another" in found[1][1]["code"] and found[2][1]["code"] == "def inner():\n    return key"
+    pages = [Document(f"\x0c\n# two\u2028lines\n{source}".replace("\n", "\r\n"), "pages.py")]
+    assert [row for _, row in function_summaries(pages, unfit)] == [row for _, row in found]
 
 
 def test_functions_of_the_standard_library_are_summed_up_without_files():

@@ -116,6 +116,37 @@ def test_a_metric_of_whole_texts_is_none_of_validations(tiny_recipe):
         load_recipe(str(tiny_recipe(evaluation=evaluation)))
 
 
+def test_what_may_change_between_a_run_and_its_resumption_holds_in_what_follows(tmp_path, command):
+    """Steps between logs, validations and checkpoints; and another metric begins anew to look for the best model."""
+    steady = {"max_steps": 6, "lr_scheduler_type": "constant", "learning_rate": 0.05, "save_steps": 3}
+    evaluation = {"every_steps": 3, "best_metric": "loss"}
+    recipe = task_recipe(tmp_path, "sequence_classification", training=steady, evaluation=evaluation)
+    assert command("train", recipe, "training.logging_steps=2") == 0
+    changed = ["training.save_steps=4", "training.logging_steps=1", "evaluation.every_steps=2"]
+    changed += ["evaluation.best_metric=accuracy", "evaluation.patience=50", "training.max_steps=14"]
+    assert command("train", recipe, *changed) == 0
+    facts = facts_of(tmp_path / "run")
+    later = {entry["step"]: entry["accuracy"] for entry in facts["validations"] if entry["step"] > 6}
+    assert list(later) == [8, 10, 12, 14]
+    assert facts["best_step"] == next(step for step, value in later.items() if value == max(later.values()))
+    assert {"checkpoint-12", "checkpoint-14"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    logged = [line["step"] for line in lines if "learning_rate" in line]
+    assert logged == [1, 2, 4, 6, *range(7, 15)]
+
+
+def test_a_schedule_that_follows_validations_needs_their_metric(tmp_path, command, capsys):
+    schedule = {"max_steps": 8, "lr_scheduler_type": "reduce_lr_on_plateau"}
+    recipe = task_recipe(tmp_path, "sequence_classification", training=schedule, evaluation={"every_steps": 2})
+    with pytest.raises(UserError, match="reduce_lr_on_plateau follows a metric of the validations; set"):
+        load_recipe(str(recipe))
+    assert command("train", recipe, "evaluation.best_metric=loss", "--dry-run") == 0
+    assert command("train", recipe, "evaluation.best_metric=loss") == 0
+    facts = facts_of(tmp_path / "run")
+    losses = [entry["loss"] for entry in facts["validations"]]
+    assert losses.index(min(losses)) == facts["best_step"] // 2 - 1
+
+
 def test_patience_needs_something_to_improve(tmp_path):
     with pytest.raises(UserError, match=r"evaluation.patience needs evaluation.best_metric, such as loss"):
         load_recipe(str(recipe_of(tmp_path, best_metric=None)))

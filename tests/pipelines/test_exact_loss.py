@@ -9,6 +9,7 @@ from accelerate.data_loader import prepare_data_loader
 from anyformer.pipelines.data.length_batching import PaddingCollator
 from anyformer.pipelines.data.sample_ids import NO_ROW, DatasetWithSampleIds
 from anyformer.pipelines.training.full_rounds import share_out_in_full_rounds
+from anyformer.pipelines.training.model_loss import ModelLoss
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
@@ -296,3 +297,12 @@ def test_rows_carry_their_sample_id_and_epoch():
     assert rows[2]["row_ids"] == 2 and rows[2]["epoch"] == 0
     rows.set_epoch(4)
     assert rows[0]["epoch"] == 4
+
+
+def test_a_model_whose_loss_is_computed_here_gets_no_labels_by_any_name(tiny_config):
+    """A model of pixels has them a second time: with them it would make its own loss, and no logits."""
+    model = AnyformerDecoderForCausalLM(tiny_config())
+    loss = ModelLoss(model, shifts_labels=False, accepts_loss_kwargs=True, label_smoothing=0.1)
+    ids = torch.arange(8)[None]
+    inputs = loss.inputs_for_logits({"input_ids": ids, "shift_labels": ids})
+    assert loss.function(model.train()(**inputs), ids).isfinite() and list(inputs) == ["input_ids"]

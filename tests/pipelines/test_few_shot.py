@@ -139,6 +139,7 @@ def test_shots_are_balanced_nested_and_drawn_by_the_seed_alone():
             <= 1
         )
     assert len({each.row for each in drawn}) == 12
+    assert draw_shots(asked, 4, recipe_with_seed(1)) == drawn[:4]  # whatever number is asked for beside it
     assert drawn == draw_shots(asked, 12, recipe_with_seed(1)) != draw_shots(asked, 12, recipe_with_seed(2))
     rare = [Question("a", 0, 0), *(Question(f"b{i}", 1, i) for i in range(1, 6))]
     assert Counter(each.answer for each in draw_shots(rare, 5, recipe_with_seed(0))) == {0: 1, 1: 4}

@@ -5,12 +5,23 @@ import json
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.generation import PIPELINES, generate_text, locate_model
+from anyformer.pipelines.generation import PIPELINES, free_positions, generate_text, locate_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import BartConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from anyformer import AnyformerDecoderForCausalLM
 from anyformer_main import main
+
+
+def test_an_encoders_prompt_takes_no_position_of_the_decoder():
+    config = GPT2Config(max_position_embeddings=8)
+    assert free_positions(config, 5) == 3
+    with pytest.raises(UserError, match="PROMPT has 8 tokens, but the model has 8 positions"):
+        free_positions(config, 8)
+    pair = BartConfig(max_position_embeddings=8)
+    assert free_positions(pair, 5) == free_positions(pair, 8) == 7  # the first is of the token that begins an answer
+    with pytest.raises(UserError, match="PROMPT has 9 tokens"):
+        free_positions(pair, 9)
 
 
 @pytest.fixture(scope="module")

@@ -100,3 +100,16 @@ def test_saved_and_loaded_state_continues_bit_identically(model):
         take_steps(m, o, 3, 2)
     for (name, p), (_, q) in zip(model.named_parameters(), other.named_parameters()):
         assert torch.equal(p, q), name
+
+
+@pytest.mark.parametrize("part", ["muon", "adamw"])
+def test_of_an_adapter_either_optimizer_may_have_nothing(model, part):
+    hidden = muon_parameter_names(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_((name in hidden) == (part == "muon"))
+    before = copy.deepcopy(model.state_dict())
+    optimizer = build(model)
+    take_steps(model, optimizer, 2, 1)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert list(optimizer.parts) == [part] and changed == {n for n, p in model.named_parameters() if p.requires_grad}

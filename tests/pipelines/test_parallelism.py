@@ -271,6 +271,7 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
         ("{pp: 2}", ["training.gradient_checkpointing=true"], "training.gradient_checkpointing=true is not wired"),
         ("{sp: 2}", ["objective.sequence_length=255"], "2 parts of equal length do not make objective.sequence_length"),
         ("{cp: 2}", ["model.attn_implementation=eager"], "replaces sdpa alone, and model.attn_implementation=eager"),
+        ("{sp: 2}", ["training.label_smoothing_factor=0.1"], "label_smoothing_factor=0.1 is not wired beside"),
         ("{sp: 2, tp: 2}", [], "sp is not wired beside tp"),
         ("{sp: 2}", ["model.position_encoding=alibi"], "position_encoding='alibi' adds to scores of whole rows"),
         (

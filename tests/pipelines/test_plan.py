@@ -326,6 +326,24 @@ def test_every_shipped_preset_has_a_plan():
     assert plan("gpt3_175b").parameters == 174_604_259_328
 
 
+def test_devices_that_share_rows_are_one_reader_and_the_command_is_the_mesh_s():
+    whole = plan("quickstart", "training.optim=adamw")
+    shared = plan("quickstart", "training.optim=adamw", "training.parallelism={tp: 4, dp_shard: 2}")
+    assert whole.tokens_per_step == 4 * shared.tokens_per_step and shared.stage == "fsdp"
+    assert shared.advice == "anyformer train quickstart --launch mesh --nproc 8"
+    assert any("{dp_shard: 2, tp: 4} splits beside dp_shard is counted" in note for note in shared.notes)
+
+
+@pytest.mark.parametrize(
+    "name, sequences", [("stsb_bi_encoder", 2), ("stsb_cross_encoder", 1), ("imdb_next_sentence", 4)]
+)
+def test_a_row_is_as_many_sequences_as_the_model_reads_for_it(name, sequences):
+    recipe = load_recipe(name)
+    found = plan_run(recipe, devices_of("H100-80GB"))
+    rows = recipe.training.per_device_train_batch_size
+    assert found.tokens_per_step == rows * found.accumulation * found.tokens * sequences
+
+
 @pytest.mark.slow
 def test_every_shipped_recipe_has_a_plan():
     for name in shipped("recipes"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.metrics.comparison import kept_comparisons
 from anyformer.pipelines.objectives.answer_spans import best_spans
 from anyformer.pipelines.objectives.base import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data
@@ -191,6 +192,21 @@ def test_a_model_that_knows_the_tokens_gives_the_answers_in_words_over_all_windo
     assert never == {name: pytest.approx(0.2) for name in ("answer_exact_match", "answer_f1")}
     objective.settings.no_answer = False  # there always is one
     assert all(each["given"] for each in objective.answers(finished, windows, range(len(windows))))
+
+
+def test_some_of_the_questions_are_the_same_whatever_the_tokenizer(prepare, tmp_path):
+    test = {"test_files": str(contexts(tmp_path / "rows.jsonl", 40))}
+    asked = []
+    for tokenizer in (CHARACTERS, {"type": "byte_bpe", "vocab_size": 310}):
+        data = prepare(data=test, task={"max_length": 40, "stride": 4}, tokenizer=tokenizer)
+        windows, objective = data.rows["test"], data.objective
+        some, of_window = objective.some_rows(windows, 7), windows.numbers("number")
+        assert len(some) == sum(number in set(of_window[some]) for number in of_window)  # with all their windows
+        with kept_comparisons() as compared:
+            objective.measure(FinishedModel("", lambda rows=windows: Oracle(rows, null=1), 7), windows, some, None)
+        asked.append((len(some), compared[0].rows, compared[0].references))
+    (first, *same), (second, *other) = asked
+    assert first > second and same == other and len(same[0]) == 7
 
 
 GOOD = [example("mr otto was in a film", "otto", 3)] * 8

@@ -12,7 +12,7 @@ from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.metrics_file import read_metrics
 from anyformer.pipelines.training.router_statistics import RouterStatistics, at_work
-from anyformer.pipelines.training.step_guard import ENOUGH, StepGuard, check_step_guard
+from anyformer.pipelines.training.step_guard import ENOUGH, SAID, StepGuard, check_step_guard
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from anyformer.pipelines.training.watch import Watch
 from processes import run_ranks
@@ -167,6 +167,16 @@ def test_a_gradient_norm_far_above_the_usual_is_reported_once_read(capsys):
     assert said == (
         f"anyformer: step {step}: the gradient norm 18 is {times:.3g} times the median of the last 33 steps\n"
     )
+
+
+def test_many_gradient_norms_far_above_the_usual_are_counted_and_some_of_them_said(capsys):
+    steps = StepGuard(TrainingSection(grad_norm_warning=8.0))
+    for number, norm in enumerate([1.0] * 2 * ENOUGH + ([1.0] * 3 + [9.0]) * 2 * SAID, start=1):
+        assert not steps.leaves_out(number, torch.tensor(norm), None, None, None)
+    steps.collect({"loss": 1.0}, speaks=True)
+    assert steps.facts() == {"grad_norm_warnings": 2 * SAID}
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == SAID and said[-1].endswith("only counted, in run.json") and "counted" not in said[-2]
 
 
 def test_judging_steps_is_refused_under_deepspeed(monkeypatch):

@@ -242,10 +242,11 @@ def test_a_run_that_fails_is_told_and_the_others_are_made(tiny_recipe, command, 
 
 
 @pytest.mark.slow
-def test_optuna_s_runs_are_made_and_a_combination_chosen_twice_is_one_run(tiny_recipe, command, tmp_path):
+@pytest.mark.parametrize("jobs", ["1", "2"])  # with two it may be chosen again while it runs
+def test_optuna_s_runs_are_made_and_a_combination_chosen_twice_is_one_run(jobs, tiny_recipe, command, tmp_path):
     pytest.importorskip("optuna")
     words = ("sweep", tiny_recipe(), "model.norm_position=[pre,post]", "training.max_steps=4", "--sampler", "optuna")
-    assert command(*words, "--runs", "3") == 0
+    assert command(*words, "--runs", "3", "--jobs", jobs) == 0
     folder = tmp_path / "run-sweep"
     assert len(json.loads((folder / "chosen.json").read_text())["chosen"]) == 3
     assert len((folder / "sweep.csv").read_text().splitlines()) == 1 + len(list(folder.glob("*/run.json"))) == 3

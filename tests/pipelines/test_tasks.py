@@ -177,6 +177,12 @@ MISTAKES = {
         {},
         r"task.text_field='text': .*line 9 holds an empty text; remove the example",
     ),
+    "half-a-character": ([*GOOD_ROWS, {"text": "fine \ud83d", "label": 1}], {}, r"data.files: .*line 9: not UTF-8"),
+    "empty-label": (
+        [{"text": "a", "label": "no"}, {"text": "b", "label": " "}],
+        {},
+        r"task.label_field='label': .*line 2 holds an empty class; remove the example",
+    ),
     "no-label": ([*GOOD_ROWS, {"text": "a", "label": None}], {}, r"line 9 holds null, which is no class"),
     "label-forgotten": ([*GOOD_ROWS, {"text": "a"}], {}, r"task.label_field='label': no such column in .*line 9"),
     "no-text": ([{"text": None, "label": 1}], {}, r"task.text_field='text': .*line 1 holds null, not text"),
@@ -227,6 +233,8 @@ REFUSED = {
     "evaluation={best_metric: loss}": "needs evaluation.every_steps",
     "task.name=translation": "model.family=encoder does not go with task.name=translation; it takes seq2seq",
     "model.hidden_dropout=2": "model.hidden_dropout",
+    "tokenizer.lowercase=true": "tokenizer.lowercase=true has no effect with tokenizer.type=byte_bpe",
+    "training.metric_for_best_model=f1": "use evaluation.best_metric",
 }
 
 

@@ -15,6 +15,7 @@ from anyformer.pipelines.objectives.text_to_text import read_number, source_colu
 from anyformer.pipelines.objectives.translation import Translation
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.training.validation_metrics import ValidationMetrics
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import end_in_micro_batch
@@ -30,6 +31,7 @@ def test_a_written_number_is_read_back_to_within_half_a_step(value, step):
 def test_numbers_are_written_as_t5_does_and_what_is_none_counts_as_minus_one():
     assert [written_number(v, 0.2) for v in (3.71, 0.0, 5, 2.5499)] == ["3.8", "0.0", "5.0", "2.6"]
     assert [read_number(text) for text in ("3.8", "nan", "a lot", "")] == [3.8, -1.0, -1.0, -1.0]
+    assert [read_number(text) for text in ("3 . 8", "3. 8", "- 2.0", "3 8")] == [3.8, 3.8, -2.0, -1.0]
     assert source_columns("a {b} c {d.e} {b}") == ["b", "d.e"]
 
 
@@ -141,6 +143,27 @@ def test_answers_of_one_part_may_choose_the_best_model(tmp_path, command):
         load_recipe(str(recipe), ["evaluation.best_metric=accuracy_mod"])
 
 
+def test_a_best_metric_that_no_validated_row_is_measured_by_is_refused_before_training(tmp_path):
+    settings = ["evaluation.best_metric=pearson_like", "evaluation.every_steps=2"]
+    recipe = load_recipe(str(mixed_recipe(tmp_path)), settings)  # the part has no metrics of its own
+    data = prepare_data(recipe)
+    ValidationMetrics(data.objective, data.rows["validation"], recipe.evaluation)
+    recipe.evaluation.max_rows = 1  # the first row is of another part
+    with pytest.raises(UserError, match=r"best_metric=pearson_like has no row .*none of the 1 rows .*max_rows"):
+        ValidationMetrics(data.objective, data.rows["validation"], recipe.evaluation)
+
+
+def test_a_sweep_is_ordered_by_what_the_parts_measure(tmp_path, command, capsys):
+    assert command("sweep", mixed_recipe(tmp_path), "training.seed=[1,2]", "--metric", "accuracy") == 2
+    measured = "loss, bleu_de, accuracy_mood, f1_mood, pearson_like, spearman_like"
+    assert f"the recipe measures {measured}; name one" in capsys.readouterr().err
+
+
+def test_answers_of_a_part_are_no_longer_than_the_models_positions():
+    with pytest.raises(UserError, match=r"task.parts.0.max_new_tokens=300 is longer .*max_position_embeddings=256"):
+        load_recipe("multitask_text_to_text", ["task.parts.0.max_new_tokens=300"])
+
+
 def test_each_part_has_intervals_answers_and_a_test_between_two_models(tmp_path, command, capsys):
     recipe, run, other = mixed_recipe(tmp_path, max_steps=1, save_steps=1), tmp_path / "run", tmp_path / "other"
     assert command("train", recipe, f"training.output_dir={run}") == 0
@@ -175,14 +198,36 @@ def test_each_part_has_intervals_answers_and_a_test_between_two_models(tmp_path,
     assert "accuracy mood: A alone is right in 0" in capsys.readouterr().out
 
 
+def prepared_classes(folder, names, **tokenizer):
+    """The data of a task whose answers are two classes of these names."""
+    files = reviews(folder / "mood.jsonl", 40, label=lambda positive: names[positive])
+    data = {"files": str(files), "test_files": None, "validation_fraction": 0.2}
+    task = {"target_field": "label", "answers": "classes", "label_names": names}
+    recipe = task_recipe(folder, "text_to_text", tokenizer=tokenizer, data=data, task=task)
+    return prepare_data(load_recipe(str(recipe)))
+
+
 def test_an_answer_that_is_no_class_is_a_wrong_one(tmp_path):
-    files = f"data.files={reviews(tmp_path / 'mood.jsonl')}"
-    sections = ['task.source="mood: {text}"', "tokenizer.vocab_size=400", files, "data.validation_files=null"]
-    sections += ["task.label_names=[bad, good]", "data.test_files=null", "evaluation.metrics=[accuracy, f1]"]
-    task = objective_of(load_recipe("text_to_text", sections))
-    task.find_classes({}, tmp_path)
+    task = prepared_classes(tmp_path, ["bad", "good"], **CHARACTERS).objective
+    task.recipe.evaluation.metrics = ["accuracy", "f1"]
     found = task.measure_texts(["good", " bad", "goo", ""], ["good", "bad", "good", "bad"])
     assert found == {"accuracy": 0.5, "f1": 0.5}
+
+
+LOWER = {"type": "wordpiece", "vocab_size": 90, "lowercase": True}
+
+
+@pytest.mark.parametrize("tokenizer", [LOWER, CHARACTERS, {"type": "byte_bpe", "vocab_size": 300}])
+def test_classes_are_read_as_the_tokenizer_writes_them(tokenizer, tmp_path):
+    prepared = prepared_classes(tmp_path, ["not_bad", "Sci/Tech"], **tokenizer)
+    rows = prepared.rows["validation"]
+    written = prepared.tokenizer.batch_decode([row["labels"] for row in rows], skip_special_tokens=True)
+    assert prepared.objective.measure_texts(written, rows.texts("target")) == {"accuracy": 1.0}
+
+
+def test_classes_that_a_tokenizer_writes_alike_are_refused(tmp_path):
+    with pytest.raises(UserError, match="the tokenizer writes 'Good' as 'good', as it writes 'good'; give other names"):
+        prepared_classes(tmp_path, ["good", "Good"], **LOWER)
 
 
 def test_answers_in_a_table_of_texts_are_numbers_and_classes_as_those_of_other_tasks_are(tmp_path):
@@ -279,10 +324,11 @@ def test_a_length_penalty_needs_beams_of_the_task_or_of_some_part():
         load_recipe("multitask_text_to_text", ["task.length_penalty=0.6", *greedy])
 
 
-@pytest.mark.parametrize("metrics", [[], ["bleu"]])
-def test_without_a_metric_the_end_of_a_run_writes_its_samples_alone(metrics, tmp_path, command, monkeypatch):
+@pytest.mark.parametrize(("task", "metrics"), [("translation", []), ("translation", ["bleu"]), ("text_to_text", None)])
+def test_without_a_metric_the_end_of_a_run_writes_its_samples_alone(task, metrics, tmp_path, command, monkeypatch):
     read, write = [], Translation._answers
     monkeypatch.setattr(Translation, "_answers", lambda self, model, ids: read.extend(ids) or write(self, model, ids))
     settings = {"training": {"max_steps": 2}, "evaluation": {"metrics": metrics}, "data": {"test_files": None}}
-    assert command("train", task_recipe(tmp_path, "translation", **settings)) == 0
-    assert len(read) > SAMPLES if metrics else len(read) == SAMPLES
+    assert command("train", task_recipe(tmp_path, task, **settings)) == 0
+    samples_alone = metrics == []  # text_to_text has metrics by its kind of answers where none are named
+    assert len(read) == SAMPLES if samples_alone else len(read) > SAMPLES

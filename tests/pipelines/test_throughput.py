@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from anyformer.modeling.configuration import AnyformerMoeConfig
+from anyformer.pipelines.accounting import flops
 from anyformer.pipelines.accounting.flops import (
     FlopCount,
     active_parameters,
@@ -135,6 +136,16 @@ def test_measuring_the_peak_draws_nothing_from_the_runs_generator():
     state = torch.random.get_rng_state()
     assert measured_flops(torch.device("cpu"), torch.float32, seconds=0.05) > 1e8
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_card_has_the_peak_of_its_own_name(monkeypatch):
+    """As the driver spells them; a card that no data sheet here is of is measured."""
+    monkeypatch.setattr(flops, "measured_flops", lambda *arguments: 1.0)
+    found = {}
+    for name in ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA A100-SXM4-80GB", "NVIDIA L4", "NVIDIA L40", "RTX A1000"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        found[name] = flops.peak_flops(torch.device("cuda"), torch.bfloat16)[0] / 1e12
+    assert list(found.values()) == [989, 835, 312, 121, 1e-12, 1e-12]
 
 
 @pytest.mark.parametrize(

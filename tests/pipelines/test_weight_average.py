@@ -7,6 +7,7 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.arguments import training_arguments
+from anyformer.pipelines.training.engines import check_checkpoint_average
 from anyformer.pipelines.training.weight_average import AVERAGE_FILE, WeightAverage
 from processes import end_in_micro_batch, logged_losses
 from safetensors.torch import load_file
@@ -113,3 +114,15 @@ def test_an_average_is_refused_where_an_engine_splits_the_weights(engine, monkey
     monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
     with pytest.raises(UserError, match=r"training\.ema_decay=0\.9 needs whole weights, but (DeepSpeed|FSDP) splits"):
         training_arguments(load_recipe("quickstart", ["training.ema_decay=0.9", "training.optim=adamw"]))
+
+
+@pytest.mark.parametrize(("engine", "stage"), [("DEEPSPEED", "3"), ("FSDP", "2")])
+def test_checkpoints_of_a_model_that_no_process_holds_whole_are_not_averaged(engine, stage, monkeypatch):
+    recipe = load_recipe("quickstart", ["evaluation.average_checkpoints=2", "training.optim=adamw"])
+    monkeypatch.setenv(f"ACCELERATE_USE_{engine}", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", stage)
+    with pytest.raises(UserError, match=r"average_checkpoints=2 needs a model .* whole, but (ZeRO-3|FSDP) splits it"):
+        training_arguments(recipe)
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")  # whose processes hold it whole
+    if engine == "DEEPSPEED":
+        check_checkpoint_average(2, recipe.training)
