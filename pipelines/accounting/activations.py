@@ -81,6 +81,10 @@ def activations(config, batch: Batch, how: How) -> Activations:
             mlps = mlp_kinds(config.stack_config(is_causal=True))
         stacks.append(layer.stack(batch.rows, batch.targets, [(kinds[0], mlp) for mlp in mlps], batch.tokens))
     labelled = round(predicted * batch.labelled)
+    of_all = any(getattr(config, name, 0) for name in ("mask_decoder_layers", "conv_kernel_size"))
+    all_tokens = mlps[-1] == "sparse" or of_all or how.checkpointing
+    if config.model_type == "anyformer_encoder" and batch.vocabulary and not all_tokens:
+        stacks[0].kept[-1] -= (predicted - labelled) * layer.feed_forward_part()  # it runs on labelled tokens alone
     head, logits, chunk = layer.head(labelled, batch.vocabulary)
     kept = sum(sum(stack.kept) for stack in stacks)
     before, most = 0.0, 0.0  # what lies there when a stack's last layer is gone through backwards, and the peak so far
@@ -174,6 +178,10 @@ class _Layer:
         """Of a token: from the feed-forward's input to that of its last product."""
         kept = KEPT_BY_ACTIVATION.get(self.c.hidden_act, 2) + (2 if self.gated else 0)
         return kept * width * self.compute + self.read(self.D, 2 if self.gated else 1)
+
+    def feed_forward_part(self) -> float:
+        """Of a token: with what stands around the feed-forward in its layer."""
+        return self.feed_forward(self.c.intermediate_size) + self.norm(self.D) + self.dropout()
 
     def experts(self) -> float:
         """Of a token: its copies for the experts it is given to, what they keep, the router's scores."""
