@@ -110,9 +110,8 @@ class CausalLanguageModel:
         inputs = {"input_ids": ids, "past_key_values": past_key_values, "use_cache": kwargs.get("use_cache")}
         if kwargs.get("position_ids") is not None:
             inputs["position_ids"] = kwargs["position_ids"][..., -1:].clone(memory_format=torch.contiguous_format)
-        if attention_mask is not None:
-            inputs["attention_mask"] = attention_mask
-        return inputs | {name: kwargs[name] for name in ("logits_to_keep",) if name in kwargs}
+        given = {"attention_mask": attention_mask, "logits_to_keep": kwargs.get("logits_to_keep")}
+        return inputs | {name: value for name, value in given.items() if value is not None}
 
     def only_generates(self) -> bool:
         """Whether a call of the base model would do nothing beside computing hidden states."""

@@ -12,6 +12,8 @@ from .host_memory import memory_of_this_machine
 # Dense bfloat16 tensor-core rates from the vendors' data sheets, in FLOP/s; the first key in the device's name counts,
 # as words of their own: an L40 is no L4.
 DATA_SHEET_BF16 = {
+    "GB200": 2500e12,
+    "GH200": 989e12,
     "B200": 2250e12,
     "H200 NVL": 835e12,
     "H200": 989e12,

@@ -132,10 +132,11 @@ def _is_unicode(value: Any) -> bool:
     """Whether all texts in a cell can be written as UTF-8."""
     if isinstance(value, list | dict):
         return all(map(_is_unicode, value.values() if isinstance(value, dict) else value))
-    try:
-        _ = isinstance(value, str) and value.encode()
-    except UnicodeEncodeError:
-        return False
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
     return True
 
 

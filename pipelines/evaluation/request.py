@@ -37,6 +37,7 @@ def evaluation_recipe(
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
     names = ("report_to", "torch_compile", "gradient_checkpointing", "lora", "parallelism")
+    names += ("lr_scheduler_type", "lr_scheduler_kwargs")  # one that follows validations would need some
     idle = {name: getattr(fresh, name) for name in names}
     recipe.training = replace(recipe.training, extra=extra, **idle)
     recipe.evaluation.best_metric = recipe.evaluation.every_steps = recipe.evaluation.patience = None

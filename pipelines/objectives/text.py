@@ -95,9 +95,11 @@ class Tokenized:
                     )
             return
         for name, types in WITHOUT_EFFECT.items():
-            if section.type in types and getattr(section, name) != getattr(TokenizerSection(), name):
+            given, default = getattr(section, name), getattr(TokenizerSection(), name)
+            if section.type in types and given != default:
                 raise UserError(
-                    f"tokenizer.{name}={show(getattr(section, name))} has no effect with tokenizer.type={section.type}"
+                    f"tokenizer.{name}={show(given)} has no effect with tokenizer.type={section.type}; set it to "
+                    f"{show(default)}"
                 )
         self.check_framing()
         if recipe.model.name_or_path is not None:

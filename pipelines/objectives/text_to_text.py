@@ -149,8 +149,7 @@ class TextToText(Translation):
         Raises UserError where classes cannot be told apart by it.
         """
         found: dict[str, int] = {}
-        for number, name in enumerate(self.label_names):
-            ids = self._ended(self.tokenizer(text_target=name)["input_ids"], self.max_target_length)
+        for number, (name, ids) in enumerate(zip(self.label_names, self.labels_of(self.label_names))):
             written = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
             if not written or written in found:
                 other = f"as it writes {self.label_names[found[written]]!r}" if written else "which says nothing"

@@ -145,13 +145,18 @@ class Translation(TextTask):
             source, target, reference = self.texts_of(batch)
             read = [self.source_text(text) for text in source]
             inputs = tokenizer(read, truncation=True, max_length=self.settings.max_length)
-            labels = tokenizer(text_target=target, truncation=True, max_length=self.max_target_length)
             yield {
                 "input_ids": [self._ended(ids, self.settings.max_length) for ids in inputs["input_ids"]],
-                "labels": [self._ended(ids, self.max_target_length) for ids in labels["input_ids"]],
+                "labels": self.labels_of(target, tokenizer),
                 "source": source,
                 "target": reference,
             }
+
+    def labels_of(self, texts: list[str], tokenizer=None) -> list[list[int]]:
+        """What the decoder has to write of each text. tokenizer: a copy of the model's, where there is one already."""
+        tokenizer = copy.deepcopy(self.tokenizer) if tokenizer is None else tokenizer
+        labels = tokenizer(text_target=texts, truncation=True, max_length=self.max_target_length)
+        return [self._ended(ids, self.max_target_length) for ids in labels["input_ids"]]
 
     def texts_of(self, batch: list) -> tuple[list[str], list[str], list[str]]:
         """(what is read, what has to be written, what an answer is compared with) of some examples (place, row)."""

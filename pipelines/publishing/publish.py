@@ -21,10 +21,10 @@ from .model_card import MARKER, is_own_card, render_model_card, write_model_card
 from .objective_facts import objective_facts
 from .run_facts import RunFacts, is_on_hub
 
-# Files published beside weights, code, card and its picture. No others: checkpoints, optimizer states, pickles, logs.
 # Of the modules that sentence-transformers puts on a model.
 MODULE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDERS = "[0-9]_*"
+# Files published beside weights, code, card and its picture. No others: checkpoints, optimizer states, pickles, logs.
 PUBLISHED = [
     *(
         "config.json",

@@ -59,19 +59,24 @@ def check_average(section: TrainingSection, engine: str) -> None:
     if section.ema_decay is not None:
         raise UserError(
             f"training.ema_decay={section.ema_decay} needs whole weights, but {engine} splits or flattens them; set it "
-            f"to null"
+            f"to null{'' if splits_model(section) else ', or average checkpoints by evaluation.average_checkpoints'}"
         )
 
 
 def check_checkpoint_average(number: int | None, section: TrainingSection) -> None:
     """Raise UserError for a mean of `number` checkpoints of a model that no process holds whole."""
-    engine = asked_engine(section)
-    splits = "FSDP" if engine == "FSDP" else "ZeRO-3" if engine == "DeepSpeed" and zero_stage(section) == 3 else None
+    splits = splits_model(section)
     if number is not None and splits is not None:
         raise UserError(
             f"evaluation.average_checkpoints={number} needs a model that a process holds whole, but {splits} splits "
             f"it; set it to null"
         )
+
+
+def splits_model(section: TrainingSection) -> str | None:
+    """FSDP or ZeRO-3 where it leaves no process with all weights; None elsewhere, as under ZeRO-1 and ZeRO-2."""
+    engine = asked_engine(section)
+    return "FSDP" if engine == "FSDP" else "ZeRO-3" if engine == "DeepSpeed" and zero_stage(section) == 3 else None
 
 
 def check_launcher(section: TrainingSection, device: str, devices: int) -> None:

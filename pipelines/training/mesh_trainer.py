@@ -44,8 +44,8 @@ class MeshTrainer(Trainer):
             super().__init__(**kwargs)
 
     @property
-    def with_whole_rows(self) -> int:
-        """How many processes get the same batch. Those of sp get parts of rows, cut before the trainer sees them."""
+    def readers_of_a_batch(self) -> int:
+        """How many processes count the same tokens in `training_step`: cp cuts rows later, sp has cut them already."""
         return self.sharing if self.parallelism is None else self.sharing // self.parallelism.sp
 
     @property

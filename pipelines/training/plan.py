@@ -28,7 +28,7 @@ from ..errors import UserError, loading_reason
 from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.checkpoint_overrides import with_fields
-from ..recipes.parallelism import engine_of, sharing_rows, words_of
+from ..recipes.parallelism import RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.schema import Recipe
 from .global_batch import micro_batches, rows_per_step
 from .optimizers import muon_parameter_names
@@ -158,11 +158,14 @@ def plan_run(
     model = built_without_weights(recipe, objective, config)
     memory = step_memory(recipe, objective, model, devices, notes)
     batch, parameters, half, held = memory.batch, memory.parameters, memory.half, memory.held
-    ranks = max(1, devices.count // sharing_rows(section.parallelism))  # devices that read rows of their own
+    check_devices(section.parallelism, devices)
+    ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
     rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
     checkpointing = section.gradient_checkpointing
 
-    def staged(name: str, count: int = devices.count) -> TrainingStates:
+    sharers = devices.count if section.parallelism is None else devices.count // section.parallelism.dp_replicate
+
+    def staged(name: str, count: int = sharers) -> TrainingStates:
         return memory.states(name, count)
 
     def planned(name: str) -> StagePlan:
@@ -176,7 +179,9 @@ def plan_run(
     by_name = {row.states.stage: row for row in stages}
     chosen = stage or next((name for name in tried if by_name[name].fits), tried[-1])
     needed = devices_needed(staged, held(1, True).peak, tried[-1], devices.memory)
-    mesh = section.parallelism and f"anyformer train {recipe.name} --launch {engine_of(section.parallelism)} --nproc"
+    mesh = None
+    if section.parallelism is not None:
+        mesh = f"anyformer train {recipe.name} --launch {engine_of(section.parallelism)} --nproc {devices.count}"
     advice = advise(by_name[chosen], devices, rows, checkpointing, needed, mesh)
 
     per_row = flops_of_row(model, config, batch) * memory.sequences
@@ -234,8 +239,8 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
         notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
     if sharing_rows(section.parallelism) > 1:
         notes.append(
-            f"what training.parallelism={words_of(section.parallelism)} splits beside dp_shard is counted as if each "
-            f"device held it whole"
+            f"training.parallelism={words_of(section.parallelism)}: activations are counted whole on each device, and "
+            f"so are weights where dp_shard is 1"
         )
     if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
@@ -391,10 +396,23 @@ def largest_rows(peak: Callable[[int], int], memory: int) -> int:
 def stage_of_recipe(recipe: Recipe) -> str | None:
     """How the recipe itself says that states are shared: training.deepspeed, training.fsdp or training.parallelism."""
     extra, parallelism = recipe.training.extra, recipe.training.parallelism
-    if extra.get("fsdp") or (parallelism is not None and parallelism.dp_shard > 1):
+    if parallelism is not None and (engine := engine_of(parallelism)) == ULYSSES:
+        return ULYSSES
+    if parallelism is not None:
+        return "fsdp" if engine == RING or parallelism.dp_shard > 1 else "none"
+    if extra.get("fsdp"):
         return "fsdp"
     engine = extra.get("deepspeed")
     return engine.removesuffix(OFFLOAD) if isinstance(engine, str) and engine.removesuffix(OFFLOAD) in STAGES else None
+
+
+def check_devices(parallelism, devices: Devices) -> None:
+    """Raise UserError unless the devices are as many as training.parallelism takes."""
+    if parallelism is not None and processes_of(parallelism) != devices.count:
+        raise UserError(
+            f"--devices={devices.count}x{devices.name}: training.parallelism={words_of(parallelism)} takes "
+            f"{processes_of(parallelism)} devices, the product of its numbers but ep"
+        )
 
 
 def devices_needed(staged: Callable[[str, int], TrainingStates], one_row: int, stage: str, memory: int) -> int | None:
@@ -408,7 +426,7 @@ def devices_needed(staged: Callable[[str, int], TrainingStates], one_row: int, s
 def advise(
     plan: StagePlan, devices: Devices, rows: int, checkpointing: bool, needed: int | None, mesh: str | None = None
 ) -> str:
-    """What to launch the run with, in a sentence. mesh: the command of training.parallelism, without its number."""
+    """What to launch the run with, in a sentence. mesh: the command of training.parallelism."""
     stage = plan.states.stage
     most = plan.largest_rows_checkpointed if checkpointing else plan.largest_rows
     if most == 0 and plan.largest_rows_checkpointed == 0:
@@ -416,7 +434,7 @@ def advise(
             return "a single row does not fit on any number of these devices: shorten the rows, or split the model"
         return f"does not fit; with weights shared, {needed} x {devices.name} hold a row with gradient checkpointing"
     if mesh:
-        how = f"{mesh} {devices.count}"
+        how = mesh
     elif devices.is_cpu:
         how = "anyformer train" if devices.count == 1 else f"torchrun --nproc_per_node {devices.count}"
     else:

@@ -1,34 +1,38 @@
 """What a resumed run takes from its settings, although its checkpoint holds another value of it."""
 
+from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from ..storage.checkpoints import RUN_FILE
 from .learning_rate import replace_shares
+from .run_folder import read_identity
 
 
-class ResumedSettings(TrainerCallback, ExportableState):
+class ResumedSettings(TrainerCallback):
     """Settings that may change between a run and its resumption (recipes/compose.py), and the length of the run, hold.
 
     A checkpoint has the steps between two logs, validations and checkpoints, and the learning rate of the next step.
-    It also has the best metric so far, which says nothing beside values of another metric; so the metric's name is
-    saved with it.
+    It also has the best metric so far, which says nothing beside values of another metric.
     """
 
-    metric: str | None = None
+    stored: dict[str, Any] | None = None  # the recipe of the checkpoint, where there is one
 
-    def state(self) -> dict:
-        return {"args": {}, "attributes": {"metric": self.metric}}
+    def begin(self, checkpoint: str | Path | None) -> None:
+        """Training begins, at its beginning or at a checkpoint."""
+        identity = None if checkpoint is None else read_identity(Path(checkpoint) / RUN_FILE)
+        self.stored = None if identity is None else identity["recipe"]
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
         state.compute_steps(args, state.max_steps)
         scheduler = getattr(lr_scheduler, "scheduler", lr_scheduler)  # accelerate may have wrapped it
         if isinstance(scheduler, LambdaLR):
             replace_shares(scheduler, scheduler.lr_lambdas)
-        self.metric = args.metric_for_best_model
-        if saved_attributes(state, self).get("metric", self.metric) != self.metric:
+        evaluation = (self.stored or {}).get("evaluation", {})
+        if evaluation.get("best_metric", args.metric_for_best_model) != args.metric_for_best_model:
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
 

@@ -125,11 +125,11 @@ class AnyformerTrainer(MeshTrainer):
             self.remove_callback(callback)
         folder = self.args.output_dir
         self.guard, self.steps, self.trusts_checkpoints = LossGuard(folder), watch.steps, watch.trusts_checkpoints
-        self.throughput = ThroughputLog(self.args, self.with_whole_rows, getattr(self.pipeline, "flop_count", None))
+        self.throughput = ThroughputLog(self.args, self.readers_of_a_batch, getattr(self.pipeline, "flop_count", None))
         self.writes = CheckpointWrites(beside=watch.async_save)
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
-        self.stop_signal = StopSignal(self.accelerator)
-        self.progress = ProgressLine()
+        self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
+        self.resumed = ResumedSettings()
         self.epochs = SetEpochCallback(self.train_dataset)
         self.routers = RouterStatistics(folder, watch.router_warning, self.get_tp_size())
         self.parts = LossParts(loss_parts)
@@ -146,7 +146,7 @@ class AnyformerTrainer(MeshTrainer):
             self.epochs,
             MetricsFile(folder),
             self.routers,
-            ResumedSettings(),  # before those that read the best metric
+            self.resumed,  # before those that read the best metric
             FreedMemoryLimit(),
             self.early_stopping,
             average,
@@ -205,16 +205,15 @@ class AnyformerTrainer(MeshTrainer):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        self.position.begin(resume_from_checkpoint or None)
-        self.steps.begin(resume_from_checkpoint or None)
+        for each in (self.position, self.steps, self.resumed, self.average):
+            if each is not None:
+                each.begin(resume_from_checkpoint or None)
         self.throughput.start()
-        if self.average is not None:
-            self.average.begin(resume_from_checkpoint or None)
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
             self.writes.wait()
             self.accelerator.wait_for_everyone()  # the first process alone writes
-            if self.args.metric_for_best_model and self.has_ended and locate_best(self.state, self.args.output_dir):
+            if self.state.best_global_step and self.has_ended and locate_best(self.state, self.args.output_dir):
                 self._load_best_model()
             if self.average is not None:
                 self.average.settle(self.model)

@@ -145,6 +145,7 @@ def test_a_schedule_that_follows_validations_needs_their_metric(tmp_path, comman
     facts = facts_of(tmp_path / "run")
     losses = [entry["loss"] for entry in facts["validations"]]
     assert losses.index(min(losses)) == facts["best_step"] // 2 - 1
+    assert command("evaluate", tmp_path / "run") == 0
 
 
 def test_patience_needs_something_to_improve(tmp_path):

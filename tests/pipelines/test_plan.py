@@ -331,7 +331,14 @@ def test_devices_that_share_rows_are_one_reader_and_the_command_is_the_mesh_s():
     shared = plan("quickstart", "training.optim=adamw", "training.parallelism={tp: 4, dp_shard: 2}")
     assert whole.tokens_per_step == 4 * shared.tokens_per_step and shared.stage == "fsdp"
     assert shared.advice == "anyformer train quickstart --launch mesh --nproc 8"
-    assert any("{dp_shard: 2, tp: 4} splits beside dp_shard is counted" in note for note in shared.notes)
+    assert any("{dp_shard: 2, tp: 4}: activations are counted whole" in note for note in shared.notes)
+    copies = plan("quickstart", "training.optim=adamw", "training.parallelism={dp_replicate: 2, dp_shard: 4}")
+    four = plan("quickstart", "training.optim=adamw", stage="fsdp", devices=devices_of("4xH100-80GB"))
+    assert copies.chosen.states == four.chosen.states
+    along = plan("tinyshakespeare_char", "training.optim=adamw", "training.parallelism={sp: 2, dp_shard: 4}")
+    assert along.stage == "zero3" and "--launch zero3" in along.advice
+    with pytest.raises(UserError, match=r"--devices=8xH100-80GB: training.parallelism={tp: 4} takes 4 devices"):
+        plan("quickstart", "training.optim=adamw", "training.parallelism={tp: 4}")
 
 
 @pytest.mark.parametrize(
