@@ -151,11 +151,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         metrics |= objective.measure(finished, rows, chosen, prepared.train)
     taken = [chosen[number] for number in evaluation_order(measured)]
     compared = [each.of_rows(taken) for each in of_pass]
-    for each in of_answers:
-        if each.rows is None:  # in the order of the split, but an example may have several rows
-            several = len(each.references) != len(chosen)
-            each = each.of_rows(list(range(len(each.references))) if several else chosen)
-        compared.append(each)
+    compared += [each.of_rows(chosen) if each.rows is None else each for each in of_answers]
     if picture is not None and objective.draw(finished, rows, picture):
         print(f"samples are drawn in {picture}")
     bounds: dict[str, dict] = {}

@@ -159,7 +159,10 @@ def save(parts: list, destination: Path, source: str, facts: dict) -> None:
 
 
 def copy_modules(source: Path, destination: Path) -> None:
-    """Copy what sentence-transformers puts on the model of a folder; without it, it would take means of all tokens."""
+    """Copy the modules that sentence-transformers has put on a folder's model, such as its pooling.
+
+    Without them sentence-transformers would take the mean over all tokens.
+    """
     for path in [*(source / name for name in MODULE_FILES), *source.glob(MODULE_FOLDERS)]:
         if path.is_dir():
             shutil.copytree(path, destination / path.name)

@@ -393,7 +393,7 @@ class Objective(ABC):
         return []
 
     def some_rows(self, rows: Rows, most: int) -> list[int]:
-        """Numbers of the rows to measure where it is to be at most `most` of them."""
+        """Numbers of the rows that are measured where `most` is the limit."""
         return evenly_spread(len(rows), most)
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:

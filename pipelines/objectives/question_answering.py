@@ -306,8 +306,10 @@ class QuestionAnswering(TextTask):
         return np.flatnonzero(np.isin(of_window, questions[evenly_spread(len(questions), most)])).tolist()
 
     def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
-        """Of the questions that some of the windows `numbers` belong to, answered by all their windows. What is
-        compared is kept as of these questions, by their numbers."""
+        """Of the questions that some of the windows `numbers` belong to, answered by all their windows.
+
+        The answers are kept for intervals and comparisons under the numbers of their questions.
+        """
         from ..metrics.comparison import keep, kept_comparisons
 
         answers = self.answers(finished, rows, numbers)

@@ -110,7 +110,7 @@ def reads_universal(trainer) -> None:
 def draw_anew(seed: int, step: int, process: int) -> None:
     """Begin the generators of random numbers of a process whose states no checkpoint holds.
 
-    process: its number; processes that share rows have one together, and so drop the same of them.
+    process: its number. Processes that share a row pass the same one, so that they draw the same dropout.
     """
     drawn = np.random.default_rng((seed, step, process)).integers(2**32, size=3)
     random.seed(int(drawn[0]))

@@ -59,13 +59,13 @@ def check_average(section: TrainingSection, engine: str) -> None:
     if section.ema_decay is not None:
         raise UserError(
             f"training.ema_decay={section.ema_decay} needs whole weights, but {engine} splits or flattens them; set it "
-            f"to null{'' if splits_model(section) else ', or average checkpoints by evaluation.average_checkpoints'}"
+            f"to null{'' if splits_weights(section) else ', or average checkpoints by evaluation.average_checkpoints'}"
         )
 
 
 def check_checkpoint_average(number: int | None, section: TrainingSection) -> None:
     """Raise UserError for a mean of `number` checkpoints of a model that no process holds whole."""
-    splits = splits_model(section)
+    splits = splits_weights(section)
     if number is not None and splits is not None:
         raise UserError(
             f"evaluation.average_checkpoints={number} needs a model that a process holds whole, but {splits} splits "
@@ -73,8 +73,8 @@ def check_checkpoint_average(number: int | None, section: TrainingSection) -> No
         )
 
 
-def splits_model(section: TrainingSection) -> str | None:
-    """FSDP or ZeRO-3 where it leaves no process with all weights; None elsewhere, as under ZeRO-1 and ZeRO-2."""
+def splits_weights(section: TrainingSection) -> str | None:
+    """FSDP or ZeRO-3, which leave no process with all weights; None elsewhere, as under ZeRO-1 and ZeRO-2."""
     engine = asked_engine(section)
     return "FSDP" if engine == "FSDP" else "ZeRO-3" if engine == "DeepSpeed" and zero_stage(section) == 3 else None
 

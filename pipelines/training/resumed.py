@@ -1,4 +1,4 @@
-"""What a resumed run takes from its settings, although its checkpoint holds another value of it."""
+"""A resumed run follows its own settings where its checkpoint holds other values."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from .run_folder import read_identity
 
 
 class ResumedSettings(TrainerCallback):
-    """Settings that may change between a run and its resumption (recipes/compose.py), and the length of the run, hold.
+    """Puts the settings of a resumed run in place of those that Trainer has read from the checkpoint.
 
-    A checkpoint has the steps between two logs, validations and checkpoints, and the learning rate of the next step.
-    It also has the best metric so far, which says nothing beside values of another metric.
+    These are the steps between two logs, validations and checkpoints, and the learning rate of the next step, which a
+    longer run may have changed. The best metric so far is forgotten where another metric chooses the best model.
     """
 
     stored: dict[str, Any] | None = None  # the recipe of the checkpoint, where there is one

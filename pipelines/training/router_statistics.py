@@ -32,8 +32,8 @@ class RouterStatistics(MetricsFile):
 
     warns_below: a layer is reported when, in WARNED_AFTER logs in a row, less than this share of its experts is at
     work; None: none is. How many are at work: exp of the entropy of the load, all for equal shares, k where the same k
-    get everything. `collapsed` has the layers of which that is so. together: processes of which each has the losses of
-    the same batch.
+    get everything. `collapsed` has the layers of which that is so. together: how many
+    processes report the losses of the same batch.
     """
 
     name = ROUTER_FILE
