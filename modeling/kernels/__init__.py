@@ -1,0 +1,18 @@
+"""Attention backends for any model of transformers: pairs of a mask builder and an attention function in its registries.
+
+They are chosen by name, `attn_implementation="anyformer"`. This folder does not travel with a saved model, which runs
+sdpa where the package is absent.
+"""
+
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from .tiles import tiles_attention, tiles_mask
+
+NAME = "anyformer"
+
+
+def register() -> None:
+    """Add the backend to transformers' registries."""
+    AttentionInterface.register(NAME, tiles_attention)
+    AttentionMaskInterface.register(NAME, tiles_mask)
