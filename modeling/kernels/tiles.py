@@ -8,11 +8,13 @@ Shapes: B rows, T tokens, H heads, G key/value heads, K channels of a head; Q ti
 meet n tiles of keys each.
 """
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import MODEL_MAPPING
 from transformers.masking_utils import and_masks, flex_attention_mask, padding_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -56,6 +58,7 @@ def tiles_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fu
     """transformers' mask interface: Tiles, or what sdpa takes where tiles would not be faster."""
     rest |= {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "attention_mask": attention_mask}
     rest |= {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function}
+    check_calls_backends(type(rest.get("config")))
     device = torch.device(rest.get("device", "cpu"))
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     begins = not is_traced and q_length == kv_length and q_length >= 4 * TILE
@@ -76,6 +79,18 @@ def tiles_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fu
         return tiles
     dense = sdpa_mask(**rest)
     return dense if dense is None else tiles_of_mask(dense) or dense
+
+
+@functools.cache
+def check_calls_backends(config_class: type) -> None:
+    """Raise ValueError for a class of transformers that makes masks by its registry, and scores by code of its own."""
+    model_class = MODEL_MAPPING.get(config_class, None)
+    for each in model_class if isinstance(model_class, tuple) else (model_class,):
+        if each is not None and not each._can_set_attn_implementation():
+            raise ValueError(
+                f"attn_implementation='anyformer': {each.__name__} computes its attention by itself, without "
+                f"transformers' AttentionInterface; load it with attn_implementation='eager'"
+            )
 
 
 def tiles_in_bounds(mask_function, batch: int, length: int) -> Tiles | None:
