@@ -134,7 +134,6 @@ class CausalLanguageModel:
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        shift_labels: torch.LongTensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -143,11 +142,13 @@ class CausalLanguageModel:
 
         Args:
             labels: (B, T), aligned with `input_ids` (shifted here); -100 is not counted.
-            shift_labels: (B, T), already aligned with the predictions; instead of `labels`.
+            kwargs: `shift_labels` (B, T), already aligned with the predictions, instead of `labels`. Not in the
+                signature, see `takes_label_smoothing`.
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
             logits_to_keep: only the last so many positions (0: all), or the positions of this index tensor.
             return_logits: whether `logits` is filled; None: see `returns_logits`.
         """
+        shift_labels = kwargs.pop("shift_labels", None)
         asks_more = kwargs or any(x is not None for x in (inputs_embeds, labels, shift_labels, return_logits))
         generates = not asks_more and past_key_values is not None and self.only_generates()
         if generates and input_ids.shape[1] == 1 and isinstance(logits_to_keep, int):

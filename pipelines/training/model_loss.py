@@ -68,7 +68,7 @@ class ModelLoss:
         self._skips_logits = "return_logits" in known
         self._takes_labels = "labels" in known  # otherwise a batch's labels only say how many there are
         self._make_decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        smooths = bool(label_smoothing) and "label_smoothing" in known
+        smooths = bool(label_smoothing) and getattr(model, "takes_label_smoothing", "label_smoothing" in known)
         self._training_extras = {"label_smoothing": label_smoothing} if smooths else {}
         self.function = None
         if not self.is_exact or (label_smoothing and not smooths):
