@@ -96,15 +96,22 @@ class CausalLanguageModel:
         return super().init_continuous_batching(*args, **kwargs)
 
     def prepare_inputs_for_generation(
-        self, input_ids, next_sequence_length=None, past_key_values=None, attention_mask=None, **kwargs
+        self,
+        input_ids,
+        next_sequence_length=None,
+        past_key_values=None,
+        attention_mask=None,
+        inputs_embeds=None,
+        **kwargs,
     ) -> dict:
         """As transformers', whose look-ups for each token, `forward`'s signature among them, are a tenth of its time.
 
-        The first tokens, and caches for which it makes masks, are left to it.
+        The first tokens, and caches for which it makes masks, are left to it. `inputs_embeds` stand for the first
+        tokens alone; `generate` takes them from models that name them here.
         """
         if next_sequence_length != 1 or type(past_key_values) is not DynamicCache or kwargs.keys() - PASSED_ON:
             return super().prepare_inputs_for_generation(
-                input_ids, next_sequence_length, past_key_values, attention_mask, **kwargs
+                input_ids, next_sequence_length, past_key_values, attention_mask, inputs_embeds, **kwargs
             )
         ids = input_ids[:, -1:].clone(memory_format=torch.contiguous_format)
         inputs = {"input_ids": ids, "past_key_values": past_key_values, "use_cache": kwargs.get("use_cache")}
