@@ -183,9 +183,14 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
 
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
         decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that
-        `decoder_attention_mask` does not mark.
+        `decoder_attention_mask` does not mark. Raises ValueError for `cu_seq_lens_q`, which have no room for both.
         """
         check_one_is_given(decoder_input_ids, decoder_inputs_embeds, "decoder_")
+        if kwargs.get("cu_seq_lens_q") is not None:
+            raise ValueError(
+                "cu_seq_lens_q cannot tell the documents of inputs and targets apart; give position_ids and "
+                "decoder_position_ids that restart at 0 for each"
+            )
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
