@@ -45,7 +45,7 @@ def eager_attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
-def sdpa_in_faster_type(module, query, key, value, attention_mask, **kwargs) -> tuple:
+def sdpa_in_faster_type(module, query, key, value, attention_mask, position_bias=None, **kwargs) -> tuple:
     """transformers' sdpa, in fp32 where half types take a CPU more time: SLOW_ON_CPU, and gradients of small shapes.
 
     Few channels or few keys leave the instructions for half types little to do (`FEW_CHANNELS`, `FEW_KEYS`). A single
@@ -57,7 +57,8 @@ def sdpa_in_faster_type(module, query, key, value, attention_mask, **kwargs) -> 
     is_small = query.shape[-1] <= FEW_CHANNELS or key.shape[2] <= FEW_KEYS
     is_slow = query.shape[2] > 1 and (dtype in SLOW_ON_CPU or (is_small and query.requires_grad))
     if query.device.type != "cpu" or dtype.itemsize != 2 or not is_slow:
-        return sdpa(module, query, key, value, attention_mask, **kwargs)
+        return sdpa(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
+    kwargs["position_bias"] = None if position_bias is None else position_bias.float()
     if attention_mask is not None and attention_mask.is_floating_point():
         attention_mask = attention_mask.float()
     with torch.autocast("cpu", enabled=False):

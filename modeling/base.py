@@ -47,6 +47,9 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": TransformerBlock, "attentions": Attention}
 
     auto_classes: dict[str, str] = {}
+    # Whether `forward` takes `label_smoothing`. Its signature cannot say so: Trainer takes every argument with "label"
+    # in its name for labels, and without all of them in a batch its evaluation has neither loss nor metrics.
+    takes_label_smoothing = False
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)

@@ -163,6 +163,35 @@ def test_packed_rows_equal_separate_documents_and_leak_no_gradient(variant, leng
             assert torch.all(gradient[:, :begin] == 0) and torch.all(gradient[:, end:] == 0)
 
 
+PACKED = ("decoder-rotary", "decoder-learned", "decoder-linear", "moe-mixtral", "encoder-bert", "encoder-deberta_conv")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attn", ["eager", "sdpa"])
+@pytest.mark.parametrize("variant", [variant for variant in TEXT if str(variant) in PACKED], ids=str)
+def test_borders_as_flash_kernels_take_them_pack_rows_with_every_backend(variant, attn):
+    model = variant.model(max_position_embeddings=80)
+    model.set_attn_implementation(attn)
+    for lengths in (LENGTHS, [40, 10, 33, 17]):  # the second is longer than max_position_embeddings
+        rows = variant.documents(model, lengths)
+        packed = variant.packed(rows)
+        positions = packed.pop("position_ids")
+        borders = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+        borders = {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders, "max_length_q": 40, "max_length_k": 40}
+        expected = torch.cat([model(**row).logits for row in rows], dim=1)
+        close(model(**packed, **borders).logits, expected, exactness(model))
+        close(model(**packed, **borders, position_ids=positions).logits, expected, exactness(model))
+    two_rows = {name: x.view(2, -1) for name, x in packed.items()}  # of 50 tokens: borders count on over rows
+    close(model(**two_rows, **borders).logits.view(expected.shape), expected, exactness(model))
+
+
+def test_borders_of_one_half_are_refused_where_there_are_two():
+    variant = next(variant for variant in FIRST if variant.family == "seq2seq")
+    model = variant.model()
+    with pytest.raises(ValueError, match="cu_seq_lens_q cannot tell the documents of inputs and targets apart"):
+        model(**variant.inputs(model), cu_seq_lens_q=torch.tensor([0, 24, 48]))
+
+
 @every(TEXT)
 def test_the_loss_of_a_packed_row_is_the_weighted_mean_of_its_documents(variant):
     model = variant.model()  # in evaluation: routers' losses are means over rows
