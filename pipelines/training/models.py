@@ -71,7 +71,7 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
         speak, unused = arguments.process_index == 0 and not quiet, objective.unused_weights
         model, fresh = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments, speak, unused)
         if data.packed:
-            check_documents_apart(model, recipe.model.name_or_path)
+            check_documents_apart(model, recipe.model.name_or_path, objective, data.rows.values())
     shares = recipe.training.parallelism
     if shares is not None and engine_of(shares) == MESH:
         model = share_model(model, shares) if shares.pp == 1 else cut_into_stages(model, shares, arguments.device)
