@@ -9,17 +9,9 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .attention_blocks import Blocks, attend_in_blocks
-from .attention_masks import fold_into_bias
-from .attention_varlen import varlen_sdpa
 from .normalization import build_norm
 from .positions_rotary import rotate
-from .products import SLOW_ON_CPU
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation
-
-# Up to so many channels of a head, or keys, fp32 has taken 0.4 to 0.95 x the time of bf16 with gradients, on a CPU with
-# AMX and torch 2.15; 64 channels and 512 keys 1.1 x.
-FEW_CHANNELS, FEW_KEYS = 32, 256
 
 
 def eager_attention(
@@ -45,44 +37,6 @@ def eager_attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
-def sdpa_in_faster_type(module, query, key, value, attention_mask, position_bias=None, **kwargs) -> tuple:
-    """transformers' sdpa, in fp32 where half types take a CPU more time: SLOW_ON_CPU, and gradients of small shapes.
-
-    Few channels or few keys leave the instructions for half types little to do (`FEW_CHANNELS`, `FEW_KEYS`). A single
-    query is left alone: to copy a cache takes longer than to read it.
-    """
-    sdpa, dtype = ALL_ATTENTION_FUNCTIONS["sdpa"], query.dtype
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-    is_small = query.shape[-1] <= FEW_CHANNELS or key.shape[2] <= FEW_KEYS
-    is_slow = query.shape[2] > 1 and (dtype in SLOW_ON_CPU or (is_small and query.requires_grad))
-    if query.device.type != "cpu" or dtype.itemsize != 2 or not is_slow:
-        return sdpa(module, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
-    kwargs["position_bias"] = None if position_bias is None else position_bias.float()
-    if attention_mask is not None and attention_mask.is_floating_point():
-        attention_mask = attention_mask.float()
-    with torch.autocast("cpu", enabled=False):
-        out, _ = sdpa(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
-    return out.to(dtype), None
-
-
-def attention_by_products(
-    module, query, key, value, attention_mask, scaling, dropout=0.0, position_bias=None, **kwargs
-) -> tuple:
-    """As `eager_attention`, but masks may be bool, as for sdpa, and no weights are returned.
-
-    sdpa computes the gradient of a bias by its slowest kernel on CPUs; plain products take 0.8 x the time (T5's shape).
-    """
-    if position_bias is not None:
-        attention_mask = fold_into_bias(position_bias, attention_mask, is_causal=False)
-    key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
-    batch, heads, length, _ = query.shape
-    bias = attention_mask.expand(batch, heads, -1, -1).flatten(0, 1)
-    scores = torch.baddbmm(bias, query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), alpha=scaling)
-    weights = nn.functional.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
-    return torch.bmm(weights, value.flatten(0, 1)).view(batch, heads, length, -1).transpose(1, 2), None
-
-
 def paged_eager_attention(module, query, key, value, attention_mask, scaling, cache, **kwargs) -> tuple:
     """`eager_attention` on the keys and values of a paged cache; transformers' own drops soft caps and score biases."""
     states = {"key_states": key, "value_states": value, "layer_idx": module.layer_idx}
@@ -95,23 +49,6 @@ def paged_eager_attention(module, query, key, value, attention_mask, scaling, ca
     else:
         key, value = cache.update(**states, kwargs=kwargs)
     return eager_attention(module, query, key, value, attention_mask, scaling, **kwargs)
-
-
-@torch.compiler.disable  # a compiled layer would be compiled anew for each number of documents
-def attention_by_documents(
-    module, query, key, value, attention_mask, scaling, document_lengths, dropout=0.0, sliding_window=None, **kwargs
-) -> tuple:
-    """Each document by itself, as if it were a row of its own; there is no mask, and no weights are returned."""
-    lengths, causal = document_lengths.lengths, module.is_causal
-    return varlen_sdpa(query, key, value, lengths, causal, scaling, dropout, sliding_window), None
-
-
-def attention_in_blocks(
-    module, query, key, value, attention_mask, scaling, dropout=0.0, position_bias=None, **kwargs
-) -> tuple:
-    """Near keys and few others in blocks of queries; `attention_mask` are Blocks, and no weights are returned."""
-    blocks = attention_mask if position_bias is None else attention_mask.with_bias(position_bias)
-    return attend_in_blocks(query, key, value, blocks, scaling, dropout), None
 
 
 class Attention(nn.Module):
@@ -198,7 +135,7 @@ class Attention(nn.Module):
         if bias is not None:
             kwargs["position_bias"] = bias if kwargs.get("position_bias") is None else bias + kwargs["position_bias"]
         run = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation(), eager_attention)
-        run = self.own_backend(attention_mask, **kwargs) or run
+        run = self.own_backend(**kwargs) or run
         out_BTHK, weights = run(
             self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **self.backend_arguments(), **kwargs
         )
@@ -207,7 +144,7 @@ class Attention(nn.Module):
     def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:
         """Run the backend, as `forward` does: (B, T, H, K) and the weights it keeps."""
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation(), eager_attention)
-        run = self.own_backend(attention_mask, **kwargs) or interface
+        run = self.own_backend(**kwargs) or interface
         return run(
             self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **self.backend_arguments(), **kwargs
         )
@@ -216,24 +153,9 @@ class Attention(nn.Module):
         """Arguments of the backend beside the mask and the scale."""
         return self.backend_kwargs | {"dropout": self.config.attention_dropout if self.training else 0.0}
 
-    def own_backend(self, attention_mask, document_lengths=None, position_bias=None, **kwargs):
-        """The function that stands in for the backend, or None.
-
-        document_lengths: None, or the DocumentLengths of all rows, which are then attended one by one.
-        """
-        if isinstance(attention_mask, Blocks):
-            return attention_in_blocks
-        if document_lengths is not None:
-            return attention_by_documents
-        if self.implementation() == "paged|eager" and "cache" in kwargs:
-            return paged_eager_attention
-        if self.implementation() == "sdpa" and "cache" not in kwargs:
-            biases = [bias for bias in (attention_mask, position_bias) if bias is not None]
-            if any(bias.requires_grad and bias.device.type == "cpu" for bias in biases):
-                return attention_by_products
-            if torch.is_grad_enabled() or SLOW_ON_CPU:
-                return sdpa_in_faster_type
-        return None
+    def own_backend(self, **kwargs):
+        """The function that stands in for the backend, or None."""
+        return paged_eager_attention if self.implementation() == "paged|eager" and "cache" in kwargs else None
 
     def keys_and_values_of_others(self, hidden_states, key_value_states, past_key_values) -> tuple:
         """Keys and values of `key_value_states`, or where there are none of the queries' tokens.

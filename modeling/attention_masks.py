@@ -5,11 +5,8 @@ can do causality by itself).
 """
 
 import torch
-from transformers import DynamicCache
 from transformers.masking_utils import (
     and_masks,
-    bidirectional_mask_function,
-    causal_mask_function,
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
     create_causal_mask,
@@ -17,10 +14,7 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from .attention_block_sizes import sizes_that_pay
-from .attention_blocks import make_blocks, reads_in_place, window_rule
-from .cache_growing import grows
-from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation, implements
+from .traits import ATTENTION_KINDS, implementation, implements
 
 
 def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
@@ -47,56 +41,19 @@ def strided_mask_function(config):
         distance = q_idx - kv_idx
         return (distance < stride) | (distance % stride == 0)
 
+    strided.takes_tensors = True  # of indices, for backends that look at some of the keys
     return strided
 
 
-def mask_function(config, kind: str, is_causal: bool):
-    """What a kind of attention sees, padding and documents aside: what transformers' `create_...` begin with, too."""
-    own = implementation("mask", kind)
-    if ATTENTION_KINDS[kind].windowed:  # config.sliding_window counts the query in causal windows only
-        base = window_rule(config.sliding_window + (not is_causal), is_causal)
-    else:
-        base = causal_mask_function if is_causal else bidirectional_mask_function
-    return base if own is None else and_masks(base, own(config))
+def takes_no_mask(config) -> bool:
+    """Whether the backend hides the future without a mask, by a flag."""
+    return config._attn_implementation in ("sdpa", "anyformer")
 
 
-def blocks_of(config, kind: str, x_BTD, attention_mask, past_key_values=None, documents=None, global_tokens=None):
-    """The Blocks in which layers of a kind are computed faster than under a mask, or None. Arguments as of the masks.
-
-    Only for sdpa: `eager` shows every score, other backends skip by themselves what is hidden. Tokens that meet keys of
-    a cache keep the mask, as does a program without branches, which serves all lengths.
-
-    Args:
-        global_tokens: None, or (index, whether it is one), both (B, N).
-    """
-    traits = ATTENTION_KINDS[kind]
-    tokens, in_place = (0 if global_tokens is None else global_tokens[0].shape[1]), reads_in_place(x_BTD.device.type)
-    sizes = sizes_that_pay(config, traits, x_BTD.shape[1], tokens, in_place)
-    if (
-        sizes is None
-        or config._attn_implementation != "sdpa"
-        or POSITION_SCHEMES[config.position_encoding].acts_on == "attention"
-        or torch.compiler.is_exporting()
-        or (attention_mask is not None and attention_mask.ndim != 2)
-        or (past_key_values is not None and not _is_prefill(past_key_values))
-    ):
-        return None
-    rule, real = mask_function(config, kind, config.is_causal), None if attention_mask is None else attention_mask != 0
-    return make_blocks(rule, sizes, x_BTD, real, documents, global_tokens)
-
-
-def _is_prefill(past_key_values) -> bool:
-    """Whether the tokens are the first ones of a cache whose layers hand back just what they are given."""
-    return type(past_key_values) is DynamicCache and past_key_values.get_seq_length() == 0
-
-
-def causal_masks(
-    config, inputs_embeds, attention_mask, past_key_values, document_ids=None, kinds=None, in_blocks: bool = False
-) -> dict:
+def causal_masks(config, inputs_embeds, attention_mask, past_key_values, document_ids=None, kinds=None) -> dict:
     """Return {kind of attention: mask} for the kinds the config names; for those with states, their token positions.
 
     Args:
-        in_blocks: whether a mask may be Blocks.
         kinds: the config's kinds of attention, for callers that have them at hand.
         inputs_embeds: (B, T, D); only its shape, dtype and device are read.
         attention_mask: None, a (B, S) padding mask, a ready mask of four axes, or (as `generate` prepares for static
@@ -111,12 +68,7 @@ def causal_masks(
     masks = {}
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
     # older ones not under torch.compile.  # transformers < 5.23
-    plain = attention_mask is None and not packed and config._attn_implementation == "sdpa"
-    # Nor does the only new token of a cache that holds what was seen, and no more.
-    plain = plain and (
-        past_key_values is None
-        or (grows(past_key_values) and not torch.compiler.is_compiling() and inputs_embeds.shape[1] == 1)
-    )
+    plain = attention_mask is None and past_key_values is None and not packed and takes_no_mask(config)
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
         traits = ATTENTION_KINDS[kind]
         if traits.keeps_states:
@@ -137,10 +89,6 @@ def causal_masks(
         if plain and own is None and fits_window:
             masks[kind] = None
             continue
-        if in_blocks:
-            masks[kind] = blocks_of(config, kind, inputs_embeds, attention_mask, past_key_values, document_ids)
-            if masks[kind] is not None:
-                continue
         overlays = packed if own is None else [*packed, own(config)]
         create = create_sliding_window_causal_mask if traits.windowed else create_causal_mask
         masks[kind] = create(
@@ -192,20 +140,16 @@ def bidirectional_masks(
     document_ids=None,
     kinds=None,
     global_attention_mask=None,
-    global_tokens=None,
-    in_blocks: bool = False,
 ) -> dict:
     """As `causal_masks`, for layers whose queries also see the tokens after them; there is no cache.
 
     Args:
         global_attention_mask: None, or (B, T), nonzero where every token sees this one in local_global_attention.
-        global_tokens: None, or the index of these tokens and whether it is one, both (B, N), for Blocks.
     """
     if isinstance(attention_mask, dict):
         return attention_mask
     packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
-    plain = attention_mask is None and not packed and config._attn_implementation == "sdpa"
-    masks = {}
+    plain, masks = attention_mask is None and not packed and takes_no_mask(config), {}
     for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
         traits, own = ATTENTION_KINDS[kind], implementation("mask", kind)
         # Not while exporting, as above.
@@ -215,13 +159,6 @@ def bidirectional_masks(
         if plain and own is None and fits_window:
             masks[kind] = None
             continue
-        if in_blocks:
-            everywhere = global_tokens if traits.global_tokens else None
-            masks[kind] = blocks_of(
-                config, kind, inputs_embeds, attention_mask, documents=document_ids, global_tokens=everywhere
-            )
-            if masks[kind] is not None:
-                continue
         create = create_bidirectional_sliding_window_mask if traits.windowed else create_bidirectional_mask
         overlays, kwargs = packed if own is None else [*packed, own(config)], {}
         if traits.global_tokens and global_attention_mask is not None:
@@ -242,6 +179,7 @@ def global_keys_mask_function(is_global: torch.Tensor):
     def global_key(batch_idx, head_idx, q_idx, kv_idx):
         return is_global[batch_idx, kv_idx]
 
+    global_key.takes_tensors = True
     return global_key
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import Attention
 from .attention_masks import causal_masks
@@ -76,6 +77,10 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
         Serving engines name a backend of their own and build the model; the instance's flags they never read.
         """
+        if (
+            requested_attention is None and "anyformer" in ALL_ATTENTION_FUNCTIONS.valid_keys()
+        ):  # kernels/, if installed
+            requested_attention = "anyformer"
         found = super().get_correct_attn_implementation(requested_attention, is_init_check)
         if not is_own_backend(requested_attention) and (reason := self.serving_refusal()) is not None:
             raise ValueError(

@@ -18,15 +18,11 @@ from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerDecoderConfig
 from .linear_cross_entropy import shift_left
 from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits
-from .one_token import is_plain
 from .outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from .serving import CONTINUOUS_BATCHING, refusal
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
 from .traits import ATTENTION_KINDS
-
-# What `generate` hands on to `prepare_inputs_for_generation` for a plain text, beside what is named there.
-PASSED_ON = {"use_cache", "position_ids", "logits_to_keep"}
 
 
 class CausalModel(TransformerStack):
@@ -96,41 +92,6 @@ class CausalLanguageModel:
             raise ValueError(f"continuous batching cannot run {type(self).__name__}: {reason}; generate can")
         return super().init_continuous_batching(*args, **kwargs)
 
-    def prepare_inputs_for_generation(
-        self,
-        input_ids,
-        next_sequence_length=None,
-        past_key_values=None,
-        attention_mask=None,
-        inputs_embeds=None,
-        **kwargs,
-    ) -> dict:
-        """As transformers', whose look-ups for each token, `forward`'s signature among them, are a tenth of its time.
-
-        The first tokens, and caches for which it makes masks, are left to it. `inputs_embeds` stand for the first
-        tokens alone; `generate` takes them from models that name them here.
-        """
-        if next_sequence_length != 1 or type(past_key_values) is not DynamicCache or kwargs.keys() - PASSED_ON:
-            return super().prepare_inputs_for_generation(
-                input_ids, next_sequence_length, past_key_values, attention_mask, inputs_embeds, **kwargs
-            )
-        ids = input_ids[:, -1:].clone(memory_format=torch.contiguous_format)
-        inputs = {"input_ids": ids, "past_key_values": past_key_values, "use_cache": kwargs.get("use_cache")}
-        if kwargs.get("position_ids") is not None:
-            inputs["position_ids"] = kwargs["position_ids"][..., -1:].clone(memory_format=torch.contiguous_format)
-        given = {"attention_mask": attention_mask, "logits_to_keep": kwargs.get("logits_to_keep")}
-        return inputs | {name: value for name, value in given.items() if value is not None}
-
-    def only_generates(self) -> bool:
-        """Whether a call of the base model would do nothing beside computing hidden states."""
-        config = self.config
-        return (
-            not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing())
-            and is_plain(self.model, self.base_class)
-            and not self.model.has_experts
-            and not (config.output_hidden_states or config.output_attentions)
-        )
-
     @can_return_tuple
     def forward(
         self,
@@ -157,11 +118,6 @@ class CausalLanguageModel:
             return_logits: whether `logits` is filled; None: see `returns_logits`.
         """
         shift_labels = kwargs.pop("shift_labels", None)
-        asks_more = kwargs or any(x is not None for x in (inputs_embeds, labels, shift_labels, return_logits))
-        generates = not asks_more and past_key_values is not None and self.only_generates()
-        if generates and input_ids.shape[1] == 1 and isinstance(logits_to_keep, int):
-            x_B1D, *_ = self.model.hidden_states(input_ids, attention_mask, position_ids, past_key_values)
-            return CausalLMOutputWithPast(logits=self.lm_head(x_B1D), past_key_values=past_key_values)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -146,7 +146,6 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
         context = global_attention_context(
             self.config, x_BTE, batch.global_attention_mask, batch.attention_mask, batch.documents
         )
-        batch.global_tokens = None if context is None else context[:2]
         masks, seen = super().build_masks(x_BTE, batch)
         return masks, seen | {"global_context": context}
 

@@ -7,7 +7,6 @@ from transformers.activations import ACT2FN
 
 from .linear_cross_entropy import IGNORE_INDEX, linear_cross_entropy
 from .normalization import build_norm
-from .products import product, weight_comes_first
 
 ROWS_PER_CHUNK = 1024
 
@@ -39,7 +38,7 @@ class LanguageModelHead(nn.Linear):
         if self.multiplier != 1:
             hidden_states = hidden_states * self.multiplier
         if labels is None:
-            logits = self.logits(hidden_states)
+            logits = super().forward(hidden_states)
             return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
         return linear_cross_entropy(
             hidden_states.flatten(0, -2),
@@ -50,16 +49,6 @@ class LanguageModelHead(nn.Linear):
             bias=self.bias,
             label_smoothing=label_smoothing,
         )
-
-    def logits(self, hidden_states):
-        """(..., D) -> (..., V) before the soft cap, by the faster product where each text has one token."""
-        if torch.is_grad_enabled() or type(self.weight) is not nn.Parameter or torch.compiler.is_compiling():
-            return super().forward(hidden_states)
-        rows = hidden_states.shape[:-1].numel()  # not while compiling: it would fix the batch and the length
-        if not weight_comes_first(rows, self.weight):
-            return super().forward(hidden_states)
-        logits = product(hidden_states.reshape(rows, -1), self.weight, self.bias).contiguous()
-        return logits.view(*hidden_states.shape[:-1], -1)
 
 
 class HeadTransform(nn.Module):

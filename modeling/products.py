@@ -1,7 +1,6 @@
-"""How a CPU multiplies: half types that are slower than fp32, and linear layers on the few rows of generation."""
+"""Half types that a CPU multiplies slower than fp32."""
 
 import torch
-from torch import nn
 
 KNOWN_OF_CPU = getattr(torch.cpu, "get_capabilities", dict)()  # nothing where torch does not tell
 
@@ -27,26 +26,3 @@ def _is_slow(dtype) -> bool:
 
 # Half types whose products take longer than fp32's on this CPU: without instructions for them, ten times as long.
 SLOW_ON_CPU = frozenset(dtype for dtype in (torch.bfloat16, torch.float16) if _is_slow(dtype))
-
-# On a CPU with AMX the weight first, W x^T, where W is too large for the core's own cache and its rows are not short:
-# without AMX, generating for 8 rows takes 1.1 x the time so. Time of `linear` / time of this, with one thread (torch
-# 2.15, 256 to 768 channels): 8 rows 1.2 to 2.0, 32 rows 1.3, 128 rows 1.0; 4 rows of a vocabulary 1.4; 2 rows 0.7.
-LEAST_ROWS, MOST_ROWS, LEAST_WEIGHTS, LEAST_CHANNELS = 8, 32, 2**18, 256
-LEAST_ROWS_IF_WIDE, WIDE = 4, 4096
-
-
-def product(x_NI, weight, bias=None):
-    """(N, I) -> (N, O), as nn.functional.linear; either rows or columns of the result lie together in memory."""
-    if not weight_comes_first(x_NI.shape[0], weight):
-        return nn.functional.linear(x_NI, weight, bias)
-    out_NO = torch.mm(weight, x_NI.t()).t()
-    return out_NO if bias is None else out_NO + bias
-
-
-def weight_comes_first(rows: int, weight) -> bool:
-    """Whether W x^T is the faster way to multiply so many rows by a weight (O, I)."""
-    if not LEAST_ROWS_IF_WIDE <= rows <= MOST_ROWS or weight.device.type != "cpu" or not KNOWN_OF_CPU.get("amx_tile"):
-        return False
-    outputs, channels = weight.shape
-    large = channels >= LEAST_CHANNELS and outputs * channels >= LEAST_WEIGHTS
-    return large and (rows >= LEAST_ROWS or outputs >= WIDE)

@@ -3,7 +3,7 @@
 import transformers
 from transformers.utils import is_vision_available
 
-from . import configuration, configuration_seq2seq, configuration_vit, decoder, encoder, moe, seq2seq, vit
+from . import configuration, configuration_seq2seq, configuration_vit, decoder, encoder, kernels, moe, seq2seq, vit
 from .base import enter_peft_defaults
 
 MODULES = {
@@ -16,7 +16,11 @@ MODULES = {
 
 
 def register_auto_classes() -> None:
-    """Make AutoConfig, AutoModel and the Auto heads know every family. Safe to call more than once."""
+    """Make AutoConfig, AutoModel and the Auto heads know every family, and all models our attention backend.
+
+    Safe to call more than once.
+    """
+    kernels.register()
     for config_class, module in MODULES.items():
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         enter_peft_defaults(config_class.model_type)

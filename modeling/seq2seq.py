@@ -13,7 +13,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
-from .attention_masks import document_ids_from_positions
+from .attention_masks import document_ids_from_positions, takes_no_mask
 from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
 from .configuration_seq2seq import AnyformerSeq2SeqConfig
@@ -419,7 +419,7 @@ def cross_mask(config, inputs_embeds, encoder_hidden_states, encoder_attention_m
         def together(batch_idx, head_idx, q_idx, kv_idx):
             return decoder_ids[batch_idx, q_idx] == encoder_ids[batch_idx, kv_idx]
 
-    if encoder_attention_mask is None and together is None and config._attn_implementation == "sdpa":
+    if encoder_attention_mask is None and together is None and takes_no_mask(config):
         return None
     return create_bidirectional_mask(
         config=config,

@@ -19,8 +19,8 @@ VLLM, SGLANG, CONTINUOUS_BATCHING = "vLLM", "SGLang", "continuous batching"
 ENGINES = (VLLM, SGLANG, CONTINUOUS_BATCHING)
 OTHERS_KERNELS = (VLLM, SGLANG)
 FAMILIES_SERVED = {VLLM: (DECODER, MOE, ENCODER), SGLANG: (DECODER, MOE), CONTINUOUS_BATCHING: (DECODER, MOE)}
-# Backends of transformers; all others are those of an engine.
-OWN_BACKENDS = ("eager", "sdpa", "flex_attention", "flash_attention", "paged|")
+# Backends of transformers and ours; all others are those of an engine.
+OWN_BACKENDS = ("anyformer", "eager", "sdpa", "flex_attention", "flash_attention", "paged|")
 # Frequencies that depend on the longest text so far, which among many users is another's.
 BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 

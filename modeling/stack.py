@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers.utils.generic import is_flash_attention_requested
 
-from .attention_blocks import Blocks
 from .attention_masks import (
     bidirectional_masks,
     causal_masks,
@@ -17,20 +16,16 @@ from .attention_masks import (
     documents_of_borders,
     flash_sequences,
     fold_into_bias,
+    takes_no_mask,
 )
-from .attention_varlen import DocumentLengths, Unpadded, attends_documents_apart, document_lengths
 from .block import TransformerBlock
-from .cache_growing import give_room
 from .normalization import build_norm
-from .one_token import one_token
 from .positions import LearnedPositions, apply_positions, build_positions
 from .positions_rotary import RotaryEmbedding, RotaryEmbeddingPerLayerType
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES
+from .unpadding import Unpadded
 
 ROTARY = (RotaryEmbedding, RotaryEmbeddingPerLayerType)
-
-# Documents shorter than this on average are masked within their row: calls for each would cost more than they save.
-SHORT_DOCUMENT = 32
 
 
 @dataclass
@@ -42,9 +37,8 @@ class Batch:
     documents: None, or (B, T) ids of packed documents, which do not see each other. global_attention_mask: None or
     (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
     losses and statistics; None: all count. unpadded: None, or how padded rows became one row. distances: None, or
-    {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages. global_tokens:
-    None, or the index of the global tokens and whether it is one, both (B, N). kept: None, or the tokens
-    whose hidden states the last layer returns.
+    {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages. kept: None, or
+    the tokens whose hidden states the last layer returns.
     """
 
     attention_mask: torch.Tensor | dict | None
@@ -56,7 +50,6 @@ class Batch:
     loss_mask: torch.Tensor | None = None
     unpadded: Unpadded | None = None
     distances: dict | None = None
-    global_tokens: tuple | None = None
     kept: Unpadded | None = None
 
     def without_padding(self, x_BTE):
@@ -70,7 +63,7 @@ class Batch:
 
     def keep(self, index_K, shape):
         """Keep these of all B * T tokens alone -> their index (K,) among the tokens that the layers see."""
-        self.kept = Unpadded(index_K, None, [], shape, index_K.numel())
+        self.kept = Unpadded(index_K, None, None, shape, index_K.numel())
         if self.unpadded is None:
             return index_K
         index_N = self.unpadded.index
@@ -89,8 +82,8 @@ class TransformerStack:
     """A mixin for a PreTrainedModel: `build_stack` in `__init__`; `read_batch`, then `run_stack` in `forward`.
 
     `config.is_causal` says whether tokens see those after them. Packed rows: `position_ids` that restart at 0 for each
-    document, or `cu_seq_lens_q` as flash kernels take them. Tokens then see their document only, whatever `use_cache` and `attention_mask` say. With a cache passed
-    in, `position_ids` are positions only.
+    document, or `cu_seq_lens_q` as flash kernels take them. Tokens then see their document only, whatever `use_cache`
+    and `attention_mask` say. With a cache passed in, `position_ids` are positions only.
     """
 
     positions_role = "position"  # of traits.py; "patch position" for images
@@ -143,19 +136,21 @@ class TransformerStack:
             which outputs of each layer are wanted.
         """
         documents = unpadded = None
-        give_room(past_key_values)
         if packs and cu_seq_lens_q is not None:
             documents, positions = documents_of_borders(cu_seq_lens_q, x_BTE.shape[:2])
             position_ids = positions if position_ids is None else position_ids
         elif packs and position_ids is not None and x_BTE.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
+        reads = documents is not None and documents.device.type == "cpu" and not torch.compiler.is_compiling()
+        if reads and torch.equal(documents[:, 0], documents[:, -1]):  # one document in each row hides nothing
+            documents = None
         if documents is None and not paged and isinstance(self.positions, LearnedPositions):
             self.positions.check_length(x_BTE.shape[1])
         if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, captured):
             unpadded = Unpadded.of(attention_mask)
         loss_mask = attention_mask
         if unpadded is not None:
-            attention_mask, position_ids = None, unpadded.position_ids
+            attention_mask, position_ids, documents = None, unpadded.position_ids, unpadded.documents
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(x_BTE.shape[1], device=x_BTE.device) + past).unsqueeze(0)
@@ -182,7 +177,6 @@ class TransformerStack:
             x_BTE = x_BTE * self.config.embedding_multiplier
         x_BTE, added_BTE = batch.without_padding(x_BTE), batch.without_padding(added_BTE)
         masks, seen = self.build_masks(x_BTE, batch)
-        distances = {kind: mask.distances for kind, mask in masks.items() if isinstance(mask, Blocks)}
         x_BTE, per_layer = apply_positions(
             self.positions,
             x_BTE,
@@ -191,11 +185,11 @@ class TransformerStack:
             self.attention_kinds,
             self.layers_by_kind,
             self.config,
-            distances if batch.distances is None else batch.distances,
+            batch.distances,
         )
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(self.attention_kinds, per_layer)]
-        if self.config._attn_implementation.removeprefix("paged|") == "sdpa":
+        if takes_no_mask(self.config):
             per_layer = self.fold_masks(per_layer)
         context |= seen | {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
         context |= self.extra_layer_kwargs(x_BTD, batch)
@@ -209,24 +203,17 @@ class TransformerStack:
         return batch.without_values_of_padding(x_BTD) if self.reads_padded_text else x_BTD, fields
 
     def build_masks(self, x_BTE, batch: Batch) -> tuple:
-        """({kind of attention: mask}, keyword arguments of backends that take document lengths instead)."""
-        kinds, attention_mask, documents = self.layers_by_kind, batch.attention_mask, batch.documents
-        if batch.unpadded is not None:
-            return dict.fromkeys(kinds), {"document_lengths": DocumentLengths(batch.unpadded.lengths)}
-        seen = {}
+        """({kind of attention: mask}, keyword arguments of backends that take the documents' borders instead)."""
+        kinds, attention_mask, documents, seen = self.layers_by_kind, batch.attention_mask, batch.documents, {}
         if documents is not None and is_flash_attention_requested(self.config):
             seen = flash_sequences(documents, attention_mask)
             if attention_mask is not None:  # layers without flash kernels still need to see what is padding
                 documents = documents.masked_fill(attention_mask == 0, -1)
             attention_mask = None
-        elif documents is not None and batch.past_key_values is None and self.attends_packed_rows_apart(x_BTE):
-            lengths = document_lengths(documents, attention_mask)
-            if len(lengths) * SHORT_DOCUMENT <= x_BTE.shape[0] * x_BTE.shape[1]:
-                return dict.fromkeys(kinds), {"document_lengths": DocumentLengths(lengths)}
-        common = {"document_ids": documents, "kinds": kinds, "in_blocks": self.attends_in_blocks()}
+        common = {"document_ids": documents, "kinds": kinds}
         if self.config.is_causal:
             return causal_masks(self.config, x_BTE, attention_mask, batch.past_key_values, **common), seen
-        common |= {"global_attention_mask": batch.global_attention_mask, "global_tokens": batch.global_tokens}
+        common["global_attention_mask"] = batch.global_attention_mask
         return bidirectional_masks(self.config, x_BTE, attention_mask, **common), seen
 
     def fold_masks(self, per_layer: list[dict]) -> list[dict]:
@@ -235,41 +222,17 @@ class TransformerStack:
         for own in per_layer:
             if "position_bias" in own:
                 mask, bias = own["attention_mask"], own["position_bias"]
-                # Reentrant checkpointing finds no gradient of a tensor within Blocks.
-                if isinstance(mask, Blocks) and bias.requires_grad:
+                if mask is not None and not torch.is_tensor(mask):  # a backend's own, which takes the bias, too
                     folded.append(own)
                     continue
                 # By identity, and not by `id`: a compiled step would guard on that number, and never be used again.
                 both = next((both for m, b, both in done if m is mask and b is bias), None)
                 if both is None:
-                    if isinstance(mask, Blocks):
-                        both = mask.with_bias(bias)
-                    else:
-                        both = fold_into_bias(bias, mask, self.config.is_causal)
+                    both = fold_into_bias(bias, mask, self.config.is_causal)
                     done.append((mask, bias, both))
                 own = {"attention_mask": both}
             folded.append(own)
         return folded
-
-    def attends_apart(self, x_BTE) -> bool:
-        """Whether packed documents are attended one by one, where sdpa would need a mask that keeps them apart.
-
-        Score biases, and kinds of attention that are masks themselves, are made for whole rows.
-        """
-        return (
-            self.config._attn_implementation == "sdpa"
-            and not POSITION_SCHEMES[self.config.position_encoding].adds_to_scores
-            and all(ATTENTION_KINDS[kind].separable for kind in self.layers_by_kind)
-            and attends_documents_apart(x_BTE, self.config.attention_dropout if self.training else 0.0)
-        )
-
-    def attends_in_blocks(self) -> bool:
-        """Whether kinds of attention that see few keys are computed in blocks: not where weights are dropped."""
-        return not (self.training and self.config.attention_dropout > 0)
-
-    def attends_packed_rows_apart(self, x_BTE) -> bool:
-        """On a GPU packed rows keep their mask: lengths would have to be read on the host in every step."""
-        return x_BTE.device.type == "cpu" and self.attends_apart(x_BTE)
 
     def can_unpad(self, x_BTE, attention_mask, captured: dict) -> bool:
         """Whether rows of different lengths run as one row without padding. Decoders' rows are packed, not padded.
@@ -278,9 +241,13 @@ class TransformerStack:
         """
         outputs = ("output_hidden_states", "output_attentions", "output_router_logits")
         return (
-            not self.config.is_causal
+            self.config._attn_implementation == "anyformer"  # others would make a mask of all tokens by all tokens
+            and x_BTE.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and not self.config.is_causal
             and attention_mask.dim() == 2
-            and self.attends_apart(x_BTE)
+            and not POSITION_SCHEMES[self.config.position_encoding].adds_to_scores
+            and all(ATTENTION_KINDS[kind].separable for kind in self.layers_by_kind)
             and getattr(self.config, "expert_capacity", None) is None  # counted row by row
             and not any(captured.get(name) or getattr(self.config, name, False) for name in outputs)
         )
@@ -301,9 +268,6 @@ class TransformerStack:
 
     def run_layers(self, x_BTD, per_layer: list[dict], **context) -> tuple:
         """Hidden states (B, T, D) after the last layer, and per sparse layer: (router, logits, index, kept)."""
-        generated = one_token(self, x_BTD, per_layer, **context)
-        if generated is not None:
-            return generated, []
         routed = []
         for layer, own in zip(self.each_layer(), per_layer):
             x_BTD = run_layer(layer, x_BTD, routed, **own, **context)

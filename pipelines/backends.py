@@ -14,7 +14,16 @@ from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, POSITION_SCHEME
 from .errors import UserError, did_you_mean, first_line
 
 AUTO, PAGED = "auto", "paged|"
-ATTENTION = (AUTO, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+ATTENTION = (
+    AUTO,
+    "anyformer",
+    "eager",
+    "sdpa",
+    "flex_attention",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+)
 EXPERTS = (AUTO, "eager", "anyformer_grouped", "grouped_mm", "batched_mm")
 # A kernel of the Hub as transformers reads it: owner/name, then a revision (@) and one of its functions (:).
 HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
@@ -59,13 +68,13 @@ def attention_fault(name: str, config) -> str | None:
     config: the model's, or a namespace with its fields.
     """
     if is_flash(name):
-        others = "sdpa, flex_attention and eager can"
+        others = "anyformer, sdpa, flex_attention and eager can"
         if POSITION_SCHEMES[config.position_encoding].adds_to_scores:
             return f"model.position_encoding={config.position_encoding!r}, which adds to the scores; {others}"
         unfit = [kind for kind in attention_kinds(config) if not ATTENTION_KINDS[kind].flash]
         return f"{unfit[0]}; {others}" if unfit else None
     if name == "sdpa" and getattr(config, "attn_logit_softcapping", None) is not None:
-        return f"model.attn_logit_softcapping={config.attn_logit_softcapping}; eager can"
+        return f"model.attn_logit_softcapping={config.attn_logit_softcapping}; anyformer and eager can"
     return None
 
 

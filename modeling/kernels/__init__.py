@@ -1,4 +1,4 @@
-"""Attention backends for any model of transformers: pairs of a mask builder and an attention function in its registries.
+"""Attention backends for any model of transformers: a mask builder and an attention function in its registries.
 
 They are chosen by name, `attn_implementation="anyformer"`. This folder does not travel with a saved model, which runs
 sdpa where the package is absent.

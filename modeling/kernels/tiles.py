@@ -1,11 +1,11 @@
 """Attention that computes only those tiles of the scores in which a query sees a key.
 
 A mask hides most scores of packed rows, windows and chunks, and sdpa computes them all the same. Here rows are cut into
-tiles of TILE tokens. Each tile of queries meets the tiles of keys that hold something for it; tiles of queries that meet
-equally many are one call of sdpa.
+tiles of TILE tokens. Each tile of queries meets the tiles of keys that hold something for it; tiles of queries that
+meet equally many are one call of sdpa.
 
-Shapes: B rows, T tokens, H heads, G key/value heads, K channels of a head; Q tiles of a row, and P tiles of queries that
-meet n tiles of keys each.
+Shapes: B rows, T tokens, H heads, G key/value heads, K channels of a head; Q tiles of a row, and P tiles of queries
+that meet n tiles of keys each.
 """
 
 import functools
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import MODEL_MAPPING
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
@@ -86,6 +86,12 @@ class Tiles:
             self.biased = bias_BHTS, [group.bias(bias_BHTS, per_row, dtype) for group in self.groups]
         return self.biased[1]
 
+    def __getattr__(self, name: str):
+        raise AttributeError(
+            f"attn_implementation='anyformer' gives no mask with .{name}, and this model reads its mask by itself; "
+            f"load it with attn_implementation='sdpa'"
+        )
+
 
 # ------------------------------------------------------------------------------------------------------------- masks
 
@@ -126,8 +132,8 @@ def tiles_mask(
 @functools.cache
 def supports_sdpa(config_class: type) -> bool:
     """Whether transformers' class of a config runs under sdpa. Raises ValueError where it takes no backends."""
-    model_class = MODEL_MAPPING.get(config_class, None)
-    classes = model_class if isinstance(model_class, tuple) else (model_class,) if model_class is not None else ()
+    found = MODEL_MAPPING.get(config_class, None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, ())
+    classes = found if isinstance(found, tuple) else (found,)
     for each in classes:
         if not each._can_set_attn_implementation():
             raise ValueError(
@@ -192,7 +198,7 @@ def rounded_up(counts: torch.Tensor) -> torch.Tensor:
 
 
 def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where seen, else half the least number: a bias may be added, and of a query that sees nothing nothing is nan."""
+    """0 where seen, else half the least number: a bias may be added, and a query that sees nothing gives no nan."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min / 2)
 
 
@@ -212,10 +218,10 @@ def tiles_attention(
     position_bias=None,
     **rest,
 ) -> tuple:
-    """transformers' attention interface: query (B, H, T, K), key and value (B, G, S, K) -> (B, T, H, K), and no weights.
+    """transformers' attention interface: query (B, H, T, K), key and value (B, G, S, K) -> (B, T, H, K), no weights.
 
-    softcap: of the scores (Gemma Team 2024, section 2). s_aux: (H,), scores of sinks beside the keys (Xiao et al. 2024).
-    position_bias: (1 or B, H, T, S), added to the scores.
+    softcap: of the scores (Gemma Team 2024, section 2). s_aux: (H,), scores of sinks beside the keys (Xiao et al.
+    2024). position_bias: (1 or B, H, T, S), added to the scores.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(attention_mask, Tiles):
@@ -248,7 +254,7 @@ def in_tiles(query, key, value, tiles: Tiles, scaling, dropout, softcap=None, si
         q = q.transpose(1, 2)  # (P, H, TILE, K)
         k, v = (x.index_select(0, group.key.flatten()).unflatten(0, group.key.shape) for x in (key, value))
         k, v = (x.flatten(1, 2).transpose(1, 2) for x in (k, v))  # (P, G, n * TILE, K)
-        if softcap is None and sinks is None:
+        if softcap is None and sinks is None and not (mask is not None and mask.requires_grad):
             grouped = q.shape[1] != k.shape[1]
             out = scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling, enable_gqa=grouped)
         else:

@@ -8,7 +8,6 @@ D hidden size, F feed-forward width, H query heads, G key/value heads, K head si
 
 from dataclasses import dataclass
 
-from anyformer.modeling.attention_block_sizes import BlockSizes, sizes_that_pay
 from anyformer.modeling.legality import attention_kinds
 from anyformer.modeling.legality_experts import mlp_kinds
 from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITION_SCHEMES, SEQ2SEQ
@@ -16,14 +15,14 @@ from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITIO
 FP32, HALF = 4, 2
 # Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).
 CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
-# Up to so many channels of a head, or keys, CPUs compute attention in fp32 (modeling/attention.py, which needs torch).
-FEW_CHANNELS, FEW_KEYS = 32, 256
+# Tokens of a tile, of the shortest row in tiles, and the share of tiles up to which there are some
+# (modeling/kernels/tiles.py, which needs torch).
+TILE, SHORTEST_ROW, MOST_TILES = 64, 256, 0.75
 # Rough, from torch's profiler (8 rows of 96 tokens, 4 heads of 32): matrices of scores that disentangled attention
 # keeps, and values for each channel of a query that linear attention and memories keep in fp32.
 SCORES_OF_DISENTANGLED, KEPT_BY_STATES = 5, 13
-# In blocks (attention_blocks.py), from torch's profiler (2 rows of 4,096): values for each channel of a query that
-# the far tokens of strides keep beside the near ones, and those of global tokens, whose own keys and values are made.
-KEPT_BY_STRIDES, KEPT_BY_GLOBAL_TOKENS = 7, 5
+# Values for each channel of a query that global tokens keep, whose own keys and values are made (2 rows of 4,096).
+KEPT_BY_GLOBAL_TOKENS = 5
 # Values that an activation function keeps for each channel, its output included; transformers' tanh GELU is Python.
 KEPT_BY_ACTIVATION = {"relu": 1, "gelu_new": 5}
 
@@ -131,23 +130,22 @@ class _Layer:
         """Of a token: which channels stay; on CPUs torch keeps what it multiplies with."""
         return self.D * (FP32 if self.how.on_cpu else 1) if self.c.hidden_dropout > 0 else 0
 
-    def blocks(self, kind: str, tokens: int) -> BlockSizes | None:
-        """The blocks in which attention is computed, and no mask made of all pairs; None: in one piece."""
-        if self.how.eager or POSITION_SCHEMES[self.c.position_encoding].acts_on == "attention":
+    def keys_in_tiles(self, kind: str, tokens: int) -> int | None:
+        """The keys that a tile of queries meets; None: attention is in one piece, under a mask of all pairs."""
+        traits = ATTENTION_KINDS[kind]
+        acts_on = POSITION_SCHEMES[self.c.position_encoding].acts_on
+        if traits.near is None or self.how.eager or acts_on == "attention" or tokens < SHORTEST_ROW:
             return None
-        return sizes_that_pay(self.c, ATTENTION_KINDS[kind], tokens)
-
-    def value_in_attention(self, keys: int, blocks: BlockSizes | None) -> int:
-        """Bytes of a value that attention computes with."""
-        few = self.K <= FEW_CHANNELS or keys <= FEW_KEYS if blocks is None else not blocks.stride
-        return FP32 if self.how.on_cpu and few else self.compute
+        keys = TILE * (1 + -(-sum(traits.near(self.c)) // TILE) + traits.global_tokens)
+        if traits.stride is not None:
+            keys += round(tokens / 2 * min(1, 2 * TILE / traits.stride(self.c)))
+        return keys if keys <= MOST_TILES * tokens else None
 
     def scores_by_products(self, kind: str, tokens: int) -> int:
         """Of a token: its scores, where CPUs compute a trained bias's gradient by plain products."""
         if not (self.how.on_cpu and POSITION_SCHEMES[self.c.position_encoding].trained_bias):
             return 0
-        blocks = self.blocks(kind, tokens)
-        return self.H * FP32 * (tokens if blocks is None else blocks.keys)
+        return self.H * FP32 * (self.keys_in_tiles(kind, tokens) or tokens)
 
     def attention(self, kind: str, tokens: int, keys: int, reads: int = 3) -> tuple[float, float]:
         """Of a query's token, of a key's token: projections, output, and scores where they are kept."""
@@ -155,20 +153,17 @@ class _Layer:
         masked = traits.windowed or traits.needs or scheme.acts_on == "scores"
         whole = self.how.eager or scheme.acts_on == "attention"  # its scores are kept, head by head
         shared = self.G if not masked and not whole else self.H  # a mask makes torch repeat keys and values
-        blocks = self.blocks(kind, tokens)
-        value = self.value_in_attention(keys, blocks)
+        in_tiles, value = self.keys_in_tiles(kind, tokens), self.compute
         per_query = 2 * self.H * self.K * value + self.H * FP32 + self.read(self.D, reads)
         if whole:
             matrices = SCORES_OF_DISENTANGLED if scheme.acts_on == "attention" else 1
             per_query += matrices * self.H * keys * (FP32 + (HALF if self.how.half else 0))
         if traits.memories:
             per_query += KEPT_BY_STATES * self.H * self.K * FP32
-        if blocks is not None and blocks.stride:
-            per_query += KEPT_BY_STRIDES * self.H * self.K * value
         if traits.global_tokens:
             per_query += KEPT_BY_GLOBAL_TOKENS * self.H * self.K * value
-        # A key lies in its own block and in those of its neighbours.
-        per_key = 2 * shared * self.K * value * (1 if blocks is None else blocks.keys / blocks.size)
+        # A tile of keys is copied for each tile of queries that meets it, as many heads as there are.
+        per_key = 2 * self.K * value * (shared if in_tiles is None else self.G * in_tiles / TILE)
         if self.c.qk_norm:
             per_query += self.norm(self.H * self.K)
             per_key += self.norm(self.G * self.K)
@@ -194,7 +189,7 @@ class _Layer:
     def size(self, rows: int, tokens: int, kind: str, mlp: str, source: int | None = None) -> float:
         """All that a layer keeps. source: tokens of a row of the encoder that it attends to as well."""
         per_query, per_key = self.attention(kind, tokens, tokens)
-        if self.blocks(kind, tokens) is None:
+        if self.keys_in_tiles(kind, tokens) is None:
             per_query += self.scores_by_products(kind, tokens)
         per_token = per_query + per_key + 2 * self.norm(self.D) + 2 * self.dropout()
         per_token += self.experts() if mlp == "sparse" else self.feed_forward(self.c.intermediate_size)
@@ -233,9 +228,9 @@ class _Layer:
         biased = scheme.acts_on == "scores"
         pairs = 0
         for kind in set(kinds):
-            blocks = self.blocks(kind, length)
-            if blocks is not None:
-                pairs += blocks.keys * FP32 * (self.H if biased else 1)
+            in_tiles = self.keys_in_tiles(kind, length)
+            if in_tiles is not None:
+                pairs += in_tiles * FP32 * (self.H if biased else 1)
             elif biased:
                 pairs += length * self.H * self.compute
             elif ATTENTION_KINDS[kind].windowed or ATTENTION_KINDS[kind].needs:
