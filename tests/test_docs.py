@@ -161,13 +161,28 @@ def test_the_python_of_a_page_runs(page, capsys):
         assert namespace["slopes_model"].model.position_encoding.slopes.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.slow
-def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+def built_as_in_the_gate(site: Path, *options: str) -> subprocess.CompletedProcess:
+    """The line of .ci/run that builds the site, with further options."""
     program = Path(sys.executable).parent / "mkdocs"
     if not program.exists():
         pytest.skip("needs the extra docs")
-    words = [str(program), "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    (words,) = re.findall(r"^.* mkdocs (build .+)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    command = [str(program), *shlex.split(words.replace("$fresh/site", str(site))), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("text, code", [("A page.", 0), ("[One] [two]", 1)], ids=["whole", "broken"])
+def test_a_broken_link_fails_the_gate(text, code, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(text)
+    (tmp_path / "mkdocs.yml").write_text("site_name: one page\nplugins: [autorefs]\n")
+    done = built_as_in_the_gate(tmp_path / "site", "--config-file", str(tmp_path / "mkdocs.yml"))
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+    done = built_as_in_the_gate(tmp_path / "site")
     assert done.returncode == 0, done.stdout + done.stderr
     for page in (tmp_path / "site").rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
