@@ -12,6 +12,7 @@ import pytest
 from anyformer.modeling.traits import POSITION_SCHEMES, unregister
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.listing import TABLES
+from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped
 from docs_site import docs_pages
@@ -76,6 +77,30 @@ def test_every_setting_and_command_and_public_name_is_in_the_reference(pages):
     for name in named:
         module = ROOT / (name.rpartition(".")[0].removeprefix("anyformer.").replace(".", "/") + ".py")
         assert module.is_file() or module.with_suffix("").joinpath("__init__.py").is_file(), name
+
+
+def test_what_the_page_of_words_from_elsewhere_names_exists(pages):
+    from anyformer.pipelines.recipes.compose import describe_fields
+    from anyformer.pipelines.recipes.introspection import family_fields, training_argument_fields
+
+    text = pages["known_as.md"]
+    settings = {row.name for row in describe_fields()} | {f"training.{name}" for name in training_argument_fields()}
+    for family in ("decoder", "moe", "encoder", "seq2seq", "vit"):
+        settings |= {f"model.{name}" for name in family_fields(family)}
+    named = set(re.findall(r"`((?:data|tokenizer|model|objective|task|training|evaluation|publish)\.[\w.]+)", text))
+    assert len(named) > 50 and named <= settings, named - settings
+    for name, value in re.findall(r"`task\.(name|loss)=(\w+)`", text):
+        assert name == "loss" or f"#{value}" in docs_pages.places_of_learning()[value]
+    for words in map(shlex.split, re.findall(r"`(anyformer [^`]+)`", text)):
+        assert words[1] in cli.VERBS and (len(words) == 2 or "--help" in words or cli.parse(words[1:]))
+
+
+def test_each_objective_and_task_is_in_the_table_of_what_can_be_learned(pages):
+    rows = pages["learning/index.md"].splitlines()
+    for name, place in docs_pages.places_of_learning().items():
+        (row,) = [row for row in rows if f"[`{name}`]({place.removeprefix('learning/')})" in row]
+        if row.count("|") == 4 and name != "mixture":  # objectives, with their families
+            assert row.endswith(f" | {', '.join(OBJECTIVES[name].families)} |"), name
 
 
 def test_the_navigation_has_every_page_and_every_link_leads_somewhere(pages):
