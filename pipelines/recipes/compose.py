@@ -19,7 +19,7 @@ from .checkpoint_overrides import checkpoint_field
 from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
 from .files import read_yaml_file
 from .schema import ARGUMENT_BOUNDS, DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
-from .secrets import check_no_secret
+from .secrets import check_no_secret, without_signatures
 from .strict_yaml import parse_yaml
 from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key, within_bounds
 
@@ -383,7 +383,7 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
     Keys one of them lacks (written by another version) count as their defaults.
     """
-    before, after = flat_settings(_of_one_objective(old)), flat_settings(_of_one_objective(new))
+    before, after = (flat_settings(_of_one_objective(without_signatures(side))) for side in (old, new))
     defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
     for path in dict.fromkeys([*after, *before]):
         if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):

@@ -8,6 +8,8 @@ every field of transformers' TrainingArguments (compose.py reads both from their
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from .secrets import without_signatures
+
 # What a section that gives no name means.
 DEFAULT_NAMES = {"objective": "causal", "task": "sequence_classification"}
 
@@ -368,11 +370,14 @@ class Recipe:
         return "objective" if self.task is None else "task"
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole recipe as plain data, every default spelled out; `recipe_from_dict` reads it back equal."""
+        """The whole recipe as plain data, every default spelled out; `recipe_from_dict` reads it back equal.
+
+        Addresses are without their signatures and tokens: this is what is saved, compared and published.
+        """
         data = asdict(self)
         data["model"] |= data["model"].pop("fields")
         data["training"] |= data["training"].pop("extra")
-        return data
+        return without_signatures(data)
 
     def to_yaml(self) -> str:
         """`to_dict` as YAML, which `anyformer train FILE` runs again."""

@@ -10,16 +10,17 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ..aliases import ours_for
 from ..errors import UserError, did_you_mean
 from .find_setting import find_setting
+from .secrets import without_signatures
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping", list: "a list"}
 
 
 def show(value: Any) -> str:
-    """Return `value` as a recipe would write it, shortened to fit in a sentence."""
+    """Return `value` as a recipe would write it, shortened to fit in a sentence, which may end in a log."""
     text = (
         {True: "true", False: "false", None: "null"}[value]
         if value is None or value is True or value is False
-        else repr(value)
+        else without_signatures(repr(value))
     )
     return text if len(text) <= 80 else text[:77] + "..."
 

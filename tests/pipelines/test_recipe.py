@@ -364,7 +364,7 @@ SECRETS = {
     "an access token of the Hub": "hf_" + "a1B2" * 9,
     "an access token of GitHub": "ghp_" + "a1B2" * 9,
     "an API key": "sk-proj-" + "a1B2" * 9,
-    "a password in an address": "s3://me:hunter2@bucket/rows.jsonl",
+    "a password in an address": "S3://me:hunter2@bucket/rows.jsonl",
 }
 
 
@@ -380,6 +380,33 @@ def test_a_secret_in_a_recipe_is_refused_and_not_repeated(words, where, recipe_f
         name, is_list = where.removesuffix(".1"), where.endswith(".1")
         message = sentence("quickstart", f"{name}={json.dumps(['a', secret] if is_list else secret)}")
     assert message.startswith(f"{where} holds {words}") and "HF_TOKEN" in message and secret not in message
+
+
+SIGNATURE = "a1B2c3D4e5"
+SIGNED_ADDRESSES = {  # queries as object stores sign them: what is saved of each
+    f"X-Amz-Credential=AKID%2Fus&X-Amz-Expires=60&X-Amz-Signature={SIGNATURE}&versionId=3": "?versionId=3",
+    f"AWSAccessKeyId=AKID&Expires=1900000000&Signature={SIGNATURE}": "",
+    f"sv=2024-11-04&se=2027-01-01T00%3A00Z&sr=b&sp=r&sig={SIGNATURE}": "",
+    f"X-Goog-Credential=x&X-Goog-Signature={SIGNATURE}": "",
+    f"file=a.txt&token={SIGNATURE}": "?file=a.txt",
+    f"access%5Ftoken={SIGNATURE}": "",
+    "version=2&sp=3": "?version=2&sp=3",  # no signature among them
+}
+
+
+@pytest.mark.parametrize("query, saved", SIGNED_ADDRESSES.items(), ids=[*map(str, range(len(SIGNED_ADDRESSES)))])
+def test_the_signature_of_an_address_is_used_and_neither_saved_nor_compared(query, saved):
+    address = "https://bucket.example/rows.jsonl"
+    settings = {"files": [f"{address}?{query}"], "source": None, "description": f"of {address}?{query}."}
+    recipe = load_recipe("quickstart", data=settings)
+    assert recipe.data.files == [f"{address}?{query}"]
+    written = recipe.to_dict()["data"]
+    assert (written["files"], written["description"]) == ([address + saved], f"of {address}{saved}.")
+    assert SIGNATURE not in recipe.to_yaml()
+    unsigned = load_recipe("quickstart", data=settings | {"files": [address + saved], "description": None})
+    by_an_older_version = recipe.to_dict() | {"data": dataclasses.asdict(recipe.data)}
+    for stored in (unsigned.to_dict(), by_an_older_version):
+        assert resume_difference(stored, recipe.to_dict()) is None
 
 
 @pytest.mark.parametrize(
