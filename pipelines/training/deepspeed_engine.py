@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, did_you_mean
+from ..recipes.files import text_of
 from ..recipes.types import show
 
 if TYPE_CHECKING:  # the launcher reads configurations without torch
@@ -58,8 +59,8 @@ def read_deepspeed(given) -> dict:
     setting, config = f"training.deepspeed={show(given)}", deepspeed_config(given)
     if isinstance(config, str):
         try:
-            config = json.loads(Path(config).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            config = json.loads(text_of(Path(config), setting))
+        except ValueError as error:
             raise UserError(f"{setting} cannot be read as JSON ({error})") from error
     if not isinstance(config, dict):
         raise UserError(f"{setting} holds no settings; give one of the shipped names, such as zero2")

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -13,7 +15,7 @@ from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
 from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
-from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.files import is_file_of, shipped
 from anyformer.pipelines.recipes.find_setting import FAMILIES
 from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, Recipe, TrainingSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
@@ -468,6 +470,41 @@ def test_missing_recipes_name_the_nearest(tmp_path):
     assert sentence("quikstart").endswith("did you mean quickstart?")
     assert sentence(tmp_path / "none.yaml").endswith("no such file")
     assert "is a folder" in sentence(tmp_path)
+
+
+LAUGHS = "\n".join(["l0: &l0 [lol]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 40))])
+ENDLESS = {
+    "laughs": (f"name: x\n{LAUGHS}\n", ":1: its aliases stand for more than 4,194,304 characters"),
+    "a long text": (f"name: &a {'x' * 10_000}\nb: [{'*a, ' * 1000}]\n", "aliases stand for more than"),
+    "in itself": ("name: &a [*a]\n", ":1: an alias stands for what it is in"),
+    "large": (f"name: {'x' * 2**22}\n", "has 4,194,311 bytes, and no file of settings has more than 4,194,304"),
+    "device": (Path("/dev/zero"), "is a device or a pipe, which may have no end; give a file"),
+    "pipe": (None, "is a device or a pipe, which may have no end; give a file"),
+    "kernel": (Path("/proc/kmsg"), "is empty"),
+}
+
+
+@pytest.mark.parametrize("of", ENDLESS)
+def test_what_has_no_end_is_refused_at_once_as_recipe_and_as_preset(of, recipe_file, tmp_path):
+    content, words = ENDLESS[of]
+    if isinstance(content, str):
+        path = recipe_file(content)
+    elif content is None:
+        path = tmp_path / "pipe.yaml"
+        os.mkfifo(path)
+    elif not (path := content).exists():
+        pytest.skip(f"no {path} here")
+    assert words in sentence(path)
+    assert words in sentence("quickstart", f"model.preset={path}")
+    if of in ("device", "pipe", "kernel"):
+        assert not is_file_of(str(path), "experiments", "sweep")
+    elif of != "large":
+        with pytest.raises(UserError):
+            parse_yaml(content, "x")
+
+
+def test_an_alias_stands_for_what_it_names():
+    assert parse_yaml("a: &a {b: 1}\nc: [*a, {d: *a}]\n", "x") == {"a": {"b": 1}, "c": [{"b": 1}, {"d": {"b": 1}}]}
 
 
 def test_exponents_without_a_dot_are_numbers(recipe_file):
