@@ -151,8 +151,10 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
     for key, item in value.items():
         if key in known:
             name = f"{path}.{key}" if path else key
-            bounds = known[key].metadata.get("bounds", {})
-            taken[key] = within_bounds(convert(item, known[key].type, name), bounds, name)
+            bounds, annotation = known[key].metadata.get("bounds", {}), known[key].type
+            if item == "" and type(None) in get_args(annotation):
+                raise UserError(f"{name}='' names nothing; leave it out, or set it to null")
+            taken[key] = within_bounds(convert(item, annotation, name), bounds, name)
         elif key in allow:
             other[key] = item
         else:
@@ -162,6 +164,7 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
 
 OUTSIDE = {
     "at least": lambda value, limit: value < limit,
+    "0 or at least": lambda value, limit: value != 0 and value < limit,
     "above": lambda value, limit: value <= limit,
     "at most": lambda value, limit: value > limit,
     "below": lambda value, limit: value >= limit,

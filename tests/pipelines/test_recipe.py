@@ -17,7 +17,7 @@ from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.files import is_file_of, shipped
 from anyformer.pipelines.recipes.find_setting import FAMILIES
-from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, Recipe, TrainingSection
+from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, READ_WITH, SCHEDULE_BOUNDS, Recipe, TrainingSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -245,6 +245,10 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("training.report_to=[none, wandb]", "training.report_to=['none', 'wandb'] must be none, or any of wandb, "
          "trackio, tensorboard"),
         ("training.output_dir=''", "training.output_dir is not set; it is the folder of the run, such as runs/mine"),
+        ("training.max_grad_norm=1e-30", "training.max_grad_norm=1e-30 must be 0 or at least 1e-06"),
+        ("training.learning_rate=1e-30", "training.learning_rate=1e-30 must be at least 1e-12"),
+        ("publish.repo_id=''", "publish.repo_id='' names nothing; leave it out, or set it to null"),
+        ("evaluation.best_metric=''", "evaluation.best_metric='' names nothing; leave it out, or set it to null"),
         ("nonsense", "override 'nonsense' is not of the form section.key=value"),
         ("a..b=1", "override 'a..b=1' is not of the form section.key=value"),
     ],
@@ -343,11 +347,16 @@ def test_every_number_of_the_training_arguments_has_bounds():
 
 
 def test_every_bound_is_enforced():
-    beyond = {"at least": -1, "above": 0, "at most": 1, "below": 0}
+    beyond = {"at least": -1, "0 or at least": -1, "above": 0, "at most": 1, "below": 0}
     rows = [(before, path, words, limit) for before, path, found in bounds() for words, limit in found.items()]
     rows += [
         ([], f"training.{name}", words, limit)
         for name, found in ARGUMENT_BOUNDS.items()
+        for words, limit in found.items()
+    ]
+    rows += [
+        ([], f"training.lr_scheduler_kwargs.{name}", words, limit)
+        for name, found in SCHEDULE_BOUNDS.items()
         for words, limit in found.items()
     ]
     assert len(rows) > 80
@@ -419,6 +428,10 @@ def test_the_hub_is_reached_by_publish_alone(name, instead):
     assert instead in sentence("quickstart", f"training.{name}")
 
 
+NONSENSE = {"fsdp_config": "{a: 1}", "gradient_checkpointing_kwargs": "{a: 1}", "liger_kernel_config": "{a: true}"}
+NONSENSE |= {"dataloader_persistent_workers": "true", "torch_compile_backend": "x", "torch_compile_mode": "x"}
+
+
 @pytest.mark.parametrize(
     "overrides, words",
     [
@@ -432,9 +445,12 @@ def test_the_hub_is_reached_by_publish_alone(name, instead):
             ["training.lr_scheduler_type=wsd", "training.warmup_steps=30", "training.decay_steps=200"],
             "take 230 of 220 steps",
         ),
-        (["training.lr_scheduler_kwargs={min_lr_rate: 2}"], "min_lr_rate=2 must be a share of the peak"),
-        (["training.dataloader_prefetch_factor=2"], "no effect without training.dataloader_num_workers"),
-        (["training.dataloader_persistent_workers=true"], "no effect without training.dataloader_num_workers"),
+        (["training.lr_scheduler_kwargs={min_lr_rate: 2}"], "min_lr_rate=2.0 must be at most 1"),
+        *(([f"training.{name}={NONSENSE.get(name, 2)}"], f"training.{name} has no effect without training.{other};")
+          for name, other in READ_WITH.items()),
+        (["training.optim_args=a=1"], "training.optim_args has no effect with training.optim="),
+        (["training.lr_scheduler_kwargs={lr_end: 1}"], "lr_scheduler_kwargs.lr_end=1 is above training.learning_rate="),
+        (["training.lr_scheduler_kwargs={power: x}"], "lr_scheduler_kwargs.power='x' is not a number"),
         (["model.bos_token_id=99999"], "model.bos_token_id=99999 is no entry of the vocabulary, which has"),
         (["model.eos_token_id=[0, -1]"], "model.eos_token_id=[0, -1] is no entry of the vocabulary"),
         (["model.num_hidden_layers=1000000000000"], "model.num_hidden_layers=1000000000000 must be at most 10000"),
