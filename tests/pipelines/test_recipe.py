@@ -270,7 +270,35 @@ def test_every_alias_leads_to_a_setting_or_a_value_that_there_is():
         *(*METRICS, *OBJECTIVES, *POSITION_SCHEMES, "adamw", "decoder", "encoder", "seq2seq", "moe", "vit"),
     }
     for ours in {name for names in ALIASES.values() for name in names}:
-        assert ours.rpartition(".")[2] in names | values, ours
+        assert ours.partition(".")[2].partition(".")[0] in names if "." in ours else ours in names | values, ours
+
+
+def test_no_suggestion_is_what_was_refused_and_a_field_of_other_families_names_them():
+    fields = {family: introspection.family_fields(family) for family in FAMILIES}
+    for family, known in fields.items():
+        model = [f"model={{family: {family}}}"]
+        for name in set().union(*fields.values()) - known.keys():
+            others = ", ".join(other for other in FAMILIES if name in fields[other])
+            expected = f"model.{name} is a setting of {others}; this model's family is {family}"
+            assert sentence("quickstart", *model, f"model.{name}=1") == expected
+    assert sentence("quickstart", "model.n_experts=4").startswith(
+        "model.num_experts is a setting of moe, encoder, seq2"
+    )
+
+
+@pytest.mark.parametrize(
+    "name, meant",
+    {
+        "rope_theta": "rope_parameters.rope_theta",
+        "rope_base": "rope_parameters.rope_theta",
+        "rope_scaling": "rope_parameters",
+        "softcap": "attn_logit_softcapping",
+        "attention_softcap": "attn_logit_softcapping",
+        "logit_softcap": "final_logit_softcapping",
+    }.items(),
+)
+def test_names_of_other_libraries_lead_to_the_field(name, meant):
+    assert sentence("quickstart", f"model.{name}=1") == f"model.{name}: no such setting; did you mean model.{meant}?"
 
 
 FLASH = "model.attn_implementation=flash_attention_2"
