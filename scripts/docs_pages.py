@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -27,6 +28,7 @@ INCLUDED = {
     "scripts/benchmarks/RESULTS.md": "benchmarks.md",
     "README.md": "index.md",
 }
+FAMILIES = ("decoder", "moe", "encoder", "seq2seq", "vit")
 NOTEBOOKS = ROOT / "notebooks"
 LEARNING = sorted(f"learning/{page.name}" for page in (DOCS / "learning").glob("*.md"))
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)]*)?\))")
@@ -174,11 +176,13 @@ def settings_page() -> str:
     from anyformer.pipelines.cli.settings_help import REST, by_section
     from anyformer.pipelines.recipes.compose import names_of
 
+    fields = ", ".join(f"[{family}](fields_{family}.md)" for family in FAMILIES)
     parts = [
         "# Settings of a recipe",
         "Every setting that the schema names, section by section, made from the dataclasses that check recipes. "
-        f"`model` takes besides {REST['model']}, `training` {REST['training']}. `anyformer train --help SECTION` "
-        "prints the same. The settings of each objective and task are on [their pages](../learning/index.md).",
+        f"`model` takes besides {REST['model']}: {fields}. `training` takes {REST['training']}. "
+        "`anyformer train --help SECTION` prints the same. The settings of each objective and task are on "
+        "[their pages](../learning/index.md).",
     ]
     for section, rows in by_section().items():
         if section in ("objective", "task"):
@@ -187,6 +191,28 @@ def settings_page() -> str:
         else:
             parts += [f"## {section}", settings_table(rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def fields_page(family: str) -> str:
+    """What `anyformer list fields FAMILY` prints, and what the config's docstrings say of it."""
+    from anyformer.pipelines.recipes.family_help import describe_family
+    from anyformer.pipelines.recipes.introspection import family_texts
+
+    texts = [text.partition("\n\nRaises:")[0] for text in family_texts(family)]
+    return (
+        "\n\n".join(
+            [
+                f"# Fields of {family}",
+                f"Every field that a recipe's `model` takes for the family [{family}](../families/{family}.md), as its "
+                f"config does in Python; made from the config. `anyformer list fields {family}` prints the "
+                "same, and [what goes together](../legality.md) has the combinations.",
+                settings_table(describe_family(family)),
+                "## How they belong together",
+                *texts,
+            ]
+        )
+        + "\n"
+    )
 
 
 def settings_of(name: str) -> str:
@@ -308,6 +334,7 @@ def notebook_page(file: Path) -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "recipes.md": recipes_page,
     "reference/settings.md": settings_page,
+    **{f"reference/fields_{family}.md": partial(fields_page, family) for family in FAMILIES},
     "reference/commands.md": commands_page,
     "reference/lists.md": lists_page,
     "reference/python.md": python_page,

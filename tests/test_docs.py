@@ -14,6 +14,7 @@ from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.listing import TABLES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.find_setting import FAMILIES
 from docs_site import docs_pages
 from test_readme import NEWCOMERS
 
@@ -76,6 +77,21 @@ def test_every_setting_and_command_and_public_name_is_in_the_reference(pages):
     for name in named:
         module = ROOT / (name.rpartition(".")[0].removeprefix("anyformer.").replace(".", "/") + ".py")
         assert module.is_file() or module.with_suffix("").joinpath("__init__.py").is_file(), name
+
+
+@pytest.mark.parametrize("family", docs_pages.FAMILIES)
+def test_every_field_of_a_familys_config_is_on_its_page_with_a_meaning_as_the_command_prints_it(family, pages, capsys):
+    from anyformer.pipelines.recipes.introspection import family_fields
+
+    assert docs_pages.FAMILIES == FAMILIES
+    assert cli.main(["list", "fields", family]) == 0
+    printed, page = capsys.readouterr().out.splitlines(), pages[f"reference/fields_{family}.md"]
+    for name, field in family_fields(family).items():
+        assert field.meaning, name
+        (row,) = re.findall(rf"^\| `model\.{name}` \| (.+?) \|", page, re.MULTILINE)
+        assert row == docs_pages.cell(field.meaning)
+        assert any(line.startswith(f"model.{name}: {field.meaning} (") for line in printed), name
+    assert f"fields_{family}.md" in pages[f"families/{family}.md"]
 
 
 def test_the_navigation_has_every_page_and_every_link_leads_somewhere(pages):
