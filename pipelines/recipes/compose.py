@@ -199,9 +199,9 @@ def recipe_from_dict(data: dict[str, Any]) -> Recipe:
     return _compose(data, [])
 
 
-def recipe_with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> Recipe:
-    """`recipe_from_dict` with texts of the form `section.key=value` that win over the mapping's."""
-    return _compose(data, [_parse_override(text) for text in overrides])
+def recipe_with_overrides(data: dict[str, Any], overrides: Sequence[str], **sections: dict[str, Any] | None) -> Recipe:
+    """`recipe_from_dict` with overrides and sections as of `load_recipe`, which win over the mapping's."""
+    return _compose(data, [_parse_override(text) for text in overrides] + list(_overrides_of(sections)))
 
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:

@@ -75,7 +75,8 @@ def say_that_it_compiles() -> None:
     built = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     if os.environ.get("RANK", "0") == "0" and not any(built.glob("**/*.so")):
         print(
-            f"anyformer: DeepSpeed compiles what it needs on first use, which can take minutes; it is kept in {built}",
+            f"anyformer: DeepSpeed compiles its operators on first use, for one or two minutes each on two cores, and "
+            f"says nothing meanwhile; they are kept in {built}",
             file=sys.stderr,
             flush=True,
         )
