@@ -34,10 +34,7 @@ def sections_help() -> str:
 
 
 # What stands for the fields that the schema does not name.
-REST = {
-    "model": "every field of the family's config (anyformer list fields decoder)",
-    "training": "every field of TrainingArguments",
-}
+REST = {"model": "every field of the family's config", "training": "every field of TrainingArguments"}
 
 
 def _short(row: FieldDoc, section: str) -> str:

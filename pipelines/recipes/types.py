@@ -153,7 +153,7 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
             name = f"{path}.{key}" if path else key
             bounds, annotation = known[key].metadata.get("bounds", {}), known[key].type
             if item == "" and type(None) in get_args(annotation):
-                raise UserError(f"{name}='' names nothing; leave it out, or set it to null")
+                raise UserError(f"{name}='' is no value; leave it out, or set it to null")
             taken[key] = within_bounds(convert(item, annotation, name), bounds, name)
         elif key in allow:
             other[key] = item
