@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -21,6 +22,7 @@ sys.path.append(str(ROOT))  # where anyformer is not installed
 import anyformer_main  # noqa: E402, F401  (first, so that `anyformer` leaves torch alone: see there)
 
 NOTEBOOKS = ROOT / "notebooks"
+FAMILIES = ("decoder", "moe", "encoder", "seq2seq", "vit")
 # What pages link to: files and folders that GitHub has, and the pages of the site in their place.
 INCLUDED = {
     "RESULTS.md": "results.md",
@@ -32,6 +34,11 @@ INCLUDED = {
     "pipelines/cli/commands.py": "reference/commands.md",
     "pipelines/cli/listing.py": "reference/lists.md",
     "anyformer/__init__.py": "reference/python.md",
+    "modeling/decoder.py": "reference/fields_decoder.md",
+    "modeling/moe.py": "reference/fields_moe.md",
+    "modeling/encoder.py": "reference/fields_encoder.md",
+    "modeling/configuration_seq2seq.py": "reference/fields_seq2seq.md",
+    "modeling/configuration_vit.py": "reference/fields_vit.md",
 } | {f"notebooks/{file.name}": f"notebooks/{file.stem}.md" for file in NOTEBOOKS.glob("*.ipynb")}
 LEARNING = sorted(f"learning/{page.name}" for page in (DOCS / "learning").glob("*.md"))
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)]*)?\))")
@@ -183,11 +190,13 @@ def settings_page() -> str:
     from anyformer.pipelines.cli.settings_help import REST, by_section
     from anyformer.pipelines.recipes.compose import names_of
 
+    fields = ", ".join(f"[{family}](fields_{family}.md)" for family in FAMILIES)
     parts = [
         "# Settings of a recipe",
         "Every setting that the schema names, section by section, made from the dataclasses that check recipes. "
-        f"`model` takes besides {REST['model']}, `training` {REST['training']}. `anyformer train --help SECTION` "
-        "prints the same. The settings of each objective and task are on [their pages](../learning/index.md).",
+        f"`model` takes besides {REST['model']}: {fields}. `training` takes {REST['training']}. "
+        "`anyformer train --help SECTION` prints the same. The settings of each objective and task are on "
+        "[their pages](../learning/index.md).",
     ]
     for section, rows in by_section().items():
         if section in ("objective", "task"):
@@ -196,6 +205,28 @@ def settings_page() -> str:
         else:
             parts += [f"## {section}", settings_table(rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def fields_page(family: str) -> str:
+    """What `anyformer list fields FAMILY` prints, and what the config's docstrings say of it."""
+    from anyformer.pipelines.recipes.family_help import describe_family
+    from anyformer.pipelines.recipes.introspection import family_texts
+
+    texts = [text.partition("\n\nRaises:")[0] for text in family_texts(family)]
+    return (
+        "\n\n".join(
+            [
+                f"# Fields of {family}",
+                f"Every field that a recipe's `model` takes for the family [{family}](../families/{family}.md), as its "
+                f"config does in Python; made from the config. `anyformer list fields {family}` prints the "
+                "same, and [what goes together](../legality.md) has the combinations.",
+                settings_table(describe_family(family)),
+                "## How they belong together",
+                *texts,
+            ]
+        )
+        + "\n"
+    )
 
 
 def settings_of(name: str) -> str:
@@ -310,6 +341,7 @@ def notebook_page(file: Path) -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "recipes.md": recipes_page,
     "reference/settings.md": settings_page,
+    **{f"reference/fields_{family}.md": partial(fields_page, family) for family in FAMILIES},
     "reference/commands.md": commands_page,
     "reference/lists.md": lists_page,
     "reference/python.md": python_page,

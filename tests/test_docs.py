@@ -15,6 +15,7 @@ from anyformer.pipelines.cli.listing import TABLES
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.find_setting import FAMILIES
 from docs_site import docs_pages
 from test_readme import NEWCOMERS
 
@@ -101,6 +102,21 @@ def test_each_objective_and_task_is_in_the_table_of_what_can_be_learned(pages):
         (row,) = [row for row in rows if f"[`{name}`]({place.removeprefix('learning/')})" in row]
         if row.count("|") == 4 and name != "mixture":  # objectives, with their families
             assert row.endswith(f" | {', '.join(OBJECTIVES[name].families)} |"), name
+
+
+@pytest.mark.parametrize("family", docs_pages.FAMILIES)
+def test_every_field_of_a_familys_config_is_on_its_page_with_a_meaning_as_the_command_prints_it(family, pages, capsys):
+    from anyformer.pipelines.recipes.introspection import family_fields
+
+    assert docs_pages.FAMILIES == FAMILIES
+    assert cli.main(["list", "fields", family]) == 0
+    printed, page = capsys.readouterr().out.splitlines(), pages[f"reference/fields_{family}.md"]
+    for name, field in family_fields(family).items():
+        assert field.meaning, name
+        (row,) = re.findall(rf"^\| `model\.{name}` \| (.+?) \|", page, re.MULTILINE)
+        assert row == docs_pages.cell(field.meaning)
+        assert any(line.startswith(f"model.{name}: {field.meaning} (") for line in printed), name
+    assert f"fields_{family}.md" in pages[f"families/{family}.md"]
 
 
 def test_the_navigation_has_every_page_and_every_link_leads_somewhere(pages):

@@ -215,12 +215,16 @@ def _add_list(verbs) -> Parser:
         "recipes, what can be learned from plain text or labelled examples, what can be measured, suites of tasks,\n"
         "experiments and sources of data.",
         epilog="examples:\n  anyformer list\n  anyformer list recipes\n  anyformer list masked\n"
+        "  anyformer list fields decoder\n"
         "  anyformer list --legal",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "kind", nargs="?", help=f"only these ({', '.join(LISTED)}), or the settings of one objective or task"
+        "kind",
+        nargs="?",
+        help=f"only these ({', '.join(LISTED)}), the settings of one objective or task, or the fields of a family",
     )
+    parser.add_argument("family", nargs="?", help="of whose config the fields are listed: list fields decoder")
     what.add_argument("--legal", action="store_true", help="which parts of a model go together, as markdown tables")
     add_json(parser)
     parser.set_defaults(run=_run_list)
@@ -408,14 +412,18 @@ def _run_list(args) -> int:
         print(legality_markdown(), end="")
         return 0
     from ..plugins import OBJECTIVES
-    from .listing import print_settings, print_tables
+    from .listing import print_fields, print_settings, print_tables
 
-    if args.kind is None or args.kind in LISTED:
+    if args.kind != "fields" and args.family is not None:
+        raise UserError(f"{args.family!r}: no such argument")
+    if args.kind == "fields":
+        print_fields(args.family, args.json)
+    elif args.kind is None or args.kind in LISTED:
         print_tables(args.kind, args.json)
     elif args.kind in OBJECTIVES:
         print_settings(args.kind, args.json)
     else:
-        raise UserError(f"{args.kind!r}: nothing to list{did_you_mean(args.kind, [*LISTED, *OBJECTIVES])}")
+        raise UserError(f"{args.kind!r}: nothing to list{did_you_mean(args.kind, [*LISTED, 'fields', *OBJECTIVES])}")
     return 0
 
 

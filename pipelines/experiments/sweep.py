@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import UserError
 from ..plugins import less_is_better, objective_of
 from ..recipes.schema import Recipe
+from ..recipes.secrets import without_signatures
 from ..reporting.comparison import compare_runs
 from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
@@ -208,7 +209,7 @@ class SweepRuns:
         sweep = self.sweep
         question = {"recipe": sweep.settings.recipe, "fixed": sweep.fixed, "metric": self.metric}
         varied = {key: str(values) for key, values in sweep.varied.items()}
-        return question | {"varied": varied, "variants": sweep.variants}
+        return without_signatures(question | {"varied": varied, "variants": sweep.variants})
 
     def _begun(self, run: Run) -> Iterator[Command]:
         if run.is_known():

@@ -12,8 +12,17 @@ from ..errors import UserError, did_you_mean, nearest
 from ..plugins import SOURCES, objective_of
 from . import introspection
 from .parallelism import check_parallelism, check_stream_is_shared
-from .schema import DataSection, MixtureSource, Recipe, SourceSection, TrainingSection
-from .types import show
+from .schema import (
+    READ_WITH,
+    SCHEDULE_BOUNDS,
+    WITHOUT_ARGUMENTS,
+    DataSection,
+    MixtureSource,
+    Recipe,
+    SourceSection,
+    TrainingSection,
+)
+from .types import convert, show, within_bounds
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_OPTIMIZERS = ("adamw", "muon")
@@ -129,15 +138,16 @@ def _check_training(recipe: Recipe) -> None:
         )
     if training.max_steps > 0:
         check_schedule(training, training.max_steps)
-    for name in ("min_lr_rate", "min_lr_ratio"):
-        floor = training.lr_scheduler_kwargs.get(name, 0)
-        if not isinstance(floor, int | float) or not 0 <= floor <= 1:
-            where = f"training.lr_scheduler_kwargs.{name}={show(floor)}"
-            raise UserError(f"{where} must be a share of the peak learning rate, from 0 to 1")
-    if not training.extra.get("dataloader_num_workers"):
-        for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
-            if training.extra.get(name):
-                raise UserError(f"training.{name} has no effect without training.dataloader_num_workers; set both")
+    for name in SCHEDULE_BOUNDS.keys() & training.lr_scheduler_kwargs.keys():
+        where, value = f"training.lr_scheduler_kwargs.{name}", training.lr_scheduler_kwargs[name]
+        within_bounds(convert(value, float | None, where), SCHEDULE_BOUNDS[name], where)
+        if name in ("min_lr", "lr_end") and (value or 0) > training.learning_rate:
+            raise UserError(f"{where}={show(value)} is above training.learning_rate={training.learning_rate}")
+    for name, other in READ_WITH.items():
+        if training.extra.get(name) and not (getattr(training, other, None) or training.extra.get(other)):
+            raise UserError(f"training.{name} has no effect without training.{other}; set both")
+    if training.extra.get("optim_args") and training.optim in WITHOUT_ARGUMENTS:
+        raise UserError(f"training.optim_args has no effect with training.optim={training.optim}; remove it")
     if training.lora is not None and recipe.model.name_or_path is None:
         raise UserError(
             "training.lora adapts weights that were trained, and this model's are fresh; set model.name_or_path, or "

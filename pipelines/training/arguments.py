@@ -95,9 +95,6 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
     check_lora(recipe)
-    without = next((name for name in section.extra if name in COMPILING and not section.torch_compile), None)
-    if without is not None:
-        raise UserError(f"training.{without}={section.extra[without]} needs training.torch_compile=true or auto")
     # Trainer would compile the whole model, which takes minutes (compiled_layers.py).
     extra = {name: value for name, value in section.extra.items() if name not in COMPILING}
     if extra.get("fp16") and device == "cpu":

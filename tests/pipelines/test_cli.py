@@ -109,6 +109,8 @@ def test_user_errors_are_one_sentence_with_exit_code_2(capsys):
         (["evaluate", "runs", "quickstart", "--split", "train"], "invalid choice: 'train'"),
         (["evaluate", "runs", "quickstart", "--max-examples", "0"], "0 must be at least 1"),
         (["list", "recipes", "more"], "'more': no such argument"),
+        (["list", "fields"], "list fields: name a family, such as anyformer list fields decoder"),
+        (["list", "fields", "decodr"], "did you mean decoder?"),
         (["generate", "runs"], "PROMPT"),
         (["generate", "runs", "text", "--greedy", "--do-sample"], "not allowed with"),
         (["generate", "runs", "text", "--greedy", "--top-k", "3"], "top_k=3 has no effect without sampling"),
@@ -241,7 +243,9 @@ def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monk
     rows = [row for row in describe_fields() if "*" not in row.name]
     overview, training, everything = shown(), shown("training"), shown("all")
     assert all(row.name.partition(".")[2] in overview for row in rows)
-    assert "training.learning_rate: peak learning rate (a number, above 0, default 0.001)" in training.splitlines()
+    assert (
+        "training.learning_rate: peak learning rate (a number, at least 1e-12, default 0.001)" in training.splitlines()
+    )
     assert "evaluation." not in training and all(f"{row.name}: {row.help}" in everything for row in rows)
     assert shown("quickstart") == overview  # no section
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
