@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..recipes.compose import flat_settings
 from ..recipes.schema import Recipe
-from ..storage.checkpoints import list_checkpoints, step_of
+from ..storage.checkpoints import COMPLETING, list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
 
 ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
@@ -46,7 +46,7 @@ class RunLog:
     @property
     def is_finished(self) -> bool:
         """Whether it has ended, and its model is saved."""
-        return self.run.get("status") == "finished"
+        return self.run.get("status") in (COMPLETING, "finished")
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the recipe, empty where it is not there."""

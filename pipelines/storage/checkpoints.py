@@ -12,11 +12,13 @@ import re
 import shutil
 from pathlib import Path
 
+from ..errors import UserError
 from .atomic import sync_file, write_atomically
 
 STAGING = ".incomplete"  # folder of a run, in which checkpoints and the final model are written
 MANIFEST = "manifest.json"
 RUN_FILE = "anyformer_run.json"  # identity of the run, in each checkpoint
+COMPLETING = "completing"  # status in run.json while the model is saved, and card or report are still to be written
 
 
 def sha256(path: Path) -> str:
@@ -59,6 +61,16 @@ def find_corruption(checkpoint: Path) -> str | None:
         if sha256(checkpoint / name) != entry["sha256"]:
             return f"{name} has changed since it was written"
     return None
+
+
+def check_intact(checkpoint: Path, what: str, without: str) -> None:
+    """Raise UserError for a damaged checkpoint. what: it is. without: what the command does then."""
+    problem = find_corruption(checkpoint)
+    if problem is not None:
+        raise UserError(
+            f"{checkpoint}, {what}, is damaged ({problem}) and was not used; put a good copy in its place, or delete "
+            f"it: the same command then {without}"
+        )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

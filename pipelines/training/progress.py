@@ -163,6 +163,9 @@ class MetricsFile(TrainerCallback):
                 shutil.copyfile(self.path, aside)
                 noun = "line" if damaged == 1 else "lines"
                 print(f"anyformer: {self.path}: {damaged} damaged {noun} left out; the whole is in {aside.name}")
+            # What stands after the end of a training at this step is measured again, or was of a shorter run's model.
+            ended = [state.global_step == line["step"] and "train_runtime" in line for line in lines]
+            lines = lines[: ended.index(True)] if True in ended else lines
             # 0.1 called validation_loss eval_loss.
             kept = [with_split_names(line) for line in lines if line["step"] <= state.global_step]
             write_atomically(self.path, "".join(f"{json.dumps(line)}\n" for line in kept))

@@ -1,5 +1,7 @@
 """One run: from a recipe to a trained model in its output folder."""
 
+import json
+import math
 import os
 import shutil
 import sys
@@ -8,7 +10,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -22,7 +23,7 @@ from ..data.reference import weights_identity
 from ..errors import UserError
 from ..freed_memory import freed_memory_kept
 from ..generation import locate_model
-from ..objectives.base import FinishedModel
+from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import PreparedData, prepare_data
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import MESH, check_processes, engine_of
@@ -30,7 +31,7 @@ from ..recipes.schema import Recipe, TrainingSection
 from ..reporting.interpret import validations_of
 from ..storage.atomic import write_atomically
 from ..storage.cache import sha
-from ..storage.checkpoints import STAGING, list_checkpoints, step_of
+from ..storage.checkpoints import COMPLETING, STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
 from .along_rows import PositionedRows, check_rows_can_be_shared
@@ -48,6 +49,7 @@ from .gradient_norms import GradientNorms, check_gradient_norms
 from .hardware import hardware_words
 from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
+from .main_process import told_by_main
 from .mesh import engine_name, parameters_of
 from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
@@ -218,6 +220,9 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool, began: floa
     trainer = build_trainer(recipe, folder, arguments, data, model)
     checkpoint = told_by_main(main, lambda: checkpoint_to_go_on(trainer, folder))
     if main:
+        if checkpoint is not None:
+            folder.keep_versions_of(checkpoint)
+            trainer.staging.run_identity = identity_text(folder, arguments)
         folder.write(
             "running",
             world_size=arguments.world_size,
@@ -242,25 +247,13 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool, began: floa
             shutil.rmtree(folder.path / UNIVERSAL, ignore_errors=True)
 
 
-def told_by_main(main: bool, look: Callable[[], Any]) -> Any:
-    """What `look` returns, called by the main process alone and told to all; its UserError is raised by all."""
-    from accelerate.utils import broadcast_object_list
-
-    found: list = [None, None]
-    if main:
-        try:
-            found[0] = look()
-        except UserError as error:
-            found[1] = str(error)  # all processes must stop, not one while the others wait
-    broadcast_object_list(found)
-    if found[1] is not None:
-        raise UserError(found[1])
-    return found[0]
+def identity_text(folder: RunFolder, arguments) -> str:
+    """What each checkpoint of the run says of it."""
+    sizes = {"world_size": arguments.world_size, "rows_per_step": rows_of(arguments)}
+    return json.dumps(folder.identity() | sizes)
 
 
 def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedData, model):
-    import json
-
     from .trainer import AnyformerTrainer
     from .weight_average import WeightAverage
 
@@ -275,9 +268,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         eval_dataset=measures.validated(),
         data_collator=collator if shares is None or engine_of(shares) == MESH else PositionedRows(collator),
         processing_class=data.processor,
-        run_identity=json.dumps(
-            folder.identity() | {"world_size": arguments.world_size, "rows_per_step": rows_of(arguments)}
-        ),
+        run_identity=identity_text(folder, arguments),
         muon_learning_rate=section.muon_learning_rate if section.optim == "muon" else None,
         parts_of=data.objective.parts_of,
         average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
@@ -353,12 +344,14 @@ def run(
     average(trainer, recipe, quiet)
     trained = trainable_parameters(trainer.model)
     metrics = evaluate_splits(trainer, recipe, data)
-    save_final(trainer, folder)
+    check_finite(metrics, folder.path)
+    save_final(trainer, folder, data.objective)
     found, samples = finish(trainer, recipe, data)
     metrics |= found
     trainer.log_final(metrics)
     trainer.accelerator.wait_for_everyone()
-    if trainer.accelerator.is_main_process:  # nobody waits from here on: an error of the upload stops no other process
+    # The others do not wait for what follows, so an error of it, such as one of the upload, does not stop them.
+    if trainer.accelerator.is_main_process:
         facts = {
             "metrics": metrics,
             "parameters": parameters_of(trainer.model),
@@ -381,13 +374,11 @@ def run(
         }
         if trainer.stopped_early:
             facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, recipe.evaluation.best_metric)
-        folder.write("finished", **facts)
-        for name, text in data.objective.files(trainer.model.config).items():
-            (folder.path / name).parent.mkdir(exist_ok=True)
-            write_atomically(folder.path / name, text)
+        folder.write(COMPLETING, **facts)
         draw_card_picture(folder.path)
         prepare_folder(folder.path)
         report_finished(folder.path, trainer.args, recipe.trust_remote_code)
+        folder.write("finished", **facts)
         if not quiet:
             print_result(folder.path, folder.identity() | facts, data.objective)
         publish_finished(recipe, folder, facts)
@@ -419,6 +410,17 @@ def evaluate_splits(trainer, recipe: Recipe, data: PreparedData) -> dict:
     return metrics
 
 
+def check_finite(metrics: dict, folder: Path) -> None:
+    """Raise UserError where the loss of the final model on a whole split is NaN or infinite."""
+    for split in ("validation", "test"):
+        loss = metrics.get(f"{split}_loss", 0.0)
+        if not math.isfinite(loss):
+            raise UserError(
+                f"{split}_loss of the final model is {loss}, so the run in {folder} has not been finished; look at the "
+                f"rows of {split}, or lower training.learning_rate and train into another output_dir"
+            )
+
+
 def finish(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict]]:
     """Metrics and samples that the finished model gives.
 
@@ -446,14 +448,20 @@ def finish(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict
         return data.objective.finish(finished, data.rows)
 
 
-def save_final(trainer, folder: RunFolder) -> None:
-    """Save the finished model into the run folder: written beside it first, then moved, its config last."""
+def save_final(trainer, folder: RunFolder, objective: Objective) -> None:
+    """Save the finished model into the run folder: written beside it first, then moved, its config last.
+
+    The objective's files are there before it: other libraries would load the model otherwise without them.
+    """
     staged, lora = folder.path / STAGING / "final", folder.recipe.training.lora
     if lora is not None and lora.merge:
         trainer.model = trainer.model.merge_and_unload()
     trainer.save_model(str(staged), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.is_main_process:
+        for name, text in objective.files(trainer.model.config).items():
+            (folder.path / name).parent.mkdir(exist_ok=True)
+            write_atomically(folder.path / name, text)
         for file in sorted(staged.iterdir(), key=lambda f: f.name in ("config.json", ADAPTER_CONFIG)):
             os.replace(file, folder.path / file.name)
         shutil.rmtree(folder.path / STAGING, ignore_errors=True)
@@ -466,27 +474,4 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
     if repo_id is None or facts.get("published") == repo_id:
         return
     publish(folder.path, repo_id, private=recipe.publish.private, license=recipe.publish.license)
-    known = (
-        "metrics",
-        "parameters",
-        "trained_parameters",
-        "steps",
-        "best_step",
-        "world_size",
-        "rows_per_step",
-        "hardware",
-        "engine",
-        "backends",
-        "wall_seconds",
-        "resumed_at",
-        "training_seconds",
-        "data_share",
-        "samples",
-        "validations",
-        "signatures",
-        "ended_early",
-        "skipped_steps",
-        "grad_norm_warnings",
-        "collapsed_layers",
-    )
-    folder.write("finished", **{name: facts[name] for name in known if name in facts}, published=repo_id)
+    folder.add(published=repo_id)

@@ -25,11 +25,12 @@ from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..freed_memory import FreedMemoryLimit
 from ..publishing.model_card import write_model_card
 from ..recipes.parallelism import MESH
+from ..storage.checkpoints import check_intact
 from .arguments import refusals, rows_of
 from .async_save import CheckpointWrites, on_host, twin_of
 from .audit import SampleAudit
 from .best_checkpoint import locate_best
-from .checkpoint_average import load_newest_average
+from .checkpoint_average import intact_newest, load_average
 from .checkpoint_staging import CheckpointStaging
 from .early_stopping import EarlyStopping
 from .elastic import draw_anew, processes_of
@@ -40,6 +41,7 @@ from .learning_rate import begin_above_zero, replace_shares
 from .lora import is_adapted, save_adapted_config
 from .loss_guard import LossGuard
 from .loss_parts import LossParts
+from .main_process import told_by_main
 from .mesh_trainer import MeshTrainer
 from .model_loss import ModelLoss, without_cache
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
@@ -409,6 +411,8 @@ class AnyformerTrainer(MeshTrainer):
     # ---- checkpoints
 
     def _load_best_model(self):
+        best, what = Path(self.state.best_model_checkpoint), f"the best by {self.args.metric_for_best_model}"
+        told_by_main(self.is_world_process_zero(), lambda: check_intact(best, what, "keeps the last model"))
         with self._plain_data():
             super()._load_best_model()
         if self.average is not None:
@@ -424,10 +428,12 @@ class AnyformerTrainer(MeshTrainer):
     def load_average(self, number: int) -> int:
         """Give the model the mean of the weights of the newest `number` checkpoints; returns how many there were."""
         model = self.accelerator.unwrap_model(self.model)
-        found, result = load_newest_average(model, Path(self.args.output_dir), number)
+        folder = Path(self.args.output_dir)
+        found = told_by_main(self.is_world_process_zero(), lambda: intact_newest(folder, number))
+        result = load_average(model, found)
         if result is not None:
             self._issue_warnings_after_load(result)
-        return found
+        return len(found)
 
     def _get_output_dir(self, trial):
         # Trainer calls this to write a checkpoint, and at the end of training to find the last ones.
