@@ -7,7 +7,7 @@ import textwrap
 import traceback
 from collections.abc import Sequence
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, reader_left
 from .output import add_json, quoted, refuse_json, say_next
 
 VERBS = (
@@ -72,7 +72,9 @@ def main(argv: Sequence[str]) -> int:
         return _fail(str(error), EXIT_USER_ERROR, debug)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED, debug)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if not reader_left(error):
+            raise  # of --help
         # The reader (head, less) has left; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from ..errors import UserError
-from .atomic import sync_file, write_atomically
+from .atomic import share_files, sync_file, write_atomically
 
 STAGING = ".incomplete"  # folder of a run, in which checkpoints and the final model are written
 MANIFEST = "manifest.json"
@@ -34,6 +34,7 @@ def commit(staged: Path, final: Path) -> None:
     """Write the manifest of a staged checkpoint and make it visible under its final name."""
     files = _files(staged)
     entries = {str(f.relative_to(staged)): {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
+    share_files(files)
     for file in files:
         sync_file(file)
     write_atomically(staged / MANIFEST, json.dumps(entries, indent=1))

@@ -1,6 +1,5 @@
 """Progress of a run: one line on the terminal, kept up to date, and every metric as a line of JSON on disk."""
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from ..storage.atomic import write_atomically
+from ..storage.json_text import json_text
 from ..storage.metrics_file import METRICS_FILE, read_metrics
 from ..words import human_time, short_metric
 
@@ -168,10 +168,10 @@ class MetricsFile(TrainerCallback):
             lines = lines[: ended.index(True)] if True in ended else lines
             # 0.1 called validation_loss eval_loss.
             kept = [with_split_names(line) for line in lines if line["step"] <= state.global_step]
-            write_atomically(self.path, "".join(f"{json.dumps(line)}\n" for line in kept))
+            write_atomically(self.path, "".join(f"{json_text(line, None)}\n" for line in kept))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and logs:
             entry = {"step": state.global_step, "time": round(time.time(), 3), **logs}
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write(json_text(entry, None) + "\n")

@@ -20,7 +20,7 @@ import anyformer
 from ..adapters import ADAPTER_CONFIG, load_model
 from ..backends import backends_of
 from ..data.reference import weights_identity
-from ..errors import UserError
+from ..errors import UserError, reader_left
 from ..freed_memory import freed_memory_kept
 from ..generation import locate_model
 from ..objectives.base import FinishedModel, Objective
@@ -29,10 +29,11 @@ from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import MESH, check_processes, engine_of
 from ..recipes.schema import Recipe, TrainingSection
 from ..reporting.interpret import validations_of
-from ..storage.atomic import write_atomically
+from ..storage.atomic import share_files, write_atomically
 from ..storage.cache import sha
 from ..storage.checkpoints import COMPLETING, STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
+from ..storage.json_text import finite
 from ..storage.ownership import find_foreign
 from .along_rows import PositionedRows, check_rows_can_be_shared
 from .arguments import rows_of, total_steps, training_arguments
@@ -56,7 +57,7 @@ from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .plain_data import forged_files_named
 from .recorded_rows import record_rows
 from .report import ReportPage, draw_card_picture, report_finished, spoken
-from .run_folder import RunFolder
+from .run_folder import RunFolder, say
 from .step_guard import check_step_guard
 from .stop_signal import StopAtOnce
 from .summary import print_dry_run, print_result, print_start
@@ -73,13 +74,13 @@ def train(
     With `dry_run` the data is prepared, the model is built, one step is made on a full batch and one batch of each
     other split is measured; nothing is written to output_dir. With `quiet` only the progress line is printed. With
     `sets_aside` the recipe begins from the run that is in its output_dir, which is renamed first (from_weights.py).
-    began: when the command did, in seconds since the epoch; None: now.
+    began: when the command did, by time.monotonic(), which no change of the clock turns back; None: now.
 
     Raises:
         UserError: a mistake in recipe, data or folders, before any training; during it a full disk, a NaN loss, or too
             little memory.
     """
-    began = time.time() if began is None else began
+    began = time.monotonic() if began is None else began
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
@@ -109,9 +110,11 @@ def train(
         if stop.received is not None:  # whatever it was, the signal was before it
             shutil.rmtree(folder.path / STAGING, ignore_errors=True)
             if not quiet:
-                print(stopped_sentence(stop.received, folder.path))
+                print(stopped_sentence(f"stopped by signal {stop.received}", folder.path))
             stop.close()
             return 128 + stop.received
+        if reader_left(error):
+            say(stopped_sentence("stopped, as nobody reads the output any more", folder.path))
         if isinstance(error, UserError) or not isinstance(error, Exception):
             raise
         full = is_disk_full(error, folder.path)
@@ -124,12 +127,12 @@ def train(
         raise UserError(disk_full_sentence(folder.path, f"a file of {folder.path}")) from error
 
 
-def stopped_sentence(number: int, folder: Path) -> str:
-    """What a user reads when signal `number` came outside the training steps."""
+def stopped_sentence(stopped: str, folder: Path) -> str:
+    """What a user reads when the run was `stopped` outside the training steps."""
     found = list_checkpoints(folder)
     if not found:
-        return f"stopped by signal {number} before the first checkpoint; the same command starts again"
-    return f"stopped by signal {number}; {found[0]} is complete; the same command goes on from there"
+        return f"{stopped} before the first checkpoint; the same command starts again"
+    return f"{stopped}; {found[0]} is complete; the same command goes on from there"
 
 
 def prepared(recipe: Recipe, arguments, per_step: int | None = None) -> tuple[PreparedData, TrainingArguments]:
@@ -333,7 +336,7 @@ def run(
         step = trainer.state.global_step
         if trainer.accelerator.is_main_process and not quiet:
             print(
-                stopped_sentence(stopped, folder.path)
+                stopped_sentence(f"stopped by signal {stopped}", folder.path)
                 if trainer.has_ended
                 else f"stopped by signal {stopped} after step {step}; saved {folder.path / f'checkpoint-{step}'}; the "
                 f"same command goes on from there"
@@ -363,7 +366,7 @@ def run(
             "hardware": hardware_words(trainer.args.device),
             "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
             "backends": backends_of(plain(trainer.model)),
-            "wall_seconds": round(time.time() - began, 1),  # of this command, as the two next ones
+            "wall_seconds": round(time.monotonic() - began, 1),  # of this command, as the two next ones
             **({} if checkpoint is None else {"resumed_at": step_of(checkpoint)}),
             **trainer.throughput.facts(),
             "samples": samples,
@@ -374,6 +377,7 @@ def run(
         }
         if trainer.stopped_early:
             facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, recipe.evaluation.best_metric)
+        facts = finite(facts)  # the result reads the same when it is printed again
         folder.write(COMPLETING, **facts)
         draw_card_picture(folder.path)
         prepare_folder(folder.path)
@@ -462,6 +466,7 @@ def save_final(trainer, folder: RunFolder, objective: Objective) -> None:
         for name, text in objective.files(trainer.model.config).items():
             (folder.path / name).parent.mkdir(exist_ok=True)
             write_atomically(folder.path / name, text)
+        share_files(staged.iterdir())
         for file in sorted(staged.iterdir(), key=lambda f: f.name in ("config.json", ADAPTER_CONFIG)):
             os.replace(file, folder.path / file.name)
         shutil.rmtree(folder.path / STAGING, ignore_errors=True)

@@ -28,6 +28,7 @@ from ..storage.checkpoints import (
     step_of,
 )
 from ..storage.folder_lock import FolderInUse, folder_lock
+from ..storage.json_text import json_text
 from .global_batch import SETTINGS, rows_per_step, same_step
 from .more_steps import differs_in_length_alone, section_of, shared_steps
 
@@ -282,10 +283,9 @@ class RunFolder:
         """Write recipe.yaml and run.json: the identity, the status and whatever is known by now."""
         write_atomically(self.path / "recipe.yaml", self.recipe.to_yaml())
         run = self.identity() | {"status": status} | facts
-        write_atomically(self.path / "run.json", json.dumps(run, indent=1, ensure_ascii=False))
+        write_atomically(self.path / "run.json", json_text(run))
 
     def add(self, **facts) -> None:
         """Add to what run.json says."""
         path = self.path / "run.json"
-        run = json.loads(path.read_text(encoding="utf-8")) | facts
-        write_atomically(path, json.dumps(run, indent=1, ensure_ascii=False))
+        write_atomically(path, json_text(json.loads(path.read_text(encoding="utf-8")) | facts))

@@ -4,8 +4,8 @@ Differences from Trainer: checkpoints are complete or invisible; NaN stops the r
 per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
 checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
 own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
-5.23: _get_train_sampler, _get_num_items_in_batch, _get_grad_norm, _prepare_for_training, _run_epoch,
-_determine_best_metric, _load_best_model, _get_output_dir, _load_rng_state, _save_checkpoint,
+5.23: _get_train_sampler, _get_num_items_in_batch, _get_grad_norm, _init_training_state, _prepare_for_training,
+_run_epoch, _determine_best_metric, _load_best_model, _get_output_dir, _load_rng_state, _save_checkpoint,
 _save_optimizer_and_scheduler, _push_from_checkpoint, _save and _issue_warnings_after_load in trainer.py).
 """
 
@@ -26,6 +26,7 @@ from ..freed_memory import FreedMemoryLimit
 from ..publishing.model_card import write_model_card
 from ..recipes.parallelism import MESH
 from ..storage.checkpoints import check_intact
+from ..transformers_logging import errors_only
 from .arguments import refusals, rows_of
 from .async_save import CheckpointWrites, on_host, twin_of
 from .audit import SampleAudit
@@ -239,6 +240,10 @@ class AnyformerTrainer(MeshTrainer):
     def has_ended(self) -> bool:
         """Whether no step is left to make."""
         return self.stopped_early or self.state.global_step >= self.state.max_steps
+
+    def _init_training_state(self, *args, **kwargs):
+        with errors_only():  # where the folder has been moved it calls the best checkpoint gone, which is found by step
+            return super()._init_training_state(*args, **kwargs)
 
     def _prepare_for_training(self, *args, **kwargs):
         with self._plain_data():

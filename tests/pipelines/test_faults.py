@@ -1,6 +1,8 @@
 """What may happen to a run from outside: a second start, a full disk, SIGTERM at any time, damaged files."""
 
+import itertools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -347,6 +349,7 @@ def test_a_run_killed_at_any_point_after_its_last_step_is_completed_by_the_same_
     assert command("train", recipe) == 0
     assert ("finished already" in capsys.readouterr().out) == ("print_result" in points)
     assert files_of(run) == files_of(whole)
+    assert len({file.stat().st_mode for file in run.rglob("*") if file.is_file()}) == 1  # safetensors' own too
     lines = [
         [{name: line.get(name) for name in ("step", "loss", "validation_loss", "test_loss")} for line in found]
         for found in (map(json.loads, (f / "metrics.jsonl").read_text().splitlines()) for f in (run, whole))
@@ -354,6 +357,67 @@ def test_a_run_killed_at_any_point_after_its_last_step_is_completed_by_the_same_
     assert lines[0] == lines[1]
     facts, others = (json.loads((folder / "run.json").read_text()) for folder in (run, whole))
     assert facts["metrics"] == others["metrics"] and facts.keys() - others.keys() == {"resumed_at"}
+
+
+# ------------------------------------------------------------------------------------- nobody reads, other clocks
+
+
+def without_reader(command, *arguments) -> int:
+    """Run the command; whoever reads this (forked) process's output leaves before its third step."""
+    from anyformer.pipelines.training.progress import ProgressLine
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            reader, writer = os.pipe()
+            os.close(reader)
+            os.dup2(writer, 1)
+
+    ProgressLine.on_step_begin = on_step_end
+    return command(*arguments)
+
+
+def test_a_run_whose_output_nobody_reads_any_more_says_why_it_stops(short_recipe, command, tmp_path):
+    process = Process(without_reader, command, "train", short_recipe, output=tmp_path / "log.txt")
+    assert process.wait() == 141
+    assert process.text().splitlines()[-1] == (
+        f"anyformer: stopped, as nobody reads the output any more; {tmp_path / 'run' / 'checkpoint-2'} is complete; "
+        f"the same command goes on from there"
+    )
+
+
+def test_records_are_json_for_every_parser_and_no_clock_that_is_set_back_counts(
+    short_recipe, command, tmp_path, capsys, monkeypatch
+):
+    clock = itertools.count(2e9, -1000)
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    monkeypatch.setattr(run_module, "finish", lambda *_: ({"validation_pearson": float("nan")}, []))
+    for _ in range(2):  # the second prints the result again
+        assert command("train", short_recipe) == 0
+        assert "validation pearson │ no number" in " ".join(capsys.readouterr().out.split())
+
+    def refused(name):
+        raise ValueError(name)
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    entries = [json.loads(line, parse_constant=refused) for line in lines]
+    run = json.loads((tmp_path / "run" / "run.json").read_text(), parse_constant=refused)
+    assert run["metrics"]["validation_pearson"] is None is entries[-1]["validation_pearson"]
+    assert 0 < run["wall_seconds"] < 600
+
+
+def test_a_run_that_was_moved_finds_its_best_checkpoint_without_a_word(short_recipe, command, tmp_path):
+    class Heard(logging.Handler):
+        def emit(self, record):
+            heard.append(record.getMessage())
+
+    heard, words = [], ("train", short_recipe, "evaluation.every_steps=1", "evaluation.best_metric=loss")
+    end_in_micro_batch(4, command, *words, output=tmp_path / "log.txt")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    handler = Heard()
+    logging.getLogger("transformers").addHandler(handler)
+    assert command(*words, f"training.output_dir={tmp_path / 'moved'}") == 0
+    logging.getLogger("transformers").removeHandler(handler)
+    assert not [sentence for sentence in heard if "exist anymore" in sentence]
 
 
 # --------------------------------------------------------------------------------------------- damaged files
