@@ -10,9 +10,10 @@ from typing import Any
 from ..errors import UserError
 from ..recipes.compose import flat_settings
 from ..recipes.schema import Recipe
-from ..storage.checkpoints import COMPLETING, list_checkpoints, step_of
+from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
 
+COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
 ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
 COLUMNS_FILE = "columns.json"  # what a sweep has measured of the finished run, beside its metrics
 BY_POSITION_FILE = "by-position.json"  # its perplexities by position, which a sweep has measured

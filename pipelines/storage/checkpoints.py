@@ -18,7 +18,6 @@ from .atomic import share_files, sync_file, write_atomically
 STAGING = ".incomplete"  # folder of a run, in which checkpoints and the final model are written
 MANIFEST = "manifest.json"
 RUN_FILE = "anyformer_run.json"  # identity of the run, in each checkpoint
-COMPLETING = "completing"  # status in run.json while the model is saved, and card or report are still to be written
 
 
 def sha256(path: Path) -> str:
@@ -64,14 +63,15 @@ def find_corruption(checkpoint: Path) -> str | None:
     return None
 
 
-def check_intact(checkpoint: Path, what: str, without: str) -> None:
-    """Raise UserError for a damaged checkpoint. what: it is. without: what the command does then."""
-    problem = find_corruption(checkpoint)
-    if problem is not None:
-        raise UserError(
-            f"{checkpoint}, {what}, is damaged ({problem}) and was not used; put a good copy in its place, or delete "
-            f"it: the same command then {without}"
-        )
+def check_intact(checkpoints: list[Path], what: str, without: str) -> None:
+    """Raise UserError for a damaged checkpoint. what: it is. without: what the command does when it is deleted."""
+    for checkpoint in checkpoints:
+        problem = find_corruption(checkpoint)
+        if problem is not None:
+            raise UserError(
+                f"{checkpoint}, {what}, is damaged ({problem}) and was not used; put a good copy in its place, or "
+                f"delete it: the same command then {without}"
+            )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from ..storage.checkpoints import check_intact, list_checkpoints
 from .lora import is_adapted, load_weights
 
 
@@ -17,14 +16,6 @@ def average_weights(checkpoints: list[Path]) -> dict[str, torch.Tensor]:
             for name, tensor in load_file(file).items():
                 total[name] = total[name] + tensor if name in total else tensor
     return {name: x / len(checkpoints) if x.is_floating_point() else x for name, x in total.items()}
-
-
-def intact_newest(folder: Path, number: int) -> list[Path]:
-    """The newest `number` checkpoints of a run's folder; raises UserError where one of them is damaged."""
-    found = list_checkpoints(folder)[:number]
-    for checkpoint in found:
-        check_intact(checkpoint, "one of those to average", "averages the others")
-    return found
 
 
 def load_average(model: torch.nn.Module, found: list[Path]):

@@ -34,7 +34,7 @@ def weights_to_begin_from(output_dir: str | Path) -> Path:
     if not checkpoints:
         raise UserError(f"training.output_dir={folder} holds no weights to begin from; remove --from-weights")
     if (checkpoints[0] / MANIFEST).is_file():
-        check_intact(checkpoints[0], "the newest of the run to begin from", "begins from the one before it")
+        check_intact(checkpoints[:1], "the newest of the run to begin from", "begins from the one before it")
     return aside / checkpoints[0].name
 
 

@@ -29,9 +29,10 @@ from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import MESH, check_processes, engine_of
 from ..recipes.schema import Recipe, TrainingSection
 from ..reporting.interpret import validations_of
+from ..reporting.run_log import COMPLETING
 from ..storage.atomic import share_files, write_atomically
 from ..storage.cache import sha
-from ..storage.checkpoints import COMPLETING, STAGING, list_checkpoints, step_of
+from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.json_text import finite
 from ..storage.ownership import find_foreign

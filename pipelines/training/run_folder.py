@@ -17,16 +17,9 @@ from ..errors import UserError
 from ..plugins import loaded_plugins
 from ..recipes.compose import resume_difference
 from ..recipes.schema import Recipe, TrainingSection
+from ..reporting.run_log import COMPLETING
 from ..storage.atomic import write_atomically
-from ..storage.checkpoints import (
-    COMPLETING,
-    MANIFEST,
-    RUN_FILE,
-    find_last_complete,
-    list_checkpoints,
-    set_aside,
-    step_of,
-)
+from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ..storage.folder_lock import FolderInUse, folder_lock
 from ..storage.json_text import json_text
 from .global_batch import SETTINGS, rows_per_step, same_step

@@ -25,13 +25,13 @@ from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..freed_memory import FreedMemoryLimit
 from ..publishing.model_card import write_model_card
 from ..recipes.parallelism import MESH
-from ..storage.checkpoints import check_intact
+from ..storage.checkpoints import check_intact, list_checkpoints
 from ..transformers_logging import errors_only
 from .arguments import refusals, rows_of
 from .async_save import CheckpointWrites, on_host, twin_of
 from .audit import SampleAudit
 from .best_checkpoint import locate_best
-from .checkpoint_average import intact_newest, load_average
+from .checkpoint_average import load_average
 from .checkpoint_staging import CheckpointStaging
 from .early_stopping import EarlyStopping
 from .elastic import draw_anew, processes_of
@@ -417,7 +417,7 @@ class AnyformerTrainer(MeshTrainer):
 
     def _load_best_model(self):
         best, what = Path(self.state.best_model_checkpoint), f"the best by {self.args.metric_for_best_model}"
-        told_by_main(self.is_world_process_zero(), lambda: check_intact(best, what, "keeps the last model"))
+        self._check_intact([best], what, "keeps the last model")
         with self._plain_data():
             super()._load_best_model()
         if self.average is not None:
@@ -433,12 +433,15 @@ class AnyformerTrainer(MeshTrainer):
     def load_average(self, number: int) -> int:
         """Give the model the mean of the weights of the newest `number` checkpoints; returns how many there were."""
         model = self.accelerator.unwrap_model(self.model)
-        folder = Path(self.args.output_dir)
-        found = told_by_main(self.is_world_process_zero(), lambda: intact_newest(folder, number))
-        result = load_average(model, found)
+        newest = list_checkpoints(Path(self.args.output_dir))[:number]
+        self._check_intact(newest, "one of those to average", "averages the others")
+        result = load_average(model, newest)
         if result is not None:
             self._issue_warnings_after_load(result)
-        return len(found)
+        return len(newest)
+
+    def _check_intact(self, *checkpoints_and_words) -> None:
+        told_by_main(self.is_world_process_zero(), partial(check_intact, *checkpoints_and_words))
 
     def _get_output_dir(self, trial):
         # Trainer calls this to write a checkpoint, and at the end of training to find the last ones.
