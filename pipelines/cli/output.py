@@ -7,7 +7,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from ..errors import UserError
-from ..storage.json_text import json_text
+from ..json_text import json_text
 
 
 def add_json(parser) -> None:

@@ -85,7 +85,6 @@ def _run_sweep(args) -> int:
     from ..experiments.columns import check_columns
     from ..experiments.measurements import SweepMeasurements
     from ..experiments.sweep import ONE_SEED, SweepRuns
-    from ..storage.folder_lock import FolderInUse, folder_lock
 
     check_columns(settings.columns, recipe)
     check_by_position(settings.by_position, recipe)
@@ -100,14 +99,7 @@ def _run_sweep(args) -> int:
         return 0
     count = (settings.runs if known is None else len(known)) * len(seeds)
     print(f"{counted(count, runs.noun)} in {runs.folder}, {args.jobs} at a time; what each prints is in its .log")
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        with folder_lock(place):
-            code = train(runs, args.jobs)
-    except FolderInUse as holder:
-        raise UserError(
-            f"the sweep in {place} is being made by {holder}; wait for its end, or choose another folder by --out"
-        ) from None
+    code = train(runs, args.jobs)
     print_table(runs)
     if code == 1:
         failed = len(runs.runs) - len(runs.finished())

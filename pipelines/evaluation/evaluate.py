@@ -23,6 +23,7 @@ from ..data.rows import Rows
 from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
 from ..freed_memory import freed_memory_kept
+from ..json_text import json_text
 from ..metrics.comparison import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import prepare_data
@@ -31,7 +32,6 @@ from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
 from ..storage.atomic import write_atomically
-from ..storage.json_text import json_text
 from ..training.arguments import computes_in_half, training_arguments
 from ..training.models import check_length
 from ..training.packed_rows import check_documents_apart

@@ -8,10 +8,10 @@ from transformers import AutoConfig
 
 from ..accounting.parameter_count import count_parameters
 from ..errors import UserError
+from ..json_text import json_text
 from ..plots import can_plot, plot_scaling
 from ..recipes.schema import Recipe
 from ..storage.atomic import write_atomically
-from ..storage.json_text import json_text
 from ..training.run import train
 from ..words import counted
 from .ladder import FEWEST, Rung

@@ -16,6 +16,7 @@ from ..recipes.schema import Recipe
 from ..reporting.comparison import compare_runs
 from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
+from ..storage.folder_lock import FolderInUse, folder_lock
 from ..words import short_metric
 from .afterwards import PLOT, measure_by_position
 from .columns import measure_columns
@@ -125,8 +126,19 @@ class SweepRuns:
         """Make the runs, or go on; returns 0, 1 where some have failed, or 128 + n where signal n stopped them.
 
         A run that fails is said and counted, and the others are made. sweep.csv is written after each, and
-        comparison.html of trained runs at the end.
+        comparison.html of trained runs at the end. Raises UserError where another process makes this folder's sweep.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with folder_lock(self.folder):
+                return self._train(at_once, watch)
+        except FolderInUse as holder:
+            raise UserError(
+                f"the sweep in {self.folder} is being made by {holder}; wait for its end, or choose another folder by "
+                f"--out"
+            ) from None
+
+    def _train(self, at_once: int, watch: Callable[[list[str]], None]) -> int:
         code = run_commands(
             self._chosen_by_results() if self.known is None else self._known_at_once(),
             at_once,

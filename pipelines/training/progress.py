@@ -9,8 +9,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
+from ..json_text import json_text
 from ..storage.atomic import write_atomically
-from ..storage.json_text import json_text
 from ..storage.metrics_file import METRICS_FILE, read_metrics
 from ..words import human_time, short_metric
 

@@ -23,6 +23,7 @@ from ..data.reference import weights_identity
 from ..errors import UserError, reader_left
 from ..freed_memory import freed_memory_kept
 from ..generation import locate_model
+from ..json_text import finite
 from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import PreparedData, prepare_data
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
@@ -34,7 +35,6 @@ from ..storage.atomic import share_files, write_atomically
 from ..storage.cache import sha
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
-from ..storage.json_text import finite
 from ..storage.ownership import find_foreign
 from .along_rows import PositionedRows, check_rows_can_be_shared
 from .arguments import rows_of, total_steps, training_arguments
@@ -354,7 +354,7 @@ def run(
     metrics |= found
     trainer.log_final(metrics)
     trainer.accelerator.wait_for_everyone()
-    # The others do not wait for what follows, so an error of it, such as one of the upload, does not stop them.
+    # After the last barrier: a failed upload cannot hang the other processes.
     if trainer.accelerator.is_main_process:
         facts = {
             "metrics": metrics,

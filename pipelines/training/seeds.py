@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UserError
+from ..json_text import json_text
 from ..recipes.schema import Recipe
 from ..storage.atomic import write_atomically
-from ..storage.json_text import json_text
 from .comparison import compared, comparing_table
 from .run import train
 from .summary import console
