@@ -115,7 +115,7 @@ def train(
             stop.close()
             return 128 + stop.received
         if reader_left(error):
-            say(stopped_sentence("stopped, as nobody reads the output any more", folder.path))
+            say(stopped_sentence("stopped by a closed output pipe", folder.path))
         if isinstance(error, UserError) or not isinstance(error, Exception):
             raise
         full = is_disk_full(error, folder.path)

@@ -380,8 +380,8 @@ def test_a_run_whose_output_nobody_reads_any_more_says_why_it_stops(short_recipe
     process = Process(without_reader, command, "train", short_recipe, output=tmp_path / "log.txt")
     assert process.wait() == 141
     assert process.text().splitlines()[-1] == (
-        f"anyformer: stopped, as nobody reads the output any more; {tmp_path / 'run' / 'checkpoint-2'} is complete; "
-        f"the same command goes on from there"
+        f"anyformer: stopped by a closed output pipe; {tmp_path / 'run' / 'checkpoint-2'} is complete; the same command "
+        f"goes on from there"
     )
 
 
@@ -476,6 +476,19 @@ def test_a_checkpoint_damaged_before_the_end_does_not_become_the_final_model(
     assert json.loads((run / "run.json").read_text())["status"] == "running" and not (run / "config.json").exists()
     shutil.rmtree(damaged)
     assert command(*words_of_command) == 0 and (run / "config.json").exists()
+
+
+def test_a_run_does_not_begin_from_the_weights_of_a_damaged_checkpoint(tmp_path):
+    from anyformer.pipelines.training.from_weights import weights_to_begin_from
+    from test_checkpointing import make
+
+    good, damaged = (make(tmp_path / "run", step) for step in (1, 2))
+    assert weights_to_begin_from(tmp_path / "run").name == "checkpoint-2"
+    (damaged / "model.safetensors").write_bytes(b"weightz" * 9)
+    with pytest.raises(UserError, match="checkpoint-2, the newest of the run to begin from, is damaged"):
+        weights_to_begin_from(tmp_path / "run")
+    shutil.rmtree(damaged)
+    assert weights_to_begin_from(tmp_path / "run").name == good.name
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
