@@ -380,8 +380,8 @@ def test_a_run_whose_output_nobody_reads_any_more_says_why_it_stops(short_recipe
     process = Process(without_reader, command, "train", short_recipe, output=tmp_path / "log.txt")
     assert process.wait() == 141
     assert process.text().splitlines()[-1] == (
-        f"anyformer: stopped by a closed output pipe; {tmp_path / 'run' / 'checkpoint-2'} is complete; the same command "
-        f"goes on from there"
+        f"anyformer: stopped by a closed output pipe; {tmp_path / 'run' / 'checkpoint-2'} is complete; the same "
+        f"command goes on from there"
     )
 
 
