@@ -283,13 +283,29 @@ def test_presets_are_listed_family_by_family():
     assert families == sorted(families, key=families.index) and len(set(families)) == 5
 
 
-def test_a_reader_that_leaves_early_is_no_error(repo_root):
+@pytest.mark.parametrize("words", [["train", "quickstart", "--print-recipe"], ["list"]])  # by print, and by rich
+def test_a_reader_that_leaves_early_is_no_error(words):
     reader, writer = os.pipe()
     os.close(reader)
-    door = [sys.executable, str(repo_root / "scripts" / "train.py"), "quickstart", "--print-recipe"]
+    door = [sys.executable, "-P", "-m", "anyformer_main", *words]
     done = subprocess.run(door, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
     os.close(writer)
     assert (done.returncode, done.stderr) == (cli.EXIT_BROKEN_PIPE, "")
+
+
+def test_closed_streams_are_no_error_and_nothing_is_opened_in_their_place():
+    words = f"{sys.executable} -P -m anyformer_main list <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("code", [128 + signal.SIGKILL, 128 + signal.SIGTERM, 255])
+def test_every_code_of_a_command_is_that_of_the_process(code, monkeypatch):
+    """Also of a rank that was killed, or that ended with a number which is no signal's."""
+    monkeypatch.setattr(cli, "main", lambda argv: code)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["train", "quickstart"]) == code
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("verb", ["train", "preview", "evaluate", "generate", "convert", "publish"])
