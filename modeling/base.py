@@ -18,6 +18,7 @@ from .block import TransformerBlock
 from .serving import VLLM, is_own_backend, kernel_refusal
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES
 
+PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: imports them, then the family
 # Of `save_pretrained(push_to_hub=True)`, which passes them on.
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
@@ -141,7 +142,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
     def code_file(self) -> str:
         """The file, without .py, that a saved folder's `auto_map` names and whose imports the folder holds."""
-        return self.own_class().__module__.rpartition(".")[2]
+        package, _, own = self.own_class().__module__.rpartition(".")
+        return PLUGIN_CODE if f"{package}.{PLUGIN_CODE}" in sys.modules else own
 
     def save_pretrained(self, save_directory, *, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
         """Save weights, config and the code files, so that the folder loads with or without anyformer installed.

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
-from ..plugins import SOURCES, objective_of
+from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
 from . import introspection
 from .parallelism import check_parallelism, check_stream_is_shared
 from .schema import DataSection, MixtureSource, Recipe, SourceSection, TrainingSection
@@ -110,13 +110,13 @@ def _check_training(recipe: Recipe) -> None:
         raise UserError(
             f"training.max_steps={training.max_steps} must be at least 1, or -1 for training.num_train_epochs"
         )
-    if training.optim not in OWN_OPTIMIZERS and training.optim not in introspection.optimizer_names():
-        known = {*OWN_OPTIMIZERS, *introspection.optimizer_names()}
-        raise UserError(f"training.optim={training.optim!r} is not known{did_you_mean(training.optim, known)}")
-    schedule = training.lr_scheduler_type
-    if schedule not in OWN_SCHEDULES and schedule not in introspection.schedule_names():
-        known = {*OWN_SCHEDULES, *introspection.schedule_names()}
-        raise UserError(f"training.lr_scheduler_type={schedule!r} is not known{did_you_mean(schedule, known)}")
+    for field, known, added in (
+        ("optim", {*OWN_OPTIMIZERS, *introspection.optimizer_names()}, OPTIMIZERS),
+        ("lr_scheduler_type", {*OWN_SCHEDULES, *introspection.schedule_names()}, SCHEDULES),
+    ):
+        name = getattr(training, field)
+        if name not in known and name not in added:
+            raise UserError(f"training.{field}={name!r} is not known{did_you_mean(name, {*known, *added})}")
     trackers = [training.report_to] if isinstance(training.report_to, str) else training.report_to
     for name in trackers:
         if name not in TRACKERS and not (name == "none" and len(trackers) == 1):

@@ -114,7 +114,9 @@ def test_experts_are_muons_and_routers_are_adamws(build_model):
     muons = {id(p) for g in optimizer.parts["muon"].param_groups for p in g["params"]}
     assert muons == {id(p) for n, p in model.named_parameters() if n in matrices}
     muon, adamw = describe_muon(model).split("; ")
-    assert {"gate_up_proj", "down_proj", "q_proj"} <= set(muon.removeprefix("muon: ").split(" (")[0].split(", ")) and ", gate, " in adamw
+    assert {"gate_up_proj", "down_proj", "q_proj"} <= set(
+        muon.removeprefix("muon: ").split(" (")[0].split(", ")
+    ) and ", gate, " in adamw
     before = copy.deepcopy(model.state_dict())
     take_steps(model, optimizer, 1, 0)
     assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters())
