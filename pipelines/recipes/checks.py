@@ -11,6 +11,7 @@ from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
 from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
 from . import introspection
+from .checkpoint_overrides import check_rope_keys
 from .parallelism import check_parallelism, check_stream_is_shared
 from .schema import DataSection, MixtureSource, Recipe, SourceSection, TrainingSection
 from .types import show
@@ -295,7 +296,7 @@ def check_token_ids(fields: dict[str, Any], size: int | None) -> None:
 
 def check_model(recipe: Recipe) -> None:
     """Run the legality table of modeling/legality.py over the recipe's model."""
-    from anyformer.modeling.legality import check_legal
+    from anyformer.modeling.legality import check_legal, rope_parameters_of
 
     check_attention(recipe.model.attn_implementation)
     check_experts(recipe.model.experts_implementation)
@@ -314,6 +315,15 @@ def check_model(recipe: Recipe) -> None:
         names = "|".join(vars(config))
         sentence = re.sub(rf"(?<![\w.])({names})(?==|\.\w+=)", r"model.\1", str(error))
         raise UserError(with_nearest(sentence if sentence.startswith("model.") else f"model.{sentence}")) from None
+    # Not in the table, by which folders of earlier versions are read.
+    for kind, parameters in rope_parameters_of(config).items():
+        check_rope_keys(parameters, f"model.rope_parameters{'.' if kind else ''}{kind}")
+    for name in ("attention_pattern", "mlp_pattern"):
+        pattern, layers = getattr(config, name, None) or (), config.num_hidden_layers
+        if len(pattern) > layers:
+            raise UserError(
+                f"model.{name} names {len(pattern)} layers, but model.num_hidden_layers={layers}; name at most {layers}"
+            )
     check_backends(recipe.model.attn_implementation, recipe.model.experts_implementation, config)
 
 
