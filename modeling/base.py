@@ -156,12 +156,11 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         second would get the first one's model if the file of their configs were the same.
         """
         package, _, own_file = self.own_class().__module__.rpartition(".")
-        code_file, config_name = self.code_file(), type(self.config).__name__
+        config, code_file = type(self.config), self.code_file()
         code = importlib.import_module(f"{package}.{code_file}".lstrip("."))
-        imports_config = hasattr(code, config_name)  # somebody's own file of a model need not
-        config_file = code_file if imports_config else type(self.config).__module__.rpartition(".")[2]
+        config_file = code_file if hasattr(code, config.__name__) else config.__module__.rpartition(".")[2]
         auto_map = {auto_class: f"{code_file}.{name}" for auto_class, name in self.auto_classes.items()}
-        auto_map["AutoConfig"] = f"{config_file}.{config_name}"
+        auto_map["AutoConfig"] = f"{config_file}.{config.__name__}"
         self.config.auto_map = dict(auto_map)
         if code_file == own_file and self.own_class() is type(self):
             super().save_pretrained(save_directory, push_to_hub=push_to_hub, is_main_process=is_main_process, **kwargs)

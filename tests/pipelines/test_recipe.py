@@ -225,8 +225,8 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("model.attention_pattern=[sliding_attention]", "model.sliding_window is not set, but sliding_attention "
          "layers need it: the number of tokens a query sees (in an encoder, to each side)"),
         ("model.attention_pattern=[full_attention, full_attention, full_attention, full_attention, full_attention, "
-         "full_attention, full_attention]", "model.attention_pattern names 7 layers, but model.num_hidden_layers=4; name "
-         "at most 4"),
+         "full_attention, full_attention]", "model.attention_pattern names 7 layers, but model.num_hidden_layers=4; "
+         "name at most 4"),
         ("training.lr=1", "training.lr: no such setting; did you mean training.learning_rate?"),
         ("training.batch_size=8", "training.batch_size: no such setting; did you mean "
          "training.per_device_train_batch_size?"),
