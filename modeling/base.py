@@ -18,6 +18,7 @@ from .block import TransformerBlock
 from .serving import VLLM, is_own_backend, kernel_refusal
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES
 
+PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: imports them, then the family
 # Of `save_pretrained(push_to_hub=True)`, which passes them on.
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
@@ -141,20 +142,25 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
     def code_file(self) -> str:
         """The file, without .py, that a saved folder's `auto_map` names and whose imports the folder holds."""
-        return self.own_class().__module__.rpartition(".")[2]
+        package, _, own = self.own_class().__module__.rpartition(".")
+        return PLUGIN_CODE if f"{package}.{PLUGIN_CODE}" in sys.modules else own
 
     def save_pretrained(self, save_directory, *, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
         """Save weights, config and the code files, so that the folder loads with or without anyformer installed.
 
         transformers enters only the saved class into `auto_map`, and copies the imports of its file; pipelines and
         serving tools need the whole family, and some configs more files.
+
+        The config is named in the model's file, which imports it. transformers knows models by the class of their
+        config, and makes a class for each file (with its imports) and name of a folder: of two folders of one name the
+        second would get the first one's model if the file of their configs were the same.
         """
         package, _, own_file = self.own_class().__module__.rpartition(".")
-        config_class, code_file = type(self.config), self.code_file()
-        auto_map = {
-            "AutoConfig": f"{config_class.__module__.rpartition('.')[2]}.{config_class.__name__}",
-            **{auto_class: f"{code_file}.{name}" for auto_class, name in self.auto_classes.items()},
-        }
+        config, code_file = type(self.config), self.code_file()
+        code = importlib.import_module(f"{package}.{code_file}".lstrip("."))
+        config_file = code_file if hasattr(code, config.__name__) else config.__module__.rpartition(".")[2]
+        auto_map = {auto_class: f"{code_file}.{name}" for auto_class, name in self.auto_classes.items()}
+        auto_map["AutoConfig"] = f"{config_file}.{config.__name__}"
         self.config.auto_map = dict(auto_map)
         if code_file == own_file and self.own_class() is type(self):
             super().save_pretrained(save_directory, push_to_hub=push_to_hub, is_main_process=is_main_process, **kwargs)
@@ -168,8 +174,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         if is_main_process:
             self.config.auto_map = auto_map
             self.config.save_pretrained(save_directory)
-            file = importlib.import_module(f"{package}.{code_file}").__file__
-            for path in (file, *get_relative_import_files(file)):
+            for path in (code.__file__, *get_relative_import_files(code.__file__)):
                 shutil.copyfile(path, Path(save_directory) / Path(path).name)
             if push_to_hub:  # after a second save: transformers uploads no file that was added after its own
                 hub.setdefault("repo_id", Path(save_directory).name)

@@ -118,6 +118,10 @@ class TransformerConfig(PreTrainedConfig):
         self.derive()
         super().__post_init__(**kwargs)
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoConfig"):
+        """Nothing to do: a model enters its config's class with its own (base.py), and transformers would another."""
+
     def derive(self) -> None:
         """Fill in fields left at None. A family's own come first, where shared ones depend on them."""
         if self.num_key_value_heads is None:
@@ -342,7 +346,3 @@ class AnyformerEncoderConfig(RoutedConfig):
         if self.pos_att_type is None:
             self.pos_att_type = ["c2p", "p2c"]
         super().derive()
-
-
-for _config in (AnyformerDecoderConfig, AnyformerMoeConfig, AnyformerEncoderConfig):
-    _config.register_for_auto_class()

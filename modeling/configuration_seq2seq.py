@@ -89,6 +89,3 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
         if decoder == encoder or not self.is_encoder_decoder:
             return self
         return self.stack_config(is_causal=bool(decoder))
-
-
-AnyformerSeq2SeqConfig.register_for_auto_class()

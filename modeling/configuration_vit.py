@@ -66,6 +66,3 @@ class AnyformerViTConfig(TransformerConfig):
     def num_prefix_tokens(self) -> int:
         """Tokens before the patches: class, distillation, registers."""
         return (self.pooler_type == "cls") + self.use_distillation_token + self.num_register_tokens
-
-
-AnyformerViTConfig.register_for_auto_class()

@@ -6,6 +6,7 @@ those of `decoder.py`. Other decoders' folders name `decoder.py` and hold none o
 
 from .attention_linear import LinearAttention
 from .attention_recurrent import CompressiveAttention, RecurrentAttention
+from .configuration import AnyformerDecoderConfig
 from .decoder import (
     AnyformerDecoderForCausalLM,
     AnyformerDecoderForImageClassification,
@@ -16,6 +17,7 @@ from .decoder import (
 )
 
 __all__ = [
+    "AnyformerDecoderConfig",
     "AnyformerDecoderForCausalLM",
     "AnyformerDecoderForImageClassification",
     "AnyformerDecoderForQuestionAnswering",

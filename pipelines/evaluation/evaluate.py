@@ -140,7 +140,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     rows, chosen = prepared.rows, prepared.chosen
     model = prepared.load_model()
     if rows.is_packed:
-        check_documents_apart(model, recipe.model.name_or_path)
+        check_documents_apart(model, recipe.model.name_or_path, objective, [rows])
     measured = rows if len(chosen) == len(rows) else Subset(rows, chosen)
     arguments = training_arguments(recipe)
     with kept_comparisons() as of_pass, freed_memory_kept(arguments.device):

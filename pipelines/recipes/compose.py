@@ -336,7 +336,7 @@ def _model_section(data: Any) -> ModelSection:
 
 
 def _config_fields(data: dict, family: str, where: str, own: set[str] = frozenset()) -> dict[str, Any]:
-    known = introspection.family_fields(family)
+    known = introspection.family_fields(family) | introspection.plugin_fields()
     found = {}
     for key, value in data.items():
         if key not in known:

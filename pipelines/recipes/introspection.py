@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from anyformer.modeling.traits import FAMILIES, own_fields
+
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "None": type(None)}
 
 
@@ -133,6 +135,12 @@ def _config_class(family: str) -> tuple[tuple[str, ...], str]:
         if class_constants(paths, name).get("model_type") == f"anyformer_{family}":
             return paths, name
     raise LookupError(f"no config in {' or '.join(paths)} has model_type anyformer_{family}")
+
+
+def plugin_fields() -> dict[str, SourceField]:
+    """Return the config fields, of any type, of position schemes and kinds of attention that plug-ins have added."""
+    ours = set().union(*(family_fields(name.removeprefix("anyformer_")) for name in FAMILIES))
+    return {name: SourceField(name, Any) for name in own_fields() - ours}
 
 
 @cache

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line
-from ..plugins import less_is_better
+from ..plugins import OPTIMIZERS, less_is_better
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
@@ -129,7 +129,9 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "per_device_eval_batch_size": section.per_device_train_batch_size,
         "gradient_accumulation_steps": accumulated,
         "learning_rate": section.learning_rate,
-        "optim": OWN_OPTIMIZERS.get(section.optim, section.optim),
+        "optim": "adamw_torch_fused"
+        if section.optim in OPTIMIZERS
+        else OWN_OPTIMIZERS.get(section.optim, section.optim),
         "weight_decay": section.weight_decay,
         "adam_beta2": section.adam_beta2,
         "max_grad_norm": section.max_grad_norm,

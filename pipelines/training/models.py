@@ -15,7 +15,7 @@ from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
 from .along_rows import ATTENTION
 from .deepspeed_engine import whole_weights
-from .lora import with_lora
+from .lora import left_by_all_linear, with_lora
 from .mesh import share_model
 from .packed_rows import check_documents_apart
 from .pipeline import cut_into_stages
@@ -71,7 +71,7 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
         speak, unused = arguments.process_index == 0 and not quiet, objective.unused_weights
         model, fresh = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments, speak, unused)
         if data.packed:
-            check_documents_apart(model, recipe.model.name_or_path)
+            check_documents_apart(model, recipe.model.name_or_path, objective, data.rows.values())
     shares = recipe.training.parallelism
     if shares is not None and engine_of(shares) == MESH:
         model = share_model(model, shares) if shares.pp == 1 else cut_into_stages(model, shares, arguments.device)
@@ -79,6 +79,9 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     lora = recipe.training.lora
     if lora is None:
         return model
+    left = left_by_all_linear(model) if lora.target_modules == "all-linear" else []
+    if left and arguments.process_index == 0 and not quiet:
+        print(f"training.lora: all-linear leaves {', '.join(left)} as they are, which are no linear layers")
     model.name_or_path = recipe.model.name_or_path  # which a shared model has forgotten
     return with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
 

@@ -9,9 +9,12 @@ import torch
 from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
+from ..errors import UserError
+from ..words import short_number
 
 # Matrices of equal shape are multiplied together, up to so many numbers at a time: their sums and products are copies.
 MOST_NUMBERS = 1 << 24
+ROUTERS = ("gate", "router")  # how the names of modules beside `experts` end that score or weigh them
 
 
 class BatchedMuon(torch.optim.Muon):
@@ -21,12 +24,17 @@ class BatchedMuon(torch.optim.Muon):
     names slow in it take ten times as long for. State and parameter groups are those of torch.optim.Muon, so either can
     load the other's checkpoints.
 
+    A parameter with three axes (experts, rows, columns) is a matrix for each expert; torch's own refuses it.
+
     Args:
         dtype: of Newton and Schulz's products; the momentum and the parameters keep theirs.
     """
 
     def __init__(self, params, dtype: torch.dtype, **settings):
-        super().__init__(params, **settings)
+        params = list(params)
+        super().__init__([{"params": [p for p in params if p.ndim == 2]}], **settings)
+        if stacked := [p for p in params if p.ndim == 3]:
+            self.add_param_group({"params": stacked})
         self.dtype = dtype
 
     @torch.no_grad()
@@ -39,19 +47,19 @@ class BatchedMuon(torch.optim.Muon):
             by_shape = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape[parameter.shape].append(parameter)
-            for shape, parameters in by_shape.items():
+                    state = self.state[parameter]
+                    if "momentum_buffer" not in state:
+                        state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                    parts = map(matrices_of, (parameter, parameter.grad, state["momentum_buffer"]))
+                    by_shape[parameter.shape[-2:]] += zip(*parts)
+            for shape, matrices in by_shape.items():
                 size = max(1, MOST_NUMBERS // shape.numel())
-                for start in range(0, len(parameters), size):
-                    self._step_matrices(parameters[start : start + size], group)
+                for start in range(0, len(matrices), size):
+                    self._step_matrices(*zip(*matrices[start : start + size]), group)
         return loss
 
-    def _step_matrices(self, parameters: list[torch.Tensor], group: dict):
-        for parameter in parameters:
-            if "momentum_buffer" not in self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
-        gradients, momentum = [p.grad for p in parameters], group["momentum"]
-        buffers = [self.state[p]["momentum_buffer"] for p in parameters]
+    def _step_matrices(self, parameters: tuple, gradients: tuple, buffers: tuple, group: dict):
+        momentum = group["momentum"]
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
         updates = torch._foreach_lerp(gradients, buffers, momentum) if group["nesterov"] else buffers
         matrices = torch.stack(updates).to(self.dtype)
@@ -61,6 +69,13 @@ class BatchedMuon(torch.optim.Muon):
         torch._foreach_add_(
             parameters, list(directions.to(parameters[0].dtype)), alpha=-group["lr"] * math.sqrt(max(1, rows / columns))
         )
+
+
+def matrices_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The matrix itself, or views of those that are stacked; where FSDP2 splits the first axis, of its own part."""
+    if tensor.ndim == 2:
+        return (tensor,)
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).unbind()
 
 
 def orthogonalized(matrices: torch.Tensor, coefficients: tuple, steps: int, eps: float) -> torch.Tensor:
@@ -106,17 +121,45 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state_dict):
-        for name, part in self.parts.items():
-            part.load_state_dict(state_dict[name])
+        """Raises UserError for states of other parameters: earlier versions gave routers to Muon, experts to AdamW."""
+        try:
+            for name, part in self.parts.items():
+                part.load_state_dict(state_dict[name])
+        except (ValueError, KeyError) as error:
+            raise UserError(
+                "the checkpoint's states of training.optim=muon are of other parameters than this version gives Muon "
+                "and AdamW; begin from its weights with --from-weights, or choose another output_dir"
+            ) from error
         self._share_groups()
 
 
 def muon_parameter_names(model: torch.nn.Module) -> set[str]:
-    """Weight matrices of the hidden layers: two axes, no embedding, no output head (Jordan et al. 2024)."""
+    """Weight matrices of the hidden layers, experts' too: no embedding, no output head (Jordan et al. 2024).
+
+    A router's rows are scores of experts and no map between hidden layers; it is AdamW's, as are experts' biases.
+    """
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     inside = {id(p) for stack in stacks for p in stack.parameters() if p.ndim == 2}
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    return {n for n, p in model.named_parameters() if id(p) in inside - embeddings}
+    others = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    for module in model.modules():
+        if isinstance(getattr(module, "experts", None), torch.nn.Module):
+            own = list(module.experts.parameters(recurse=False))  # (E, rows, columns), and biases (E, rows)
+            inside |= {id(p) for p in own if p.ndim == 3}
+            others |= {id(p) for p in own if p.ndim != 3}
+            routers = [child for name, child in module.named_children() if name.endswith(ROUTERS)]
+            others |= {id(p) for router in routers for p in router.parameters()}
+    return {n for n, p in model.named_parameters() if id(p) in inside - others}
+
+
+def describe_muon(model: torch.nn.Module) -> str:
+    """What each of the two optimizers has, in one line: names of layers, and numbers of parameters."""
+    matrices, said = muon_parameter_names(model), []
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for optimizer in ("muon", "adamw"):
+        own = [(name, p) for name, p in trained if (name in matrices) == (optimizer == "muon")]
+        kinds = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name, _ in own) or ["nothing"]
+        said.append(f"{optimizer}: {', '.join(kinds)} ({short_number(sum(p.numel() for _, p in own))} parameters)")
+    return "; ".join(said)
 
 
 def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay, betas, eps) -> MuonWithAdamW:

@@ -26,6 +26,7 @@ from ..generation import locate_model
 from ..json_text import finite
 from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import PreparedData, prepare_data
+from ..plugins import OPTIMIZERS, SCHEDULES
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import MESH, check_processes, engine_of
 from ..recipes.schema import Recipe, TrainingSection
@@ -36,6 +37,7 @@ from ..storage.cache import sha
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
+from ..storage.plugin_code import plugin_code, save_plugin_code
 from .along_rows import PositionedRows, check_rows_can_be_shared
 from .arguments import rows_of, total_steps, training_arguments
 from .async_save import check_async_save
@@ -217,6 +219,7 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool, began: floa
         return 0
     set_seed(arguments.seed)
     model = build_model(recipe, data, arguments, quiet)
+    plugin_code(model.config)  # which is saved with the model: what cannot be is said now
     check_length(data.objective, model.config, trains=True)
     if recipe.training.auto_batch and folder.auto_batch is None:
         recipe, arguments, folder.auto_batch = with_found_batch(recipe, data, model, arguments)
@@ -283,7 +286,10 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         labels_per_item=data.objective.labels_per_item,
         patience=recipe.evaluation.patience,
         loss_parts=data.objective.loss_parts(),
-        shares=partial(share_of_steps, section) if section.restarts else None,
+        shares=partial(share_of_steps, section) if section.restarts or section.lr_scheduler_type in SCHEDULES else None,
+        optimizer_cls_and_kwargs=(OPTIMIZERS[section.optim], {"lr": section.learning_rate})
+        if section.optim in OPTIMIZERS
+        else None,
         validation_metrics=measures,
         engine=asked_engine(section),
         audits_samples=section.audit_samples,
@@ -467,6 +473,8 @@ def save_final(trainer, folder: RunFolder, objective: Objective) -> None:
         for name, text in objective.files(trainer.model.config).items():
             (folder.path / name).parent.mkdir(exist_ok=True)
             write_atomically(folder.path / name, text)
+        if lora is None:
+            save_plugin_code(staged, plain(trainer.model).config)
         share_files(staged.iterdir())
         for file in sorted(staged.iterdir(), key=lambda f: f.name in ("config.json", ADAPTER_CONFIG)):
             os.replace(file, folder.path / file.name)

@@ -19,6 +19,7 @@ from .arguments import rows_of
 from .elastic import processes_of
 from .lora import plain, trainable_parameters
 from .mesh import parameters_of
+from .optimizers import describe_muon
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
@@ -72,6 +73,7 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
         ("model", describe_model(trainer.model)),
         *describe_data(data),
         ("step", plan),
+        *([("optimizers", describe_muon(trainer.model))] if section.optim == "muon" else []),
         *describe_batch(found),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
     ]

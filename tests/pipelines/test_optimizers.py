@@ -4,10 +4,17 @@ import copy
 
 import pytest
 import torch
-from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, muon_parameter_names
-from transformers import get_scheduler
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, describe_muon, muon_parameter_names
+from transformers import MixtralConfig, MixtralForCausalLM, get_scheduler
 
-from anyformer import AnyformerDecoderForCausalLM, AnyformerViTConfig, AnyformerViTForImageClassification
+from anyformer import (
+    AnyformerDecoderForCausalLM,
+    AnyformerMoeConfig,
+    AnyformerMoeForCausalLM,
+    AnyformerViTConfig,
+    AnyformerViTForImageClassification,
+)
 
 
 @pytest.fixture
@@ -65,6 +72,63 @@ def test_batched_muon_takes_the_steps_of_torch(dtype, most, monkeypatch):
     for one, other, start in zip(ours[:3], theirs, starts):
         assert (one - other).norm() < 0.01 * (one - start).norm()  # torch computes in bf16, which has 8 bits
     assert torch.equal(ours[3], starts[3])
+
+
+MIXTURE = {"vocab_size": 97, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+MIXTURE |= {"intermediate_size": 24, "num_key_value_heads": 2}
+
+
+def mixture():
+    shared = {"shared_expert_intermediate_size": 8, "shared_expert_gate": True}
+    return AnyformerMoeForCausalLM(AnyformerMoeConfig(**MIXTURE, **shared, num_experts=4))
+
+
+def native_mixture():
+    return MixtralForCausalLM(MixtralConfig(**MIXTURE, num_local_experts=4))
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 12), (3, 12, 8)])
+@pytest.mark.parametrize("most", [1 << 24, 100], ids=["together", "one by one"])
+def test_muon_of_stacked_experts_is_one_muon_for_each_expert(shape, most, monkeypatch):
+    monkeypatch.setattr("anyformer.pipelines.training.optimizers.MOST_NUMBERS", most)
+    stacked = torch.nn.Parameter(torch.randn(shape, dtype=torch.float64))
+    experts = [torch.nn.Parameter(matrix.clone()) for matrix in stacked.detach()]
+    settings = {"lr": 0.1, "weight_decay": 0.1}
+    optimizers = [BatchedMuon([stacked], torch.float64, **settings)]
+    optimizers += [BatchedMuon([expert], torch.float64, **settings) for expert in experts]
+    for _ in range(3):
+        stacked.grad = torch.randn(shape, dtype=torch.float64)
+        for expert, gradient in zip(experts, stacked.grad.clone()):
+            expert.grad = gradient
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(stacked.detach(), torch.stack(list(experts)).detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("build_model", [mixture, native_mixture])
+def test_experts_are_muons_and_routers_are_adamws(build_model):
+    model = build_model()
+    matrices, optimizer = muon_parameter_names(model), build(model)
+    experts = {n for n, _ in model.named_parameters() if ".experts." in n}
+    assert experts and experts < matrices and not any("gate.weight" in n for n in matrices)
+    muons = {id(p) for g in optimizer.parts["muon"].param_groups for p in g["params"]}
+    assert muons == {id(p) for n, p in model.named_parameters() if n in matrices}
+    muon, adamw = describe_muon(model).split("; ")
+    assert {"gate_up_proj", "down_proj", "q_proj"} <= set(
+        muon.removeprefix("muon: ").split(" (")[0].split(", ")
+    ) and ", gate, " in adamw
+    before = copy.deepcopy(model.state_dict())
+    take_steps(model, optimizer, 1, 0)
+    assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_states_of_a_time_when_routers_were_muons_are_refused():
+    model = mixture()
+    optimizer = build(model)
+    two_axes = [p for g in optimizer.param_groups for p in g["params"] if p.ndim == 2]
+    old = optimizer.state_dict() | {"muon": BatchedMuon(two_axes, torch.float32).state_dict()}
+    with pytest.raises(UserError, match="begin from its weights with --from-weights"):
+        optimizer.load_state_dict(old)
 
 
 def test_it_learns(model):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.training.packed_rows import keeps_documents_apart
 from transformers import (
     BertConfig,
@@ -42,6 +43,12 @@ def test_a_native_model_is_tried_on_two_documents(name):
     state = torch.random.get_rng_state()
     assert keeps_documents_apart(model) is apart
     assert model.training and torch.equal(state, torch.random.get_rng_state())  # the run goes on as if untried
+
+
+def test_with_a_mask_of_ones_a_native_model_sees_the_other_document():
+    model = LlamaForCausalLM(NATIVE["llama"][1])
+    assert keeps_documents_apart(model, ("input_ids", "position_ids", "labels"))
+    assert not keeps_documents_apart(model, ("input_ids", "position_ids", "attention_mask"))
 
 
 def recipe(folder, objective: str) -> list[str]:
@@ -100,8 +107,17 @@ def test_training_and_evaluation_refuse_a_model_whose_documents_see_each_other(t
         assert "anyformer convert" in error
 
 
-def test_a_native_decoder_that_keeps_them_apart_trains(tmp_path):
+def test_a_native_decoder_that_keeps_them_apart_trains_unless_the_collator_sends_a_mask(tmp_path, capsys, monkeypatch):
     saved(tmp_path, "llama")
     written = tmp_path / "recipe.yaml"
     written.write_text("model: {}\n")
+
+    def with_mask(collator, rows, plain=CausalCollator.__call__):
+        batch = plain(collator, rows)
+        return batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CausalCollator, "__call__", with_mask)
+        assert main(["train", str(written), *recipe(tmp_path, "causal")]) == 2
+    assert "is a LlamaForCausalLM, in which the documents of a packed row see each other" in capsys.readouterr().err
     assert main(["train", str(written), *recipe(tmp_path, "causal")]) == 0

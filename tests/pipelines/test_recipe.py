@@ -13,6 +13,7 @@ from anyformer.pipelines.aliases import ALIASES
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
+from anyformer.pipelines.recipes.checkpoint_overrides import ROPE_KEYS
 from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.files import is_file_of, shipped
@@ -217,6 +218,17 @@ def test_every_setting_refuses_a_value_of_another_type():
          "16 do"),
         ("model.rope_parameters.rope_type=x", "model.rope_parameters.rope_type='x' is not known; known: default, "
          "linear, dynamic, yarn, longrope, llama3, proportional"),
+        ("model.rope_parameters={a: 1}", "model.rope_parameters.a: no such setting; known: "
+         + ", ".join(sorted(ROPE_KEYS))),
+        ("model.rope_parameters={rope_thta: 1}", "model.rope_parameters.rope_thta: no such setting; did you mean "
+         "model.rope_parameters.rope_theta?"),
+        ("model.rope_parameters={full_attention: null}", "model.rope_parameters.full_attention=None is not a "
+         "mapping of settings, such as {rope_theta: 10000}"),
+        ("model.attention_pattern=[sliding_attention]", "model.sliding_window is not set, but sliding_attention "
+         "layers need it: the number of tokens a query sees (in an encoder, to each side)"),
+        ("model.attention_pattern=[full_attention, full_attention, full_attention, full_attention, full_attention, "
+         "full_attention, full_attention]", "model.attention_pattern names 7 layers, but model.num_hidden_layers=4; "
+         "name at most 4"),
         ("training.lr=1", "training.lr: no such setting; did you mean training.learning_rate?"),
         ("training.batch_size=8", "training.batch_size: no such setting; did you mean "
          "training.per_device_train_batch_size?"),
