@@ -89,8 +89,8 @@ class TransformerStack:
     """A mixin for a PreTrainedModel: `build_stack` in `__init__`; `read_batch`, then `run_stack` in `forward`.
 
     `config.is_causal` says whether tokens see those after them. Packed rows: `position_ids` that restart at 0 for each
-    document, or `cu_seq_lens_q` as flash kernels take them. Tokens then see their document only, whatever `use_cache` and `attention_mask` say. With a cache passed
-    in, `position_ids` are positions only.
+    document, or `cu_seq_lens_q` as flash kernels take them. Tokens then see their document only, whatever `use_cache`
+    and `attention_mask` say. With a cache passed in, `position_ids` are positions only.
     """
 
     positions_role = "position"  # of traits.py; "patch position" for images
