@@ -130,6 +130,10 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
         labels, num_items_in_batch: as for the loss; families with experts weigh the routers' losses by them.
         """
+        for name in ("logits", "prediction_logits"):
+            if name in own and own[name] is None:
+                del own[name]
+                output_class = output_class.without_logits
         passed_on = {name: x for name, x in outputs.items() if name in output_class.__dataclass_fields__}
         return output_class(loss=loss, **own, **passed_on)
 
