@@ -49,10 +49,7 @@ NO_LOGITS = "this training step made its loss without logits; pass return_logits
 
 
 class WithoutLogits(ModelOutput):
-    """Outputs of a step that made no logits (see `returns_logits`): whoever reads them is told how to get them.
-
-    There is no field for them: what copies, pickles, prints or gathers outputs goes through their fields.
-    """
+    """Outputs of a step that made no logits, nor has a field for them; who reads them is told how to get them."""
 
     def __getattr__(self, name):
         raise AttributeError(NO_LOGITS if name in LOGITS else f"{type(self).__name__} has no attribute {name!r}")
@@ -64,7 +61,7 @@ class WithoutLogits(ModelOutput):
 
 
 def without_logits(output_class: type) -> type:
-    """The class for outputs that lack its logits, kept as its attribute too; to be named in its module as here."""
+    """The class of such outputs; pickle finds it in the module of `output_class`, as <its name>WithoutLogits."""
     kept = [(each.name, each.type, None) for each in fields(output_class) if each.name not in LOGITS]
     made = make_dataclass(f"{output_class.__name__}WithoutLogits", kept, bases=(WithoutLogits,))
     made.__module__, output_class.without_logits = output_class.__module__, made
