@@ -14,12 +14,7 @@ from .attention_masks import fold_into_bias
 from .attention_varlen import varlen_sdpa
 from .normalization import build_norm
 from .positions_rotary import rotate
-from .products import SLOW_ON_CPU
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation
-
-# Up to so many channels of a head, or keys, fp32 has taken 0.4 to 0.95 x the time of bf16 with gradients, on a CPU with
-# AMX and torch 2.15; 64 channels and 512 keys 1.1 x.
-FEW_CHANNELS, FEW_KEYS = 32, 256
 
 
 def eager_attention(
@@ -43,26 +38,6 @@ def eager_attention(
     weights = nn.functional.softmax(scores, dim=-1, dtype=at_least_fp32).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
-def sdpa_in_faster_type(module, query, key, value, attention_mask, **kwargs) -> tuple:
-    """transformers' sdpa, in fp32 where half types take a CPU more time: SLOW_ON_CPU, and gradients of small shapes.
-
-    Few channels or few keys leave the instructions for half types little to do (`FEW_CHANNELS`, `FEW_KEYS`). A single
-    query is left alone: to copy a cache takes longer than to read it.
-    """
-    sdpa, dtype = ALL_ATTENTION_FUNCTIONS["sdpa"], query.dtype
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-    is_small = query.shape[-1] <= FEW_CHANNELS or key.shape[2] <= FEW_KEYS
-    is_slow = query.shape[2] > 1 and (dtype in SLOW_ON_CPU or (is_small and query.requires_grad))
-    if query.device.type != "cpu" or dtype.itemsize != 2 or not is_slow:
-        return sdpa(module, query, key, value, attention_mask, **kwargs)
-    if attention_mask is not None and attention_mask.is_floating_point():
-        attention_mask = attention_mask.float()
-    with torch.autocast("cpu", enabled=False):
-        out, _ = sdpa(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
-    return out.to(dtype), None
 
 
 def attention_by_products(
@@ -230,8 +205,6 @@ class Attention(nn.Module):
             biases = [bias for bias in (attention_mask, position_bias) if bias is not None]
             if any(bias.requires_grad and bias.device.type == "cpu" for bias in biases):
                 return attention_by_products
-            if torch.is_grad_enabled() or SLOW_ON_CPU:
-                return sdpa_in_faster_type
         return None
 
     def keys_and_values_of_others(self, hidden_states, key_value_states, past_key_values) -> tuple:

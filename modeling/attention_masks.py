@@ -29,6 +29,13 @@ def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
     return starts.cumsum(-1)
 
 
+def documents_of_borders(cu_seq_lens: torch.Tensor, shape) -> tuple:
+    """(ids, positions), both (B, T), of documents with such borders of all rows laid end to end, from 0 to B * T."""
+    index = torch.arange(shape[0] * shape[1], device=cu_seq_lens.device)
+    ids = torch.searchsorted(cu_seq_lens[1:].long(), index, right=True)
+    return ids.view(shape), (index - cu_seq_lens[ids]).view(shape)
+
+
 @implements("mask", "strided_attention")
 def strided_mask_function(config):
     """Keys of a local band and every `stride`-th before it (Child et al. 2019, section 4.2, both parts in one head)."""

@@ -48,6 +48,9 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": TransformerBlock, "attentions": Attention}
 
     auto_classes: dict[str, str] = {}
+    # Whether `forward` takes `label_smoothing`. Its signature cannot say so: Trainer takes every argument with "label"
+    # in its name for labels, and without all of them in a batch its evaluation has neither loss nor metrics.
+    takes_label_smoothing = False
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -128,6 +131,10 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
         labels, num_items_in_batch: as for the loss; families with experts weigh the routers' losses by them.
         """
+        for name in ("logits", "prediction_logits"):
+            if name in own and own[name] is None:
+                del own[name]
+                output_class = output_class.without_logits
         passed_on = {name: x for name, x in outputs.items() if name in output_class.__dataclass_fields__}
         return output_class(loss=loss, **own, **passed_on)
 

@@ -67,7 +67,7 @@ class CausalModel(TransformerStack):
         packs = past_key_values is None and not paged  # rows may be packed, unless a cache is passed in
         if use_cache and packs and not self.training:
             past_key_values = DynamicCache(config=self.config)
-        batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs, paged=paged)
+        batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs, paged, **kwargs)
         if paged:
             cumulated = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
             batch.attention_mask, batch.distances = paged_masks(self.config, attention_mask, position_ids, *cumulated)
@@ -96,15 +96,22 @@ class CausalLanguageModel:
         return super().init_continuous_batching(*args, **kwargs)
 
     def prepare_inputs_for_generation(
-        self, input_ids, next_sequence_length=None, past_key_values=None, attention_mask=None, **kwargs
+        self,
+        input_ids,
+        next_sequence_length=None,
+        past_key_values=None,
+        attention_mask=None,
+        inputs_embeds=None,
+        **kwargs,
     ) -> dict:
         """As transformers', whose look-ups for each token, `forward`'s signature among them, are a tenth of its time.
 
-        The first tokens, and caches for which it makes masks, are left to it.
+        The first tokens, and caches for which it makes masks, are left to it. `inputs_embeds` stand for the first
+        tokens alone; `generate` takes them from models that name them here.
         """
         if next_sequence_length != 1 or type(past_key_values) is not DynamicCache or kwargs.keys() - PASSED_ON:
             return super().prepare_inputs_for_generation(
-                input_ids, next_sequence_length, past_key_values, attention_mask, **kwargs
+                input_ids, next_sequence_length, past_key_values, attention_mask, inputs_embeds, **kwargs
             )
         ids = input_ids[:, -1:].clone(memory_format=torch.contiguous_format)
         inputs = {"input_ids": ids, "past_key_values": past_key_values, "use_cache": kwargs.get("use_cache")}
@@ -134,7 +141,6 @@ class CausalLanguageModel:
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        shift_labels: torch.LongTensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -143,11 +149,13 @@ class CausalLanguageModel:
 
         Args:
             labels: (B, T), aligned with `input_ids` (shifted here); -100 is not counted.
-            shift_labels: (B, T), already aligned with the predictions; instead of `labels`.
+            kwargs: `shift_labels` (B, T), already aligned with the predictions, instead of `labels`. Not in the
+                signature, see `takes_label_smoothing`.
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
             logits_to_keep: only the last so many positions (0: all), or the positions of this index tensor.
             return_logits: whether `logits` is filled; None: see `returns_logits`.
         """
+        shift_labels = kwargs.pop("shift_labels", None)
         asks_more = kwargs or any(x is not None for x in (inputs_embeds, labels, shift_labels, return_logits))
         generates = not asks_more and past_key_values is not None and self.only_generates()
         if generates and input_ids.shape[1] == 1 and isinstance(logits_to_keep, int):

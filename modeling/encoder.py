@@ -115,7 +115,8 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
         """
         x_BTE = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
         needs_absolute = self.config.position_biased_input or decode_masks
-        if self.absolute_positions is not None and needs_absolute and position_ids is None:
+        whole_rows = position_ids is None and kwargs.get("cu_seq_lens_q") is None
+        if self.absolute_positions is not None and needs_absolute and whole_rows:
             self.absolute_positions.check_length(x_BTE.shape[1])
         types_BTE = None
         if self.token_type_embeddings is not None:

@@ -181,11 +181,16 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """Inputs (B, S) and decoder inputs (B, T) -> last_hidden_state (B, T, D) and the encoder's (B, S, D).
 
+        Without decoder inputs the decoder reads `input_ids`, shifted, as BART's does: features of a text.
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
         decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that
-        `decoder_attention_mask` does not mark.
+        `decoder_attention_mask` does not mark. Raises ValueError for `cu_seq_lens_q`, which are of one side.
         """
+        if decoder_input_ids is None and decoder_inputs_embeds is None and input_ids is not None:
+            decoder_input_ids = shift_right(input_ids, self.config.decoder_start_token_id, self.config.pad_token_id)
         check_one_is_given(decoder_input_ids, decoder_inputs_embeds, "decoder_")
+        if kwargs.get("cu_seq_lens_q") is not None:
+            raise ValueError("cu_seq_lens_q has the borders of one side; give position_ids and decoder_position_ids")
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -226,6 +231,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
 
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
+    takes_label_smoothing = True
 
     def __init__(self, config: AnyformerSeq2SeqConfig):
         super().__init__(config)
@@ -254,7 +260,6 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
         decoder_inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        label_smoothing: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -263,13 +268,15 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
 
         Args:
             labels: (B, T), the targets themselves; the decoder's inputs are made from them. -100 is not counted.
-            label_smoothing: share of each target's probability that is spread over the vocabulary (Vaswani et al.
-                2017, section 5.4).
             num_items_in_batch: labels counted over the whole optimizer step; the loss is the sum divided by it.
             return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`.
+            kwargs: `label_smoothing`, the share of each target's probability that is spread over the vocabulary
+                (Vaswani et al. 2017, section 5.4); 0 by default. Not in the signature, see `takes_label_smoothing`.
         """
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_position_ids)
+        check_one_is_given(decoder_input_ids, decoder_inputs_embeds, "decoder_")  # the input is no target
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -379,8 +386,6 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
         """
         if input_ids is None:
             raise ValueError("give input_ids: where a text ends cannot be told from inputs_embeds")
-        if decoder_input_ids is None:
-            decoder_input_ids = shift_right(input_ids, self.config.decoder_start_token_id, self.config.pad_token_id)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

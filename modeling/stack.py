@@ -14,6 +14,7 @@ from .attention_masks import (
     bidirectional_masks,
     causal_masks,
     document_ids_from_positions,
+    documents_of_borders,
     flash_sequences,
     fold_into_bias,
 )
@@ -88,8 +89,8 @@ class TransformerStack:
     """A mixin for a PreTrainedModel: `build_stack` in `__init__`; `read_batch`, then `run_stack` in `forward`.
 
     `config.is_causal` says whether tokens see those after them. Packed rows: `position_ids` that restart at 0 for each
-    document. Tokens then see their document only, whatever `use_cache` and `attention_mask` say. With a cache passed
-    in, `position_ids` are positions only.
+    document, or `cu_seq_lens_q` as flash kernels take them. Tokens then see their document only, whatever `use_cache`
+    and `attention_mask` say. With a cache passed in, `position_ids` are positions only.
     """
 
     positions_role = "position"  # of traits.py; "patch position" for images
@@ -125,20 +126,24 @@ class TransformerStack:
         return getattr(self, self.positions_name)
 
     def read_batch(
-        self, x_BTE, attention_mask=None, position_ids=None, past_key_values=None, packs=True, paged=False, **captured
+        self, x_BTE, attention_mask=None, position_ids=None, past_key_values=None, packs=True, paged=False, **given
     ) -> Batch:
         """Token embeddings, and a forward's arguments beside them -> Batch.
 
-        packs: whether `position_ids` tell documents apart. paged: whether the row holds texts with keys in
-            pages. captured: which outputs of each layer are wanted.
+        packs: whether `position_ids` or `cu_seq_lens_q` tell documents apart. paged: whether the row holds texts with
+            keys in pages. given: further arguments, of which are read `cu_seq_lens_q` (see `documents_of_borders`) and
+            which outputs of each layer are wanted.
         """
         documents = unpadded = None
         give_room(past_key_values)
-        if packs and position_ids is not None and x_BTE.shape[1] > 1:
+        if packs and given.get("cu_seq_lens_q") is not None:
+            documents, positions = documents_of_borders(given["cu_seq_lens_q"], x_BTE.shape[:2])
+            position_ids = positions if position_ids is None else position_ids
+        elif packs and position_ids is not None and x_BTE.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
         if documents is None and not paged and isinstance(self.positions, LearnedPositions):
             self.positions.check_length(x_BTE.shape[1])
-        if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, captured):
+        if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, given):
             unpadded = Unpadded.of(attention_mask)
         loss_mask = attention_mask
         if unpadded is not None:

@@ -173,7 +173,8 @@ class ForQuestionAnswering(TaskHead):
         start_logits, end_logits = self.qa_outputs(self.features(outputs.last_hidden_state)).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch)
+            ends = start_positions, end_positions
+            loss = span_loss(start_logits, end_logits, *ends, num_items_in_batch, attention_mask)
         return self.head_output(
             QuestionAnsweringModelOutput,
             outputs,

@@ -58,15 +58,20 @@ def sequence_classification_loss(logits, labels, problem_type, num_items_in_batc
     return averaged(total, labels.numel(), num_items_in_batch)
 
 
-def span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch=None):
+def span_loss(start_logits, end_logits, start_positions, end_positions, num_items_in_batch=None, attention_mask=None):
     """Mean cross-entropy of an answer's first and last token; logits (B, T), positions (B,) or (B, 1).
 
-    Positions outside the row (the answer was cut off) are not counted, as in transformers.
+    Positions outside the row (the answer was cut off) are not counted, as in transformers. Padding, by an
+    attention_mask (B, T), has no share of the probability: the loss of a row does not depend on its batch.
     """
     losses = []
     for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
         positions = positions.to(logits.device).flatten()
         inside = (positions >= 0) & (positions < logits.shape[-1])
+        if attention_mask is not None and attention_mask.dim() == 2:
+            real = attention_mask.to(logits.device) != 0
+            logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
+            inside &= real.gather(1, positions.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]
         losses.append(
             token_classification_loss(logits, torch.where(inside, positions, IGNORE_INDEX), num_items_in_batch)
         )

@@ -111,6 +111,8 @@ def pool_image(config, hidden_states):
 class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
     """One class for an image; with `distillation_head` a second classifier, on the distillation token."""
 
+    takes_label_smoothing = True
+
     def __init__(self, config: AnyformerViTConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
@@ -130,8 +132,6 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
         pixel_values: torch.FloatTensor | None = None,
         labels: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
-        distillation_labels: torch.Tensor | None = None,
-        label_smoothing: float | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
@@ -140,11 +140,13 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
         Args:
             labels: (B,) class numbers, or (B, num_labels): probabilities, as mixup makes them. A config's
                 `problem_type` may say that they are 0 and 1 of several labels, or numbers.
-            distillation_labels: the teacher's labels, for `distillation_head`; None: `labels`. The loss is the mean of
-                both heads' (Touvron et al. 2021, eq. 3), and the logits are the heads' mean.
-            label_smoothing: None: the config's in training, none in evaluation.
             num_items_in_batch: entries of labels in the whole optimizer step, by which the sum is divided.
+            kwargs: `distillation_labels`, the teacher's, for `distillation_head`; None: `labels`. The loss is the mean
+                of both heads' (Touvron et al. 2021, eq. 3), and the logits are their mean. `label_smoothing`; None: the
+                config's in training, none in evaluation. Not in the signature: see `takes_label_smoothing`.
         """
+        distillation_labels = kwargs.pop("distillation_labels", None)
+        label_smoothing = kwargs.pop("label_smoothing", None)
         captured = kwargs.get("output_hidden_states") or self.config.output_hidden_states  # of all tokens
         outputs = self.model(
             pixel_values,
@@ -193,12 +195,14 @@ class AnyformerViTForMaskedImageModeling(AnyformerViTPreTrainedModel):
         bool_masked_pos: torch.BoolTensor | None = None,
         interpolate_pos_encoding: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        return_loss: bool = True,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedImageModelingOutput:
         """Images (B, C, height, width) and a mask of patches (B, N) -> reconstruction (B, C, ...) and loss.
 
         Args:
             num_items_in_batch: masked patches in the whole optimizer step; None: those of this batch.
+            return_loss: not read; by its name Trainer knows that there is a loss without labels.
         """
         size, stride = self.config.patch_size, self.config.encoder_stride
         if bool_masked_pos is not None and stride != size:

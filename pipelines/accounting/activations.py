@@ -16,8 +16,6 @@ from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITIO
 FP32, HALF = 4, 2
 # Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).
 CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
-# Up to so many channels of a head, or keys, CPUs compute attention in fp32 (modeling/attention.py, which needs torch).
-FEW_CHANNELS, FEW_KEYS = 32, 256
 # Rough, from torch's profiler (8 rows of 96 tokens, 4 heads of 32): matrices of scores that disentangled attention
 # keeps, and values for each channel of a query that linear attention and memories keep in fp32.
 SCORES_OF_DISENTANGLED, KEPT_BY_STATES = 5, 13
@@ -137,10 +135,9 @@ class _Layer:
             return None
         return sizes_that_pay(self.c, ATTENTION_KINDS[kind], tokens)
 
-    def value_in_attention(self, keys: int, blocks: BlockSizes | None) -> int:
-        """Bytes of a value that attention computes with."""
-        few = self.K <= FEW_CHANNELS or keys <= FEW_KEYS if blocks is None else not blocks.stride
-        return FP32 if self.how.on_cpu and few else self.compute
+    def value_in_attention(self, blocks: BlockSizes | None) -> int:
+        """Bytes of a value that attention computes with: in blocks a CPU's gradients are in fp32."""
+        return FP32 if self.how.on_cpu and blocks is not None and not blocks.stride else self.compute
 
     def scores_by_products(self, kind: str, tokens: int) -> int:
         """Of a token: its scores, where CPUs compute a trained bias's gradient by plain products."""
@@ -156,7 +153,7 @@ class _Layer:
         whole = self.how.eager or scheme.acts_on == "attention"  # its scores are kept, head by head
         shared = self.G if not masked and not whole else self.H  # a mask makes torch repeat keys and values
         blocks = self.blocks(kind, tokens)
-        value = self.value_in_attention(keys, blocks)
+        value = self.value_in_attention(blocks)
         per_query = 2 * self.H * self.K * value + self.H * FP32 + self.read(self.D, reads)
         if whole:
             matrices = SCORES_OF_DISENTANGLED if scheme.acts_on == "attention" else 1

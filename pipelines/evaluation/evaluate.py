@@ -253,7 +253,6 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
             own_loss=objective.loss(),
             loss_parts=objective.loss_parts(),
             logits_of=objective.logits_of(),
-            labels_per_item=objective.labels_per_item,
             parts_of=objective.parts_of,
             callbacks=[EvaluationBar()],
         )

@@ -67,7 +67,6 @@ class Objective(ABC):
     special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
     tokenizers/special_tokens.py); None: it reads no text. sentinels: further tokens <extra_id_N> that it needs.
     shifts_labels: whether labels stand beside their own token and the model shifts them by one.
-    labels_per_item: labels of a row that the model's own loss counts as one, such as both ends of an answer.
     compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
     names none. validates_metrics: whether validations during training measure them all (`metrics_of_validations`).
     asks_for_classes: whether `questions` gives its examples as texts with a class each.
@@ -94,7 +93,6 @@ class Objective(ABC):
     special_tokens: ClassVar[str | None] = None
     sentinels: ClassVar[int] = 0
     shifts_labels: ClassVar[bool] = False
-    labels_per_item: ClassVar[int] = 1
     compares: ClassVar[str | None] = None
     default_metrics: ClassVar[tuple[str, ...]] = ()
     validates_metrics: ClassVar[bool] = False

@@ -113,6 +113,36 @@ class SeveralLabels(OwnLoss):
         return losses.masked_fill(~counted, 0.0).sum()
 
 
+class Spans(OwnLoss):
+    """Cross-entropy of an answer's first and last token among the real tokens of its row: labels (B, 2), their places.
+
+    Padding has no share of the probability, whoever made the model: the loss of a row does not depend on its batch.
+    """
+
+    beside = ("labels", "start_positions", "end_positions")
+
+    def logits(self, outputs, batch):
+        """(B, 2, T): the scores of each token as first and as last one."""
+        import torch
+
+        return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1)
+
+    def weights(self, batch):
+        return batch["labels"].ne(IGNORE_INDEX).sum(dim=-1)
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        import torch
+
+        labels, logits = batch["labels"], self.logits(outputs, batch).float()
+        counted = labels.ne(IGNORE_INDEX)
+        hidden = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))[:, None].eq(0)
+        losses = -logits.masked_fill(hidden, torch.finfo(logits.dtype).min).log_softmax(dim=-1)
+        of_labels = losses.gather(-1, labels.masked_fill(~counted, 0)[..., None]).squeeze(-1)
+        of_all = losses.masked_fill(hidden, 0.0).sum(dim=-1) / (~hidden).sum(dim=-1).clamp(min=1)
+        mixed = (1 - label_smoothing) * of_labels + label_smoothing * of_all
+        return torch.where(counted, mixed, 0.0).sum()
+
+
 class Cosine(OwnLoss):
     """(cosine of two texts' vectors - label) squared: CosineSimilarityLoss of sentence-transformers.
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..plugins import register_objective
@@ -14,6 +14,7 @@ from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
 from .base import SAMPLES, FinishedModel, evenly_spread
 from .examples import TextTask
+from .losses import Spans
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples
@@ -68,7 +69,6 @@ class QuestionAnswering(TextTask):
     default_metrics = ("answer_exact_match", "answer_f1")
     hub_task = "question-answering"
     loss_unit = "nats per end of an answer"
-    labels_per_item = 2
     samples_are_answers = True
     row_noun = "window"
 
@@ -269,8 +269,8 @@ class QuestionAnswering(TextTask):
 
     # ---- the model
 
-    def logits_of(self):
-        return lambda outputs: _both(outputs["start_logits"], outputs["end_logits"])
+    def loss(self) -> Spans:
+        return Spans()
 
     # ---- measuring
 
@@ -428,10 +428,3 @@ class WindowCollator:
             labels = labels.where(labels < 0, moved)
         start, end = labels.unbind(-1)
         return batch | {"labels": labels, "start_positions": start, "end_positions": end}
-
-
-def _both(start, end) -> Any:
-    """What is of an answer's first and last token, each (B, ...), as (B, 2, ...)."""
-    import torch
-
-    return torch.stack([start, end], dim=1)

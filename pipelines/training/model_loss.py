@@ -43,7 +43,7 @@ class ModelLoss:
         accepts_loss_kwargs: what Trainer found out about the model's forward.
         label_smoothing: of the training loss; evaluation has none.
         own: the objective's loss (objectives/losses.py), which takes the place of the model's; None: it has none.
-        logits_of, labels_per_item: as in Objective (objectives/base.py).
+        logits_of: as in Objective (objectives/base.py).
 
     `function` computes the training loss from outputs and labels, or from outputs and the whole batch where the loss is
     the objective's, with the losses of a model's routers; None where the model's own is used.
@@ -58,17 +58,15 @@ class ModelLoss:
         label_smoothing: float,
         own: "OwnLoss | None" = None,
         logits_of=None,
-        labels_per_item: int = 1,
     ):
         self._model = model = plain(model)
         known = inspect.signature(model.forward).parameters
-        self.shifts_labels, self.own = shifts_labels, own
-        self.logits_of, self.labels_per_item = logits_of, labels_per_item
+        self.shifts_labels, self.own, self.logits_of = shifts_labels, own, logits_of
         self.is_exact = "num_items_in_batch" in known or (shifts_labels and accepts_loss_kwargs)
         self._skips_logits = "return_logits" in known
         self._takes_labels = "labels" in known  # otherwise a batch's labels only say how many there are
         self._make_decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        smooths = bool(label_smoothing) and "label_smoothing" in known
+        smooths = bool(label_smoothing) and getattr(model, "takes_label_smoothing", "label_smoothing" in known)
         self._training_extras = {"label_smoothing": label_smoothing} if smooths else {}
         self.function = None
         if not self.is_exact or (label_smoothing and not smooths):
@@ -109,10 +107,6 @@ class ModelLoss:
         labels = batch["labels"]
         return (labels[..., 1:] if self.shifts_labels else labels).ne(IGNORE_INDEX).sum()
 
-    def items(self, labels):
-        """What the model's own loss divides by, of so many labels."""
-        return labels if self.labels_per_item == 1 or labels is None else labels / self.labels_per_item
-
     def model_inputs(self, inputs: dict) -> dict:
         """A batch without labels that neither the model nor a loss computed here takes."""
         computed_here = self.own is not None or (self.function is not None and self.logits_of is not None)
@@ -148,7 +142,7 @@ class ModelLoss:
     def outputs(self, model: torch.nn.Module, inputs: dict, needs_logits: bool = False):
         """The outputs of an exact model with its loss summed over a batch's labels."""
         extras = {"return_logits": needs_logits} if self._skips_logits else {}
-        return model(**self.model_inputs(inputs), **extras, num_items_in_batch=self.items(1))
+        return model(**self.model_inputs(inputs), **extras, num_items_in_batch=1)
 
     def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(loss summed over a batch's labels, without smoothing; logits, or None where they are not needed)."""

@@ -283,7 +283,6 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         scorer=data.objective.scorer(),
         own_loss=data.objective.loss(),
         logits_of=data.objective.logits_of(),
-        labels_per_item=data.objective.labels_per_item,
         patience=recipe.evaluation.patience,
         loss_parts=data.objective.loss_parts(),
         shares=partial(share_of_steps, section) if section.restarts or section.lr_scheduler_type in SCHEDULES else None,

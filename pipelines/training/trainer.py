@@ -73,7 +73,7 @@ class AnyformerTrainer(MeshTrainer):
         scorer: has predictions(logits, labels) -> (N, K) numbers, and compute_metrics(predictions) -> metrics from
             those of all evaluated rows (see EvaluationSums); None: the loss alone is measured.
         own_loss: the objective's loss (objectives/losses.py) in place of the model's; None: it has none.
-        logits_of, labels_per_item: as in Objective (objectives/base.py).
+        logits_of: as in Objective (objectives/base.py).
         patience: training ends after so many validations without a better `args.metric_for_best_model`; None: it does
             not.
         loss_parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
@@ -97,7 +97,6 @@ class AnyformerTrainer(MeshTrainer):
         scorer=None,
         own_loss=None,
         logits_of=None,
-        labels_per_item: int = 1,
         patience: int | None = None,
         loss_parts=None,
         validation_metrics=None,
@@ -109,7 +108,7 @@ class AnyformerTrainer(MeshTrainer):
     ):
         self.shares, self.engine, watch = shares, engine, watch or Watch()
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
-        self.logits_of, self.labels_per_item, self.parts_of = logits_of, labels_per_item, parts_of
+        self.logits_of, self.parts_of = logits_of, parts_of
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         parts = parts_of_rows(parts_of, kwargs.get("train_dataset"))
@@ -168,7 +167,6 @@ class AnyformerTrainer(MeshTrainer):
             label_smoothing=self.args.label_smoothing_factor,
             own=self.own_loss,
             logits_of=self.logits_of,
-            labels_per_item=self.labels_per_item,
         )
         if self.compute_loss_func is None:
             self.compute_loss_func = self.model_loss.function
@@ -291,7 +289,6 @@ class AnyformerTrainer(MeshTrainer):
             inputs = self.model_loss.inputs_for_logits(inputs)
         elif self.model.training:
             inputs = self.model_loss.training_inputs(inputs, needs_logits=self.part_losses is not None)
-            num_items_in_batch = self.model_loss.items(num_items_in_batch)
         labels = inputs.get("labels")
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.model.training:

@@ -6,6 +6,7 @@ import transformers
 from packaging.version import Version
 from transformers import CompileConfig, StaticCache, cache_utils
 
+import anyformer
 from anyformer import AnyformerDecoderForCausalLM
 
 KINDS = {
@@ -69,6 +70,24 @@ def test_one_beam_is_greedy_and_beams_find_likelier_rows(model):
     beams = greedy(model, ids, num_beams=8)
     assert torch.equal(greedy(model, ids, num_beams=1), by_full_forwards(model, ids))
     assert log_likelihood(beams).sum() >= log_likelihood(greedy(model, ids)).sum() - 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("class_name", ["AnyformerDecoderForCausalLM", "AnyformerMoeForCausalLM"])
+@pytest.mark.parametrize("length", [1, 7])
+def test_embeddings_generate_what_their_tokens_do(tiny_config, tiny_moe_config, class_name, length):
+    config = (tiny_moe_config if "Moe" in class_name else tiny_config)(initializer_range=0.3)
+    model, ids = getattr(anyformer, class_name)(config).eval(), prompt()[:, :length]
+    mask = torch.ones_like(ids)
+    mask[1, : length // 2] = 0
+    for options in ({}, {"cache_implementation": "static"}, {"num_beams": 2}, {"attention_mask": mask}):
+        options = {"disable_compile": True, **options}
+        expected = greedy(model, ids, **options)
+        embeds = model.get_input_embeddings()(ids)
+        assert torch.equal(greedy(model, None, inputs_embeds=embeds, **options), expected[:, length:])
+        assert torch.equal(greedy(model, ids, inputs_embeds=embeds, **options), expected)
+        other = (ids + 1) % 90 + 3  # embeddings come first
+        assert torch.equal(greedy(model, other, inputs_embeds=embeds, **options)[:, length:], expected[:, length:])
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, close
 from test_laws import FIRST, every
 from torch.nn.functional import cross_entropy, pad
-from transformers import CompileConfig
+from transformers import CompileConfig, Trainer, TrainingArguments
 from transformers.models.auto import modeling_auto
 
 import anyformer
@@ -208,3 +208,63 @@ def test_a_misspelt_field_of_a_config_is_named_with_the_nearest(recwarn):
         cls = type(variant.config())
         cls.from_dict(variant.config().to_dict() | {"auto_map": {}, "rope_theta": 1e4, "num_beams": 2, "anything": 1})
     assert not recwarn.list
+
+
+HEADED = [
+    (family, name)
+    for family in ("Decoder", "Moe", "Encoder", "Seq2Seq", "ViT")
+    for name in dir(anyformer)
+    if name.startswith(f"Anyformer{family}For")
+]
+
+
+def labelled_row(name: str, config, seed: int) -> dict:
+    """One row with all the labels of a head's class."""
+    drawn, most = torch.Generator().manual_seed(seed), 97 if "LM" in name or "Generation" in name else 2
+    if name.startswith("AnyformerViT"):
+        pixels = {"pixel_values": torch.randn(3, *config.image_size, generator=drawn)}
+        kept = (
+            {"bool_masked_pos": torch.arange(12) % 3 == 0} if "Masked" in name else {"labels": torch.tensor(seed % 2)}
+        )
+        return pixels | kept
+    row = {"input_ids": torch.randint(4, 97, (8,), generator=drawn)}
+    row["attention_mask"] = (torch.arange(8) < 8 - seed).long()
+    if "QuestionAnswering" in name:
+        return row | {"start_positions": torch.tensor(seed), "end_positions": torch.tensor(3)}
+    if "MultipleChoice" in name:
+        return {key: torch.stack([x, x]) for key, x in row.items()} | {"labels": torch.tensor(seed % 2)}
+    if "SequenceClassification" in name or "ImageClassification" in name:
+        return row | {"labels": torch.tensor(seed % 2)}
+    row["labels"] = row["input_ids"] % most
+    return row | ({"next_sentence_label": torch.tensor(seed % 2)} if "PreTraining" in name else {})
+
+
+@pytest.mark.parametrize("family, name", HEADED, ids=[name for _, name in HEADED])
+def test_plain_trainer_trains_measures_predicts_and_keeps_the_best_model(family, name, tmp_path, without_code_files):
+    model = getattr(anyformer, name)(Variant(family.lower(), "tiny", {}).config(num_labels=2))
+    rows = [labelled_row(name, model.config, seed) for seed in range(4)]
+    has_labels, measured = "MaskedImageModeling" not in name, []
+    trainer = Trainer(
+        model,
+        TrainingArguments(
+            str(tmp_path),
+            max_steps=2,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="steps",
+            save_steps=1,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_loss",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+        ),
+        train_dataset=rows,
+        eval_dataset=rows,
+        compute_metrics=lambda found: measured.append(found) or {"rows": 4},
+    )
+    trainer.train()
+    assert trainer.state.best_metric > 0 and trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric)
+    predicted = trainer.predict(rows)
+    assert predicted.metrics["test_loss"] > 0 and predicted.predictions is not None
+    assert len(measured) == 4 and (len(predicted.label_ids) > 0) == has_labels

@@ -4,6 +4,8 @@ import pytest
 import torch
 from anyformer.modeling.task_heads import last_token_index
 from anyformer.modeling.task_losses import sequence_classification_loss
+from native_models import randomise
+from torch.nn.functional import cross_entropy, pad
 from training_steps import weights_after_a_step
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -93,8 +95,42 @@ def test_logits_and_loss_are_native(tiny_config, head, problem_type, side):
     model = build(head, tiny_config(num_labels=num_labels, problem_type=problem_type))
     inputs = padded_batch(side) | labels_for(head, problem_type)
     got, expected = model(**inputs), native_twin(head, model)(**inputs)
-    for name in expected.keys() & got.keys() - {"past_key_values"}:
+    # Padding takes no part in our loss of an answer's place: it would depend on the rows beside it.
+    skipped = {"past_key_values", "loss"} if head == "QuestionAnswering" else {"past_key_values"}
+    for name in expected.keys() & got.keys() - skipped:
         torch.testing.assert_close(got[name], expected[name], atol=TOLERANCE, rtol=0, msg=name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family, side", [("Decoder", "right"), ("Decoder", "left"), ("Encoder", "right")])
+def test_the_loss_of_an_answer_does_not_depend_on_the_padding_of_its_batch(
+    tiny_config, tiny_encoder_config, in_float64, family, side
+):
+    config = {"Decoder": tiny_config, "Encoder": tiny_encoder_config}[family](max_position_embeddings=300)
+    model = randomise(getattr(anyformer, f"Anyformer{family}ForQuestionAnswering")(config))
+    rows = [torch.randint(3, 97, (1, length)) for length in (60, 41, 33)]
+    ends = torch.tensor([[3, 9], [40, 40], [60, 2]])  # the last answer begins behind its row, and does not count
+
+    def batch(numbers, length):
+        padded = {name: [] for name in ("input_ids", "attention_mask", "start_positions", "end_positions")}
+        for number in numbers:
+            missing, shift = length - rows[number].shape[1], (0, length - rows[number].shape[1])[side == "left"]
+            fill = (0, missing) if side == "right" else (missing, 0)
+            padded["input_ids"].append(pad(rows[number], fill))
+            padded["attention_mask"].append(pad(torch.ones_like(rows[number]), fill))
+            for name, place in zip(("start_positions", "end_positions"), ends[number]):
+                padded[name].append(place[None] + shift)
+        return {name: torch.cat(parts) for name, parts in padded.items()}
+
+    whole = model(**batch([0, 1, 2], 60)).loss
+    for length in (80, 128, 300):
+        torch.testing.assert_close(model(**batch([0, 1, 2], length)).loss, whole)
+    three = sum(model(**batch([n], length), num_items_in_batch=2.5).loss for n, length in enumerate((60, 80, 33)))
+    torch.testing.assert_close(three, model(**batch([0, 1, 2], 60), num_items_in_batch=2.5).loss)
+    unpadded = {"input_ids": rows[0], "start_positions": ends[:1, 0], "end_positions": ends[:1, 1]}
+    out = model(**unpadded)
+    native = (cross_entropy(out.start_logits, ends[:1, 0]) + cross_entropy(out.end_logits, ends[:1, 1])) / 2
+    assert out.loss == native == model(**unpadded, attention_mask=torch.ones_like(rows[0])).loss
 
 
 @pytest.mark.parametrize("head, problem_type", CASES)
