@@ -8,6 +8,7 @@ is loaded first, `anyformer/__init__.py` leaves the registration to the command 
 import os
 import signal
 import sys
+from contextlib import suppress
 
 # Under `python -m anyformer_main` this module is called __main__; anyformer/__init__.py looks for its own name.
 sys.modules.setdefault("anyformer_main", sys.modules[__name__])
@@ -15,6 +16,11 @@ sys.modules.setdefault("anyformer_main", sys.modules[__name__])
 
 def main(argv: list[str] | None = None) -> int:
     """Run the `anyformer` command line and return its exit code (0 done, 2 user error)."""
+    # With `>&-` a file of ours would be opened in the place of the output, and get what is printed.
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
     # Python searches the folder of a script first, and in scripts/ evaluate.py would pass for the library `evaluate`.
     doors = os.path.dirname(os.path.realpath(sys.argv[0]))
     if os.path.exists(os.path.join(doors, "evaluate.py")):
@@ -23,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
 
     code = run(sys.argv[1:] if argv is None else argv)
     if code > 128:  # stopped by a signal: its echo (training/stop_signal.py) must not change how the process ends
-        signal.signal(code - 128, signal.SIG_IGN)
+        with suppress(OSError, ValueError):  # SIGKILL, of a process of its own that was killed, has no handler
+            signal.signal(code - 128, signal.SIG_IGN)
     return code
 
 

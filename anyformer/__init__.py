@@ -59,6 +59,8 @@ _EXPORTS = {
     "register_objective": "anyformer.pipelines.plugins",
     "register_metric": "anyformer.pipelines.metrics",
     "register_source": "anyformer.pipelines.plugins",
+    "register_optimizer": "anyformer.pipelines.plugins",
+    "register_schedule": "anyformer.pipelines.plugins",
     "from_native": "anyformer.pipelines.interop.conversion",
     "to_native": "anyformer.pipelines.interop.conversion",
     "convert": "anyformer.pipelines.interop.convert_checkpoint",

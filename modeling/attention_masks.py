@@ -24,9 +24,7 @@ def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def documents_of_borders(cu_seq_lens: torch.Tensor, shape) -> tuple:
-    """(ids, positions), both (B, T), of the documents that begin at such places of all B * T tokens, as flash kernels
-    are told: cu_seq_lens (documents + 1,), from 0 to B * T.
-    """
+    """(ids, positions), both (B, T), of documents with such borders of all rows laid end to end, from 0 to B * T."""
     index = torch.arange(shape[0] * shape[1], device=cu_seq_lens.device)
     ids = torch.searchsorted(cu_seq_lens[1:].long(), index, right=True)
     return ids.view(shape), (index - cu_seq_lens[ids]).view(shape)

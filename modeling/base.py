@@ -19,6 +19,7 @@ from .block import TransformerBlock
 from .serving import VLLM, is_own_backend, kernel_refusal
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES
 
+PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: imports them, then the family
 # Of `save_pretrained(push_to_hub=True)`, which passes them on.
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
 
@@ -135,6 +136,10 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
         labels, num_items_in_batch: as for the loss; families with experts weigh the routers' losses by them.
         """
+        for name in ("logits", "prediction_logits"):
+            if name in own and own[name] is None:
+                del own[name]
+                output_class = output_class.without_logits
         passed_on = {name: x for name, x in outputs.items() if name in output_class.__dataclass_fields__}
         return output_class(loss=loss, **own, **passed_on)
 
@@ -149,7 +154,8 @@ class AnyformerPreTrainedModel(PreTrainedModel):
 
     def code_file(self) -> str:
         """The file, without .py, that a saved folder's `auto_map` names and whose imports the folder holds."""
-        return self.own_class().__module__.rpartition(".")[2]
+        package, _, own = self.own_class().__module__.rpartition(".")
+        return PLUGIN_CODE if f"{package}.{PLUGIN_CODE}" in sys.modules else own
 
     def save_pretrained(self, save_directory, *, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):
         """Save weights, config and the code files, so that the folder loads with or without anyformer installed.
@@ -162,12 +168,11 @@ class AnyformerPreTrainedModel(PreTrainedModel):
         second would get the first one's model if the file of their configs were the same.
         """
         package, _, own_file = self.own_class().__module__.rpartition(".")
-        code_file, config_name = self.code_file(), type(self.config).__name__
+        config, code_file = type(self.config), self.code_file()
         code = importlib.import_module(f"{package}.{code_file}".lstrip("."))
-        imports_config = hasattr(code, config_name)  # somebody's own file of a model need not
-        config_file = code_file if imports_config else type(self.config).__module__.rpartition(".")[2]
+        config_file = code_file if hasattr(code, config.__name__) else config.__module__.rpartition(".")[2]
         auto_map = {auto_class: f"{code_file}.{name}" for auto_class, name in self.auto_classes.items()}
-        auto_map["AutoConfig"] = f"{config_file}.{config_name}"
+        auto_map["AutoConfig"] = f"{config_file}.{config.__name__}"
         self.config.auto_map = dict(auto_map)
         if code_file == own_file and self.own_class() is type(self):
             super().save_pretrained(save_directory, push_to_hub=push_to_hub, is_main_process=is_main_process, **kwargs)

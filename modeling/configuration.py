@@ -59,43 +59,43 @@ class TransformerConfig(PreTrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values", "aux_loss", "z_loss", "router_logits", "router_losses"]
     keys_to_ignore_at_inference += ["router_load", "router_entropy", "router_dropped"]
 
-    hidden_size: int = 512
-    intermediate_size: int | None = None
-    num_hidden_layers: int = 8
-    num_attention_heads: int = 8
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    position_encoding: str = "rotary"
-    rope_parameters: dict | None = None
-    alibi_bias_max: int | float = 8.0
-    relative_attention_num_buckets: int = 32
-    relative_attention_max_distance: int = 128
-    relative_attention_shared: bool = True
-    position_offset: int = 0
-    attention_pattern: list[str] | None = None
-    layer_types: list[str] | None = None
-    sliding_window: int | None = None
-    attention_stride: int | None = None
-    norm_type: str = "rmsnorm"
-    norm_position: str = "pre"
-    norm_eps: float = 1e-5
-    norm_bias: bool = True
-    mlp_type: str = "glu"
-    hidden_act: str = "silu"
-    attention_bias: bool = False
-    attention_out_bias: bool | None = None
-    attention_key_bias: bool | None = None
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    attention_multiplier: int | float | None = None
-    embedding_multiplier: int | float = 1.0
-    embedding_norm: bool = False
-    attn_logit_softcapping: int | float | None = None
-    hidden_dropout: int | float = 0.0
-    attention_dropout: int | float = 0.0
-    initializer_range: float = 0.02
-    scale_residual_init: bool = True
-    fan_in_init: bool = False
+    hidden_size: int = 512  # channels of the hidden states
+    intermediate_size: int | None = None  # channels of a feed-forward; null: 4 x hidden_size, of a glu 8/3 x
+    num_hidden_layers: int = 8  # layers; of seq2seq those of the encoder
+    num_attention_heads: int = 8  # heads of attention
+    num_key_value_heads: int | None = None  # heads of keys and values (Ainslie et al. 2023); null: num_attention_heads
+    head_dim: int | None = None  # channels of a head; null: hidden_size / num_attention_heads
+    position_encoding: str = "rotary"  # how positions are told apart
+    rope_parameters: dict | None = None  # rotary (Su et al. 2021): {rope_type: default, rope_theta: 10000}
+    alibi_bias_max: int | float = 8.0  # alibi: the slopes are 2^-(this / heads), ... (Press et al. 2022)
+    relative_attention_num_buckets: int = 32  # relative: biases that a head learns (Raffel et al. 2020)
+    relative_attention_max_distance: int = 128  # relative: distances from here on share the last bias
+    relative_attention_shared: bool = True  # relative: one table for all layers, or one for each
+    position_offset: int = 0  # learned: rows of the table before position 0; 2 in RoBERTa and BART
+    attention_pattern: list[str] | None = None  # kinds of attention, repeated over the layers; null: full_attention
+    layer_types: list[str] | None = None  # a kind for each layer, in place of attention_pattern
+    sliding_window: int | None = None  # sliding_, local_global_attention: tokens that a query sees
+    attention_stride: int | None = None  # strided_attention: the n last tokens, each n-th before (Child et al. 2019)
+    norm_type: str = "rmsnorm"  # what the norms compute (rmsnorm: Zhang and Sennrich 2019)
+    norm_position: str = "pre"  # norms before attention and feed-forward, or behind the sums (Xiong et al. 2020)
+    norm_eps: float = 1e-5  # added to the variance in a norm
+    norm_bias: bool = True  # layernorm: norms have biases
+    mlp_type: str = "glu"  # feed-forward: two matrices, or a third as gate (Shazeer 2020)
+    hidden_act: str = "silu"  # activation of the feed-forward; with a glu, silu is SwiGLU
+    attention_bias: bool = False  # biases of queries, keys and values
+    attention_out_bias: bool | None = None  # bias of the projection behind attention; null: as attention_bias
+    attention_key_bias: bool | None = None  # bias of the keys; null: as attention_bias
+    mlp_bias: bool = False  # biases of the feed-forward; experts have none
+    qk_norm: bool = False  # a norm over each head's queries and keys, before positions (Henry et al. 2020)
+    attention_multiplier: int | float | None = None  # the scores are multiplied by it; null: 1 / sqrt(head_dim)
+    embedding_multiplier: int | float = 1.0  # the embeddings are multiplied by it (Vaswani et al.: sqrt(hidden_size))
+    embedding_norm: bool = False  # a norm behind the embeddings
+    attn_logit_softcapping: int | float | None = None  # scores s become c x tanh(s / c) (Gemma 2); null: they stay
+    hidden_dropout: int | float = 0.0  # dropout on embeddings and on what attention and feed-forward add
+    attention_dropout: int | float = 0.0  # dropout on attention probabilities
+    initializer_range: float = 0.02  # standard deviation of new weights
+    scale_residual_init: bool = True  # smaller new weights, by sqrt(2 x layers), behind a block's branches (GPT-2)
+    fan_in_init: bool = False  # new weights have the deviation 1 / sqrt(inputs), not initializer_range (T5)
 
     def __init_subclass__(cls, *args, **kwargs):
         cls.__eq__ = cls.same_fields
@@ -186,16 +186,16 @@ class TokenConfig(TransformerConfig):
 
     attribute_map = {"logit_scale": "logit_multiplier"}  # the name by which serving engines read it
 
-    vocab_size: int = 32000
-    max_position_embeddings: int = 2048
-    final_logit_softcapping: int | float | None = None
-    lm_head_bias: bool = False
-    logit_multiplier: int | float = 1.0
-    tie_word_embeddings: bool = True
-    use_cache: bool = True
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
+    vocab_size: int = 32000  # entries of the vocabulary; in a recipe the tokenizer says it
+    max_position_embeddings: int = 2048  # the longest row; of learned positions the size of their table
+    final_logit_softcapping: int | float | None = None  # logits l become c x tanh(l / c) (Gemma 2); null: they stay
+    lm_head_bias: bool = False  # the vocabulary's head has a bias
+    logit_multiplier: int | float = 1.0  # the logits are multiplied by it
+    tie_word_embeddings: bool = True  # the head's matrix is that of the embeddings (Press and Wolf 2017)
+    use_cache: bool = True  # generation keeps keys and values
+    bos_token_id: int | None = None  # token at the beginning; the tokenizer says it
+    eos_token_id: int | list[int] | None = None  # token or tokens at the end; the tokenizer says it
+    pad_token_id: int | None = None  # token that fills rows up; the tokenizer says it
 
 
 @strict
@@ -214,22 +214,22 @@ class RoutedConfig(TokenConfig):
     `output_router_logits`: outputs hold the routers' logits and statistics in evaluation, too.
     """
 
-    num_experts: int | None = None
-    num_experts_per_tok: int = 2
-    moe_intermediate_size: int | None = None
-    shared_expert_intermediate_size: int = 0
-    shared_expert_gate: bool = False
-    mlp_pattern: list[str] | None = None
-    mlp_layer_types: list[str] | None = None
-    router_scoring: str = "softmax"
-    norm_topk_prob: bool = True
-    routed_scaling_factor: int | float = 1.0
-    router_aux_loss_coef: int | float = 0.01
-    router_z_loss_coef: int | float = 0.0
-    router_bias_update_rate: int | float = 0.0
-    router_jitter_noise: int | float = 0.0
-    expert_capacity: int | None = None
-    output_router_logits: bool = False
+    num_experts: int | None = None  # feed-forwards of a sparse layer; null: no layer is sparse
+    num_experts_per_tok: int = 2  # experts that each token uses
+    moe_intermediate_size: int | None = None  # channels within an expert; null: intermediate_size
+    shared_expert_intermediate_size: int = 0  # channels of an expert for all tokens; 0: none (Dai et al. 2024)
+    shared_expert_gate: bool = False  # the shared expert has a gate of its own
+    mlp_pattern: list[str] | None = None  # sparse and dense, repeated over the layers; null: all are sparse
+    mlp_layer_types: list[str] | None = None  # sparse or dense for each layer, in place of mlp_pattern
+    router_scoring: str = "softmax"  # how a router scores experts
+    norm_topk_prob: bool = True  # the weights of the chosen experts sum to 1
+    routed_scaling_factor: int | float = 1.0  # the weights of the chosen experts are multiplied by it
+    router_aux_loss_coef: int | float = 0.01  # weight of the loss that balances experts (Fedus et al. 2021)
+    router_z_loss_coef: int | float = 0.0  # weight of the loss on large router logits (Zoph et al. 2022)
+    router_bias_update_rate: int | float = 0.0  # step of a bias that balances without a loss (Wang et al. 2024)
+    router_jitter_noise: int | float = 0.0  # a router's input times 1 +- up to this (Fedus et al. 2021)
+    expert_capacity: int | None = None  # the most tokens of a row that an expert takes; null: no limit
+    output_router_logits: bool = False  # outputs hold router logits and statistics in evaluation, too
 
     def derive(self):
         super().derive()
@@ -268,10 +268,10 @@ class AnyformerDecoderConfig(TokenConfig):
 
     model_type = "anyformer_decoder"
 
-    output_vocab_size: int | None = None
-    segment_length: int | None = None
-    memory_length: int | None = None
-    memory_update: str = "delta"
+    output_vocab_size: int | None = None  # the head predicts the first so many tokens; null: all (ImageGPT)
+    segment_length: int | None = None  # compressive_, recurrent_attention: tokens of a segment
+    memory_length: int | None = None  # recurrent_attention: tokens before a segment that it sees (Dai et al. 2019)
+    memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
 
     def validate_layer_type(self):
         """Nothing to do: legality.py has checked the names, and transformers' list lacks that of our own cache."""
@@ -283,7 +283,7 @@ class AnyformerMoeConfig(RoutedConfig):
 
     model_type = "anyformer_moe"
 
-    num_experts: int | None = 8
+    num_experts: int | None = 8  # feed-forwards of a sparse layer
 
 
 @strict
@@ -311,32 +311,32 @@ class AnyformerEncoderConfig(RoutedConfig):
     model_type = "anyformer_encoder"
     is_causal = False
 
-    type_vocab_size: int = 0
-    embedding_size: int | None = None
-    num_hidden_groups: int | None = None
-    skip_first_norm: bool = False
-    pos_att_type: list[str] | None = None
-    share_att_key: bool = False
-    position_buckets: int | None = None
-    max_relative_positions: int | None = None
-    relative_embedding_norm: bool = False
-    position_biased_input: bool = False
-    mask_decoder_layers: int = 0
-    conv_kernel_size: int = 0
-    conv_groups: int = 1
-    conv_act: str = "tanh"
-    head_act: str | None = None
-    head_bias: bool = True
-    lm_head_bias: bool = True
-    pooler_type: str = "cls"
-    pooler_act: str | None = "tanh"
-    add_pooling_layer: bool = True
-    task_head_transform: bool = False
-    classifier_dropout: int | float | None = None
-    sep_token_id: int | None = None
-    cls_token_id: int | None = None
-    mask_token_id: int | None = None
-    use_cache: bool = False
+    type_vocab_size: int = 0  # kinds of segments (Devlin et al. 2019); 0: none
+    embedding_size: int | None = None  # channels of the embeddings (Lan et al. 2020); null: hidden_size
+    num_hidden_groups: int | None = None  # groups of layers that share weights (Lan et al. 2020); null: none do
+    skip_first_norm: bool = False  # no first norm (Warner et al. 2024); needs embedding_norm and norm_position: pre
+    pos_att_type: list[str] | None = None  # disentangled: terms c2p and p2c (He et al. 2021); null: both
+    share_att_key: bool = False  # disentangled: positions are projected by the layers' own query and key weights
+    position_buckets: int | None = None  # disentangled: buckets of distances; null: each distance has its own
+    max_relative_positions: int | None = None  # disentangled: the largest distance; null: max_position_embeddings
+    relative_embedding_norm: bool = False  # disentangled: the table of distances is normalised
+    position_biased_input: bool = False  # disentangled: learned absolute positions are added to the input
+    mask_decoder_layers: int = 0  # disentangled: times that the last layer runs again before the masked-LM head
+    conv_kernel_size: int = 0  # width of a convolution beside the first layer (DeBERTa-v2); 0: none
+    conv_groups: int = 1  # groups of that convolution
+    conv_act: str = "tanh"  # activation of that convolution
+    head_act: str | None = None  # activation of the masked-LM head; null: hidden_act
+    head_bias: bool = True  # the dense layer of the masked-LM head has a bias
+    lm_head_bias: bool = True  # the vocabulary's head has a bias
+    pooler_type: str = "cls"  # what heads of whole texts read: the first token, or the mean of all
+    pooler_act: str | None = "tanh"  # activation of the pooler's dense layer; null: no layer
+    add_pooling_layer: bool = True  # the model without a head has the pooler, too
+    task_head_transform: bool = False  # task heads begin as the masked-LM head does (Warner et al. 2024)
+    classifier_dropout: int | float | None = None  # dropout before a classifier; null: hidden_dropout
+    sep_token_id: int | None = None  # token between texts; the tokenizer says it
+    cls_token_id: int | None = None  # token before a text; the tokenizer says it
+    mask_token_id: int | None = None  # token in place of a hidden one; the tokenizer says it
+    use_cache: bool = False  # unused: an encoder generates nothing
 
     def derive(self):
         if self.embedding_size is None:

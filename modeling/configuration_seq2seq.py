@@ -28,11 +28,11 @@ class AnyformerSeq2SeqConfig(RoutedConfig):
 
     model_type = "anyformer_seq2seq"
 
-    num_decoder_layers: int | None = None
-    decoder_start_token_id: int | None = None
-    classifier_dropout: int | float | None = None
-    pooler_act: str = "tanh"
-    is_encoder_decoder: bool = True
+    num_decoder_layers: int | None = None  # layers of the decoder; null: num_hidden_layers
+    decoder_start_token_id: int | None = None  # token that begins every target; the tokenizer says it
+    classifier_dropout: int | float | None = None  # dropout before a classifier; null: hidden_dropout
+    pooler_act: str = "tanh"  # activation of a classifier's dense layer
+    is_encoder_decoder: bool = True  # true of the whole model; its stacks' configs say false
 
     def derive(self):
         if self.num_decoder_layers is None:

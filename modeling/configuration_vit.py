@@ -30,25 +30,25 @@ class AnyformerViTConfig(TransformerConfig):
     is_causal = False
     default_theta = 100.0  # a dozen patches a side, not thousands of tokens (Heo et al. 2024, section 3.2)
 
-    image_size: int | list[int] = 224
-    patch_size: int = 16
-    num_channels: int = 3
-    num_register_tokens: int = 0
-    use_distillation_token: bool = False
-    distillation_head: bool = False
-    position_encoding: str = "learned"
-    norm_type: str = "layernorm"
-    norm_eps: float = 1e-6
-    mlp_type: str = "mlp"
-    hidden_act: str = "gelu"
-    attention_bias: bool = True
-    mlp_bias: bool = True
-    pooler_type: str = "cls"
-    pooler_act: str | None = "tanh"
-    pooler_output_size: int | None = None
-    add_pooling_layer: bool = True
-    encoder_stride: int | None = None
-    label_smoothing: int | float = 0.0
+    image_size: int | list[int] = 224  # pixels of a side, or height and width
+    patch_size: int = 16  # pixels of a patch's side; divides image_size
+    num_channels: int = 3  # channels of the images
+    num_register_tokens: int = 0  # tokens that nothing reads (Darcet et al. 2024)
+    use_distillation_token: bool = False  # a token for a teacher's labels (Touvron et al. 2021)
+    distillation_head: bool = False  # a classifier that reads that token
+    position_encoding: str = "learned"  # how positions are told apart
+    norm_type: str = "layernorm"  # what the norms compute
+    norm_eps: float = 1e-6  # added to the variance in a norm
+    mlp_type: str = "mlp"  # feed-forward: two matrices, or a third as gate (Shazeer 2020)
+    hidden_act: str = "gelu"  # activation of the feed-forward
+    attention_bias: bool = True  # biases of queries, keys and values
+    mlp_bias: bool = True  # biases of the feed-forward
+    pooler_type: str = "cls"  # what the classifier reads: the class token, or the mean of the patches
+    pooler_act: str | None = "tanh"  # activation of the pooler's dense layer; null: no layer
+    pooler_output_size: int | None = None  # channels of the pooler; null: hidden_size
+    add_pooling_layer: bool = True  # the model without a head has the pooler
+    encoder_stride: int | None = None  # pixels of a side that masked image modelling predicts at once; null: patch_size
+    label_smoothing: int | float = 0.0  # share of a label spread over all classes (Szegedy et al. 2016)
 
     def derive(self):
         if self.encoder_stride is None:

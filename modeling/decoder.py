@@ -63,8 +63,7 @@ class CausalModel(TransformerStack):
         packs = past_key_values is None and not paged  # rows may be packed, unless a cache is passed in
         if use_cache and packs and not self.training:
             past_key_values = DynamicCache(config=self.config)
-        borders = kwargs.get("cu_seq_lens_q")
-        batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs, paged, borders)
+        batch = self.read_batch(x_BTD, attention_mask, position_ids, past_key_values, packs, paged, **kwargs)
         if paged:
             cumulated = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
             batch.attention_mask, batch.distances = paged_masks(self.config, attention_mask, position_ids, *cumulated)

@@ -153,7 +153,7 @@ class SparseMLP(nn.Module):
         logits_NE, weights_NK, index_NK = self.gate(x_ND)
         kept_NK = None
         if self.capacity is not None:
-            kept_NK = within_capacity(index_NK, x_BTD.shape[0], self.gate.num_experts, self.capacity)
+            kept_NK = within_capacity(index_NK, x_BTD.shape[0], logits_NE.shape[-1], self.capacity)
             weights_NK = weights_NK * kept_NK
         out_ND = self.experts(x_ND, index_NK, weights_NK.to(x_ND.dtype))
         if self.shared_expert is not None:

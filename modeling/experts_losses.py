@@ -134,6 +134,7 @@ def router_fields(routed: list, shape, unpadded, loss_mask, training: bool, outp
     if not (training or output_router_logits):
         return {}
     routers, *parts = zip(*routed)
+    routers = [router.get_base_layer() if hasattr(router, "get_base_layer") else router for router in routers]  # PEFT's
     logits, index, kept = ([in_rows(x, shape, unpadded) for x in part] for part in parts)
     if loss_mask is not None and loss_mask.dim() == 2:
         real = loss_mask[:, -logits[0].shape[1] :] != 0

@@ -109,6 +109,9 @@ def _rotary_faults(c):
             yield f"rope_parameters has no entry for {cache_type(kind)!r}, which layers of this model use"
     for name, parameters in by_type.items():
         field = f"rope_parameters.{name}." if name else "rope_parameters."
+        if not isinstance(parameters, dict):
+            yield f"{field[:-1]}={parameters} is not a mapping of settings, such as {{rope_theta: 10000}}"
+            return
         rope_type = parameters.get("rope_type", "default")
         if rope_type not in ROPE_TYPES:
             yield f"{field}rope_type={rope_type!r} is not known; known: {', '.join(ROPE_TYPES)}"
@@ -156,7 +159,7 @@ def _setting_faults(c):
         meanings = {name: kind.needs[setting] for name, kind in ATTENTION_KINDS.items() if setting in kind.needs}
         using, value = next((kind for kind in used if kind in meanings), None), getattr(c, setting, None)
         if using is not None and value is None:
-            yield f"{using} layers need {setting}, {meanings[using]}"
+            yield f"{setting} is not set, but {using} layers need it: {meanings[using]}"
         elif using is None and value is not None:
             known = " or ".join(kind for kind in meanings if kind in kinds_of_family(c)) or "no such setting here"
             yield f"{setting}={value} is used by no layer; name {known} in attention_pattern or leave {setting} null"

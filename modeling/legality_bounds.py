@@ -29,8 +29,9 @@ LEAST = {
     "relative_attention_num_buckets": 1,
     "relative_attention_max_distance": 1,
     "norm_eps": 0,
-    "initializer_range": 0,
-    "routed_scaling_factor": 0,
+    # Less leaves nothing to learn from: all weights, scores or logits are as good as equal.
+    **dict.fromkeys(("initializer_range", "routed_scaling_factor", "embedding_multiplier", "logit_multiplier"), 1e-6),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "attention_multiplier"), 1e-6),
 }
 
 

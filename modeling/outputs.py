@@ -1,6 +1,6 @@
 """transformers' output classes with fields for routers' losses and statistics; None in models without experts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, make_dataclass
 
 import torch
 from transformers import modeling_outputs
@@ -38,14 +38,39 @@ class RouterFields(ModelOutput):
             super().__setattr__(name, value)
 
 
-def with_router_fields(output_class: type) -> type:
-    """A class of the same name, with the fields of RouterFields after its own."""
-    names = {"__module__": __name__, "__doc__": output_class.__doc__}
+def with_router_fields(output_class: type, module: str = __name__) -> type:
+    """A class of the same name, with the fields of RouterFields after its own. module: where it is to be found."""
+    names = {"__module__": module, "__doc__": output_class.__doc__}
     return dataclass(type(output_class.__name__, (RouterFields, output_class), names))
+
+
+LOGITS = ("logits", "prediction_logits")  # over a vocabulary
+NO_LOGITS = "this training step made its loss without logits; pass return_logits=True to the model to have them"
+
+
+class WithoutLogits(ModelOutput):
+    """Outputs of a step that made no logits, nor has a field for them; who reads them is told how to get them."""
+
+    def __getattr__(self, name):
+        raise AttributeError(NO_LOGITS if name in LOGITS else f"{type(self).__name__} has no attribute {name!r}")
+
+    def __getitem__(self, key):
+        if key in LOGITS:
+            raise KeyError(NO_LOGITS)
+        return super().__getitem__(key)
+
+
+def without_logits(output_class: type) -> type:
+    """The class of such outputs; pickle finds it in the module of `output_class`, as <its name>WithoutLogits."""
+    kept = [(each.name, each.type, None) for each in fields(output_class) if each.name not in LOGITS]
+    made = make_dataclass(f"{output_class.__name__}WithoutLogits", kept, bases=(WithoutLogits,))
+    made.__module__, output_class.without_logits = output_class.__module__, made
+    return made
 
 
 BaseModelOutputWithPast = with_router_fields(modeling_outputs.BaseModelOutputWithPast)
 CausalLMOutputWithPast = with_router_fields(modeling_outputs.CausalLMOutputWithPast)
+CausalLMOutputWithPastWithoutLogits = without_logits(CausalLMOutputWithPast)
 SequenceClassifierOutputWithPast = with_router_fields(modeling_outputs.SequenceClassifierOutputWithPast)
 TokenClassifierOutput = with_router_fields(modeling_outputs.TokenClassifierOutput)
 QuestionAnsweringModelOutput = with_router_fields(modeling_outputs.QuestionAnsweringModelOutput)

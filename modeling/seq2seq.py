@@ -181,16 +181,16 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """Inputs (B, S) and decoder inputs (B, T) -> last_hidden_state (B, T, D) and the encoder's (B, S, D).
 
+        Without decoder inputs the decoder reads `input_ids`, shifted, as BART's does: features of a text.
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
         decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that
-        `decoder_attention_mask` does not mark. Raises ValueError for `cu_seq_lens_q`, which have no room for both.
+        `decoder_attention_mask` does not mark. Raises ValueError for `cu_seq_lens_q`, which are of one side.
         """
+        if decoder_input_ids is None and decoder_inputs_embeds is None and input_ids is not None:
+            decoder_input_ids = shift_right(input_ids, self.config.decoder_start_token_id, self.config.pad_token_id)
         check_one_is_given(decoder_input_ids, decoder_inputs_embeds, "decoder_")
         if kwargs.get("cu_seq_lens_q") is not None:
-            raise ValueError(
-                "cu_seq_lens_q cannot tell the documents of inputs and targets apart; give position_ids and "
-                "decoder_position_ids that restart at 0 for each"
-            )
+            raise ValueError("cu_seq_lens_q has the borders of one side; give position_ids and decoder_position_ids")
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -276,6 +276,7 @@ class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, 
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels, decoder_position_ids)
+        check_one_is_given(decoder_input_ids, decoder_inputs_embeds, "decoder_")  # the input is no target
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -385,8 +386,6 @@ class AnyformerSeq2SeqForSequenceClassification(AnyformerSeq2SeqPreTrainedModel)
         """
         if input_ids is None:
             raise ValueError("give input_ids: where a text ends cannot be told from inputs_embeds")
-        if decoder_input_ids is None:
-            decoder_input_ids = shift_right(input_ids, self.config.decoder_start_token_id, self.config.pad_token_id)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

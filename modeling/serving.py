@@ -90,6 +90,11 @@ REFUSALS = (
         lambda c: f"it drops attn_logit_softcapping={c.attn_logit_softcapping}",
     ),
     (
+        (VLLM,),
+        lambda c: (c.attn_logit_softcapping or 1) < 1,
+        lambda c: f"it computes attn_logit_softcapping={c.attn_logit_softcapping}, below 1, wrongly (Gemma 2's, too)",
+    ),
+    (
         ENGINES,
         lambda c: _rope_types(c) & set(BATCH_DEPENDENT_ROPE),
         lambda c: (

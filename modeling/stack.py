@@ -119,25 +119,17 @@ class TransformerStack:
         return getattr(self, self.positions_name)
 
     def read_batch(
-        self,
-        x_BTE,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        packs=True,
-        paged=False,
-        cu_seq_lens_q=None,
-        **captured,
+        self, x_BTE, attention_mask=None, position_ids=None, past_key_values=None, packs=True, paged=False, **given
     ) -> Batch:
         """Token embeddings, and a forward's arguments beside them -> Batch.
 
         packs: whether `position_ids` or `cu_seq_lens_q` tell documents apart. paged: whether the row holds texts with
-            keys in pages. cu_seq_lens_q: None, or the borders of the documents, see `documents_of_borders`. captured:
+            keys in pages. given: further arguments, of which are read `cu_seq_lens_q` (see `documents_of_borders`) and
             which outputs of each layer are wanted.
         """
         documents = unpadded = None
-        if packs and cu_seq_lens_q is not None:
-            documents, positions = documents_of_borders(cu_seq_lens_q, x_BTE.shape[:2])
+        if packs and given.get("cu_seq_lens_q") is not None:
+            documents, positions = documents_of_borders(given["cu_seq_lens_q"], x_BTE.shape[:2])
             position_ids = positions if position_ids is None else position_ids
         elif packs and position_ids is not None and x_BTE.shape[1] > 1:
             documents = document_ids_from_positions(position_ids.expand(x_BTE.shape[0], -1))
@@ -146,7 +138,7 @@ class TransformerStack:
             documents = None
         if documents is None and not paged and isinstance(self.positions, LearnedPositions):
             self.positions.check_length(x_BTE.shape[1])
-        if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, captured):
+        if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, given):
             unpadded = Unpadded.of(attention_mask)
         loss_mask = attention_mask
         if unpadded is not None:

@@ -4,9 +4,8 @@ Standard library only: legality, configs, listings and parameter counts read the
 torch classes stand in files of their own and are entered here by `implements`; `implementation` gives them back, and
 imports their file the first time that a config asks for one.
 
-A scheme or kind of another package is one call of `register_position_scheme` or `register_attention_kind`. Its code
-does not travel with a saved model: transformers copies the files that the model's own file imports. Whoever loads such
-a folder has to run the registering call first; without it the config is refused, as the name is not known.
+A scheme or kind of another package is one call of `register_position_scheme` or `register_attention_kind`. A run saves
+its code with the model (pipelines/storage/plugin_code.py); where anyformer is installed, the call comes first again.
 """
 
 import importlib

@@ -141,10 +141,9 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
             labels: (B,) class numbers, or (B, num_labels): probabilities, as mixup makes them. A config's
                 `problem_type` may say that they are 0 and 1 of several labels, or numbers.
             num_items_in_batch: entries of labels in the whole optimizer step, by which the sum is divided.
-            kwargs: `distillation_labels`, the teacher's labels for `distillation_head`; None: `labels`. The loss is the
-                mean of both heads' (Touvron et al. 2021, eq. 3), and the logits are the heads' mean.
-                `label_smoothing`; None: the config's in training, none in evaluation. Neither is in the signature, see
-                `takes_label_smoothing`.
+            kwargs: `distillation_labels`, the teacher's, for `distillation_head`; None: `labels`. The loss is the mean
+                of both heads' (Touvron et al. 2021, eq. 3), and the logits are their mean. `label_smoothing`; None: the
+                config's in training, none in evaluation. Not in the signature: see `takes_label_smoothing`.
         """
         distillation_labels = kwargs.pop("distillation_labels", None)
         label_smoothing = kwargs.pop("label_smoothing", None)

@@ -14,6 +14,7 @@ from .adapters import load_model
 from .errors import UserError
 from .plugins import objective_of
 from .recipes.compose import load_recipe, recipe_from_dict
+from .recipes.preset_run import planned_recipe
 from .recipes.schema import Recipe
 
 if TYPE_CHECKING:
@@ -154,15 +155,18 @@ def plan(
     stage: str | None = None,
     context: int | None = None,
     mfu: float = 0.4,
+    per_node: int = 8,
     **sections: Sections,
 ) -> "Plan":
     """What a recipe's run would take: parameters, bytes on each device, FLOPs, time; no data is read.
 
     Args:
+        recipe: as of `train`, or the name of a preset; a name of both is the recipe's.
         devices: such as 8xH100-80GB, or cpu.
         stage: how states are shared: none, zero1, zero2, zero3 or fsdp; None: the recipe's, else the first that fits.
         context: tokens that the cache of generation holds; None: the model's positions.
         mfu: the share of the devices' peak FLOP/s that is reached.
+        per_node: devices of a machine, whose processes share its memory.
 
     Raises:
         UserError: a mistake in the recipe, or unknown devices.
@@ -170,7 +174,11 @@ def plan(
     from .accounting.devices import devices_of
     from .training.plan import plan_run
 
-    return plan_run(_composed(recipe, sections, False), devices_of(devices), stage=stage, context=context, mfu=mfu)
+    is_preset = False
+    if not isinstance(recipe, Recipe):
+        (recipe, is_preset), sections = planned_recipe(str(recipe), **sections), {}
+    composed, how = _composed(recipe, sections, False), {"context": context, "mfu": mfu, "per_node": per_node}
+    return plan_run(composed, devices_of(devices), stage=stage, until_trained=is_preset, **how)
 
 
 def _composed(recipe: Recipe | str | Path, sections: dict[str, Sections], trust_remote_code: bool) -> Recipe:

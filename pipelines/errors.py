@@ -14,6 +14,12 @@ class UserError(Exception):
     """
 
 
+def reader_left(error: BaseException) -> bool:
+    """Whether nobody reads the output any more, as after `| head -1`; rich turns that error into a SystemExit."""
+    cause = error.__context__ if isinstance(error, SystemExit) else error
+    return isinstance(cause, BrokenPipeError)
+
+
 def need_package(what: str, package: str, extra: str, module: str | None = None) -> None:
     """Raise UserError, beginning with `what`, where the package of an extra is not installed.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .adapters import is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
-from .errors import UserError, did_you_mean, loading_reason
+from .errors import UserError, did_you_mean, first_line, loading_reason
 
 DEFAULT_TEMPERATURE = 0.8
 RUNS = "runs"  # where the shipped recipes put theirs
@@ -112,10 +112,16 @@ def generate_text(
         raise UserError(f"--chat: the tokenizer of MODEL={name_or_path} has no chat template; leave out --chat")
     if chat:
         question = [{"role": "user", "content": prompt}]
-        inputs = tokenizer.apply_chat_template(
-            question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )
-        inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        try:
+            ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)["input_ids"]
+        except Exception as error:  # a template is a program, and can fail in any way
+            raise UserError(
+                f"--chat: the chat template of MODEL={name_or_path} cannot put a question ({first_line(error)}); mend "
+                f"its chat_template, or leave out --chat"
+            ) from error
+        if not ids:
+            raise UserError(f"--chat: the chat template of MODEL={name_or_path} leaves nothing of the question")
+        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
     else:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     if inputs["input_ids"].shape[1] == 0:

@@ -1,4 +1,4 @@
-"""Registries of what recipes can name (objectives, metrics, data sources), and the plug-ins that add to them.
+"""Registries of what recipes can name, such as objectives and metrics, and the plug-ins that add to them.
 
 Our own objectives, metrics and sources stand in the same registries: a registry imports the package that fills it when
 it is first asked. A plug-in is a Python file or module that the user names on the command line (`--plugin`), in
@@ -95,6 +95,9 @@ def _is_same(there: Any, row: Any) -> bool:
 OBJECTIVES = Registry("objective", "anyformer.pipelines.objectives")
 METRICS = Registry("metric", "anyformer.pipelines.metrics")
 SOURCES = Registry("data source", "anyformer.pipelines.data.sources")
+# Of plug-ins alone: transformers has the names of its own, and `adamw`, `muon` and `wsd` are in training/.
+OPTIMIZERS = Registry("optimizer", __name__)
+SCHEDULES = Registry("schedule", __name__)
 
 
 def less_is_better(name: str | None) -> bool:
@@ -121,9 +124,29 @@ def register_source(name: str) -> Callable:
     It is built as cls(limits, where): bounds on documents, and the recipe's field that its errors name.
     """
 
-    def register(cls: type) -> type:
-        SOURCES.add(name, cls)
-        return cls
+    return _decorator(SOURCES, name)
+
+
+def register_optimizer(name: str) -> Callable:
+    """Decorator of a class or function (groups of parameters, lr) -> torch optimizer: `training.optim: NAME`.
+
+    Each group is a dict of `params` and their `weight_decay`; lr is training.learning_rate.
+    """
+    return _decorator(OPTIMIZERS, name)
+
+
+def register_schedule(name: str) -> Callable:
+    """Decorator of a function (step, total, warmup, **kwargs) -> share of the peak: `training.lr_scheduler_type: NAME`.
+
+    step counts from 0 to total - 1, warmup is a number of steps, kwargs are training.lr_scheduler_kwargs.
+    """
+    return _decorator(SCHEDULES, name)
+
+
+def _decorator(registry: Registry, name: str) -> Callable:
+    def register(row: Any) -> Any:
+        registry.add(name, row)
+        return row
 
     return register
 

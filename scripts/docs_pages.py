@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -20,14 +21,25 @@ DOCS = ROOT / "docs"
 sys.path.append(str(ROOT))  # where anyformer is not installed
 import anyformer_main  # noqa: E402, F401  (first, so that `anyformer` leaves torch alone: see there)
 
-# Files of the repository that are pages of the site.
+NOTEBOOKS = ROOT / "notebooks"
+FAMILIES = ("decoder", "moe", "encoder", "seq2seq", "vit")
+# What pages link to: files and folders that GitHub has, and the pages of the site in their place.
 INCLUDED = {
     "RESULTS.md": "results.md",
     "CONTRIBUTING.md": "contributing.md",
     "scripts/benchmarks/RESULTS.md": "benchmarks.md",
     "README.md": "index.md",
-}
-NOTEBOOKS = ROOT / "notebooks"
+    "configs/recipes": "recipes.md",
+    "pipelines/recipes/schema.py": "reference/settings.md",
+    "pipelines/cli/commands.py": "reference/commands.md",
+    "pipelines/cli/listing.py": "reference/lists.md",
+    "anyformer/__init__.py": "reference/python.md",
+    "modeling/decoder.py": "reference/fields_decoder.md",
+    "modeling/moe.py": "reference/fields_moe.md",
+    "modeling/encoder.py": "reference/fields_encoder.md",
+    "modeling/configuration_seq2seq.py": "reference/fields_seq2seq.md",
+    "modeling/configuration_vit.py": "reference/fields_vit.md",
+} | {f"notebooks/{file.name}": f"notebooks/{file.stem}.md" for file in NOTEBOOKS.glob("*.ipynb")}
 LEARNING = sorted(f"learning/{page.name}" for page in (DOCS / "learning").glob("*.md"))
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)]*)?\))")
 
@@ -112,11 +124,15 @@ def results() -> list[tuple[str, list[str], list[str]]]:
 
 
 def results_of(*names: str) -> str:
-    """The rows of RESULTS.md whose commands name one of the recipes, or the sentence that there is none."""
+    """The rows of RESULTS.md whose commands name one of the recipes, or the sentence that there is none.
+
+    Rows of before 833aad0, which changed the warm-up, are left out.
+    """
     rows = [(cells, header) for command, cells, header in results() if set(re.findall(r"\w+", command)) & set(names)]
-    if not rows:
-        return "No measured result yet.\n"
-    found = [(*cells[:2], cells[2] if header[-1] != "time" else f"in {cells[2]}") for cells, header in rows]
+    new = [(cells, header) for cells, header in rows if "before 833aad0" not in cells[1]]
+    if not new:
+        return f"No measured result {'since the warm-up was changed' if rows else 'yet'}.\n"
+    found = [(*cells[:2], cells[2] if header[-1] != "time" else f"in {cells[2]}") for cells, header in new]
     return table(("command", "measured", "beside it"), found)
 
 
@@ -174,11 +190,13 @@ def settings_page() -> str:
     from anyformer.pipelines.cli.settings_help import REST, by_section
     from anyformer.pipelines.recipes.compose import names_of
 
+    fields = ", ".join(f"[{family}](fields_{family}.md)" for family in FAMILIES)
     parts = [
         "# Settings of a recipe",
         "Every setting that the schema names, section by section, made from the dataclasses that check recipes. "
-        f"`model` takes besides {REST['model']}, `training` {REST['training']}. `anyformer train --help SECTION` "
-        "prints the same. The settings of each objective and task are on [their pages](../learning/index.md).",
+        f"`model` takes besides {REST['model']}: {fields}. `training` takes {REST['training']}. "
+        "`anyformer train --help SECTION` prints the same. The settings of each objective and task are on "
+        "[their pages](../learning/index.md).",
     ]
     for section, rows in by_section().items():
         if section in ("objective", "task"):
@@ -187,6 +205,28 @@ def settings_page() -> str:
         else:
             parts += [f"## {section}", settings_table(rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def fields_page(family: str) -> str:
+    """What `anyformer list fields FAMILY` prints, and what the config's docstrings say of it."""
+    from anyformer.pipelines.recipes.family_help import describe_family
+    from anyformer.pipelines.recipes.introspection import family_texts
+
+    texts = [text.partition("\n\nRaises:")[0] for text in family_texts(family)]
+    return (
+        "\n\n".join(
+            [
+                f"# Fields of {family}",
+                f"Every field that a recipe's `model` takes for the family [{family}](../families/{family}.md), as its "
+                f"config does in Python; made from the config. `anyformer list fields {family}` prints the "
+                "same, and [what goes together](../legality.md) has the combinations.",
+                settings_table(describe_family(family)),
+                "## How they belong together",
+                *texts,
+            ]
+        )
+        + "\n"
+    )
 
 
 def settings_of(name: str) -> str:
@@ -282,16 +322,9 @@ def module_of(package: Path, name: str) -> str:
 
 
 def included(file: str) -> str:
-    """A file of the repository as a page: its links lead where the site has what they name."""
-    text = (ROOT / file).read_text(encoding="utf-8")
-    folder = Path(file).parent
-
-    def moved(match: re.Match) -> str:
-        target = os.path.normpath(folder / match[2])
-        of_docs = target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}"
-        return match[1] + INCLUDED.get(target, of_docs) + match[3]
-
-    return LINK.sub(moved, text)
+    """A file of the repository as a page: its links begin from `docs`."""
+    text, folder = (ROOT / file).read_text(encoding="utf-8"), Path(file).parent
+    return LINK.sub(lambda match: match[1] + os.path.relpath(folder / match[2], "docs") + match[3], text)
 
 
 def notebook_page(file: Path) -> str:
@@ -308,6 +341,7 @@ def notebook_page(file: Path) -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "recipes.md": recipes_page,
     "reference/settings.md": settings_page,
+    **{f"reference/fields_{family}.md": partial(fields_page, family) for family in FAMILIES},
     "reference/commands.md": commands_page,
     "reference/lists.md": lists_page,
     "reference/python.md": python_page,
@@ -375,23 +409,27 @@ def outside(page: str, text: str) -> Iterable[str]:
         resolved = Path(os.path.normpath(place))
         if not resolved.is_relative_to(DOCS) and resolved.is_file():
             relative = resolved.relative_to(ROOT).as_posix()
-            if relative not in INCLUDED:
+            if INCLUDED.get(relative, page) == page:
                 yield relative
 
 
-def on_page_markdown(markdown, page, config, files):
-    """Fill in markers, and turn links out of `docs` into links within the site."""
-    name = page.file.src_uri
+def within_site(page: str, text: str) -> str:
+    """The text of a page with its links out of `docs` turned into links within the site."""
 
     def inward(match: re.Match) -> str:
-        resolved = Path(os.path.normpath((DOCS / name).parent / match[2]))
+        resolved = Path(os.path.normpath((DOCS / page).parent / match[2]))
         if resolved.is_relative_to(DOCS) or not resolved.is_relative_to(ROOT):
             return match[0]
         relative = resolved.relative_to(ROOT).as_posix()
-        target = INCLUDED.get(relative, f"repository/{relative}")
-        return match[1] + os.path.relpath(target, Path(name).parent) + match[3]
+        target = INCLUDED.get(relative, page)
+        target = f"repository/{relative}" if target == page else target  # a notebook's page has the notebook itself
+        return match[1] + os.path.relpath(target, Path(page).parent) + match[3]
 
-    return LINK.sub(inward, filled(markdown))
+    return LINK.sub(inward, text)
+
+
+def on_page_markdown(markdown, page, config, files):
+    return within_site(page.file.src_uri, filled(markdown))
 
 
 def on_post_build(config):
@@ -406,7 +444,7 @@ def on_post_build(config):
         first = " ".join(re.split(r"(?<=[.:])\s", prose[0].strip(), maxsplit=1)[0].split()) if prose else ""
         lines.append(f"- [{title[1] if title else place}]({place}): {first}")
         (site / place).parent.mkdir(parents=True, exist_ok=True)
-        (site / place).write_text(text, encoding="utf-8")
+        (site / place).write_text(within_site(place, text), encoding="utf-8")
     (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

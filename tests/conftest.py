@@ -56,17 +56,21 @@ def repo_root() -> Path:
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """Real data sets, where this machine has them: $ANYFORMER_DATA, or the folder beside the repository."""
-    folder = Path(os.environ.get("ANYFORMER_DATA", ROOT.parent / "shared" / "data"))
+    folder = ROOT / os.environ.get("ANYFORMER_DATA", ROOT.parent / "shared" / "data")
     if not folder.is_dir():
         pytest.skip(f"real data sets are not on this machine ({folder}); set ANYFORMER_DATA")
     return folder
 
 
 @pytest.fixture(autouse=True)
-def own_cache_and_seed(tmp_path, monkeypatch):
-    """Each test has its own cache folder and starts from the same seed: none depends on another or on the user's."""
+def own_folder_cache_and_seed(tmp_path, monkeypatch):
+    """Each test has a current folder and a cache of its own, and starts from the same seed.
+
+    So none depends on another, nor on what the user has trained into `runs/`.
+    """
     import torch
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "anyformer-cache"))
     # Which only a power cut could tell from a write: what a killed process wrote stays.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

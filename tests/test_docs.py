@@ -12,8 +12,10 @@ import pytest
 from anyformer.modeling.traits import POSITION_SCHEMES, unregister
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.listing import TABLES
+from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.find_setting import FAMILIES
 from docs_site import docs_pages
 from test_readme import NEWCOMERS
 
@@ -78,13 +80,52 @@ def test_every_setting_and_command_and_public_name_is_in_the_reference(pages):
         assert module.is_file() or module.with_suffix("").joinpath("__init__.py").is_file(), name
 
 
+def test_what_the_page_of_words_from_elsewhere_names_exists(pages):
+    from anyformer.pipelines.recipes.compose import describe_fields
+    from anyformer.pipelines.recipes.introspection import family_fields, training_argument_fields
+
+    text = pages["known_as.md"]
+    settings = {row.name for row in describe_fields()} | {f"training.{name}" for name in training_argument_fields()}
+    for family in ("decoder", "moe", "encoder", "seq2seq", "vit"):
+        settings |= {f"model.{name}" for name in family_fields(family)}
+    named = set(re.findall(r"`((?:data|tokenizer|model|objective|task|training|evaluation|publish)\.[\w.]+)", text))
+    assert len(named) > 50 and named <= settings, named - settings
+    for name, value in re.findall(r"`task\.(name|loss)=(\w+)`", text):
+        assert name == "loss" or f"#{value}" in docs_pages.places_of_learning()[value]
+    for words in map(shlex.split, re.findall(r"`(anyformer [^`]+)`", text)):
+        assert words[1] in cli.VERBS and (len(words) == 2 or "--help" in words or cli.parse(words[1:]))
+
+
+def test_each_objective_and_task_is_in_the_table_of_what_can_be_learned(pages):
+    rows = pages["learning/index.md"].splitlines()
+    for name, place in docs_pages.places_of_learning().items():
+        (row,) = [row for row in rows if f"[`{name}`]({place.removeprefix('learning/')})" in row]
+        if row.count("|") == 4 and name != "mixture":  # objectives, with their families
+            assert row.endswith(f" | {', '.join(OBJECTIVES[name].families)} |"), name
+
+
+@pytest.mark.parametrize("family", docs_pages.FAMILIES)
+def test_every_field_of_a_familys_config_is_on_its_page_with_a_meaning_as_the_command_prints_it(family, pages, capsys):
+    from anyformer.pipelines.recipes.introspection import family_fields
+
+    assert docs_pages.FAMILIES == FAMILIES
+    assert cli.main(["list", "fields", family]) == 0
+    printed, page = capsys.readouterr().out.splitlines(), pages[f"reference/fields_{family}.md"]
+    for name, field in family_fields(family).items():
+        assert field.meaning, name
+        (row,) = re.findall(rf"^\| `model\.{name}` \| (.+?) \|", page, re.MULTILINE)
+        assert row == docs_pages.cell(field.meaning)
+        assert any(line.startswith(f"model.{name}: {field.meaning} (") for line in printed), name
+    assert f"(../reference/fields_{family}.md)" in pages[f"families/{family}.md"]
+
+
 def test_the_navigation_has_every_page_and_every_link_leads_somewhere(pages):
     assert sorted(docs_pages.navigation()) == sorted(pages)
     for page, text in pages.items():
         prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
         for _, target, anchor in docs_pages.LINK.findall(prose):
             place = Path(os.path.normpath((ROOT / "docs" / page).parent / target))
-            relative = os.path.relpath(place, ROOT / "docs")
+            relative = docs_pages.INCLUDED.get(os.path.relpath(place, ROOT), os.path.relpath(place, ROOT / "docs"))
             if relative in pages:
                 name = anchor.strip("#)")
                 assert not name or name in anchors(pages[relative]), f"{page}: {target}{anchor}"
@@ -92,9 +133,13 @@ def test_the_navigation_has_every_page_and_every_link_leads_somewhere(pages):
                 assert place.exists(), f"{page}: {target}"
 
 
-def test_links_of_the_readme_lead_somewhere():
-    for _, target, _ in docs_pages.LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")):
-        assert (ROOT / target).exists(), target
+def test_every_relative_link_leads_to_a_file_that_github_has():
+    """Pages that are generated for the site are linked to by what they are made of: docs_pages.INCLUDED."""
+    files = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RESULTS.md")]
+    for file in [*files, *sorted((ROOT / "docs").rglob("*.md"))]:
+        prose = re.sub(r"^```.*?^```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        missing = [link for _, link, _ in docs_pages.LINK.findall(prose) if not (file.parent / link).exists()]
+        assert not missing, file
 
 
 def sources() -> str:
@@ -161,13 +206,28 @@ def test_the_python_of_a_page_runs(page, capsys):
         assert namespace["slopes_model"].model.position_encoding.slopes.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.slow
-def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+def built_as_in_the_gate(site: Path, *options: str) -> subprocess.CompletedProcess:
+    """The line of .ci/run that builds the site, with further options."""
     program = Path(sys.executable).parent / "mkdocs"
     if not program.exists():
         pytest.skip("needs the extra docs")
-    words = [str(program), "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    (words,) = re.findall(r"^.* mkdocs (build .+)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    command = [str(program), *shlex.split(words.replace("$fresh/site", str(site))), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("text, code", [("A page.", 0), ("[One] [two]", 1)], ids=["whole", "broken"])
+def test_a_broken_link_fails_the_gate(text, code, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(text)
+    (tmp_path / "mkdocs.yml").write_text("site_name: one page\nplugins: [autorefs]\n")
+    done = built_as_in_the_gate(tmp_path / "site", "--config-file", str(tmp_path / "mkdocs.yml"))
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+    done = built_as_in_the_gate(tmp_path / "site")
     assert done.returncode == 0, done.stdout + done.stderr
     for page in (tmp_path / "site").rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())

@@ -99,7 +99,9 @@ def check_computes(cell: Cell, folder) -> None:
     loss = model(**inputs, **labels).loss
     loss.backward()
     assert torch.isfinite(loss)
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert any("layers.0" in name for name in gradients)
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
     expected = logits(model, inputs)
     for backend in BACKENDS[1:]:
         model.set_attn_implementation(backend)
@@ -203,7 +205,9 @@ def test_odd_shapes_compute_alike_on_eager_and_sdpa_and_have_gradients(cell, bat
     model = model_of(cell, **sizes)
     inputs = inputs_of(cell, batch, length, seed)
     model(**inputs).logits.square().mean().backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert any("layers.0" in name for name in gradients)
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
     expected = logits(model, inputs)
     model.set_attn_implementation("sdpa")
     close(logits(model, inputs), expected, exactness(model))

@@ -155,11 +155,9 @@ NOT_RUN = [
     NotRun("pip install uv && uv run ", "it makes an environment of its own; .ci/run does it", environment_is_declared),
     NotRun("uv run --extra docs ", "it serves; .ci/run and test_docs.py build the site", environment_is_declared),
     NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
-    NotRun("torchrun --nproc_per_node 8 ", "eight GPUs", launch_parses),
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
     NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),
     NotRun("anyformer train gpt2_small --launch ", "eight GPUs; test_launch.py runs two processes", arguments_parse),
-    NotRun("anyformer train quickstart --launch mesh ", "eight GPUs; test_parallelism.py runs two", arguments_parse),
     NotRun("TRACKIO_DIR=runs/trackio ", "read once per process: the slow test below runs it", arguments_parse),
     NotRun("WANDB_MODE=offline ", "wandb is no part of the dev extra", arguments_parse),
     NotRun("anyformer train quickstart data.dataset=", "the Hub", arguments_parse),
@@ -440,6 +438,16 @@ def test_the_readme_is_short_and_its_table_of_families_is_true():
     assert rows == {family: str(families.count(family)) for family in families}
 
 
+def test_the_numbers_of_both_tables_of_families_are_measured_ones():
+    results, experiments = ((ROOT / file).read_text(encoding="utf-8") for file in ("RESULTS.md", "docs/experiments.md"))
+    rows = [row for row in (results + experiments).splitlines() if row.startswith("|") and "before 833aad0" not in row]
+    tables = re.findall(r"^\| \[\w+\]\((?:docs/families/)?\w+\.md\) \|.* \| (.+) \|$", TEXT, re.MULTILINE)
+    assert len(tables) == 10
+    for cell in tables:
+        numbers = re.findall(r"\d+[.,]\d+M?", cell)
+        assert numbers and [number for number in numbers if not any(number in row for row in rows)] == [], cell
+
+
 def test_the_table_of_a_runs_folder_is_complete_and_true(stage):
     rows = PAGES["use"].split("| in the run's folder | |\n")[1].split("\n\n")[0].splitlines()[1:]
     patterns = [pattern for row in rows for pattern in re.findall(r"`([^`]+)`", row.split("|")[1])]
@@ -479,7 +487,7 @@ def test_two_processes_are_two(stage, tmp_path):
 @pytest.mark.slow
 def test_accelerate_launch_that_starts_one_process_instead_of_two_is_refused(tmp_path):
     launch = "accelerate launch --cpu --num_processes 2"
-    assert launch in README.replace("\n", " ")
+    assert f"| `{launch} ...` |" in (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
     program, *flags = launch.split()
     words = [str(Path(sys.executable).parent / program), *flags, "scripts/train.py", "quickstart", *TINY]
     environment = {"ANYFORMER_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}

@@ -42,6 +42,10 @@ def test_a_workflow_runs_commands_that_exist_with_extras_that_exist(path):
             cli.parse(words[words.index("anyformer") + 1 :])
 
 
+def test_a_test_cannot_see_what_the_user_has_trained_into_runs(tmp_path):
+    assert Path.cwd() == tmp_path
+
+
 def test_the_workflows_cover_every_python_and_the_oldest_versions_that_are_supported():
     text = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
     oldest = {name: re.search(rf'"{name}>=([\d.]+)', str(PROJECT["project"]["dependencies"]).replace("'", '"'))[1]

@@ -18,6 +18,7 @@ LEAVES = {
     "errors",
     "freed_memory",
     "generation",
+    "json_text",
     "plots",
     "plugins",
     "transformers_logging",

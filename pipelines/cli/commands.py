@@ -7,7 +7,7 @@ import textwrap
 import traceback
 from collections.abc import Sequence
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, reader_left
 from .output import add_json, quoted, refuse_json, say_next
 
 VERBS = (
@@ -72,7 +72,9 @@ def main(argv: Sequence[str]) -> int:
         return _fail(str(error), EXIT_USER_ERROR, debug)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED, debug)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if not reader_left(error):
+            raise  # of --help
         # The reader (head, less) has left; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
@@ -165,6 +167,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def build_parser() -> Parser:
     """Return the parser of all verbs."""
+    # Here, as these modules take what the commands share from this one.
+    from .completion_command import add_completion
+    from .evaluate_command import add_evaluate
+    from .generate_command import add_generate
+    from .inspect_command import add_inspect
+    from .plan_command import add_plan
+    from .prepare_command import add_prepare
+    from .report_command import add_report
+    from .scaling_command import add_scaling
+    from .sweep_command import add_sweep
+    from .tokenizer_command import add_tokenizer
+    from .train_command import add_train
+
     parser = Parser(
         prog="anyformer",
         description="Pretrain, evaluate and publish transformers as native Hugging Face models.",
@@ -182,21 +197,21 @@ def build_parser() -> Parser:
     verbs = parser.add_subparsers(title="commands", metavar="VERB", required=True, parser_class=Parser)
     for add in (
         _add_list,
-        _add_train,
-        _add_prepare,
+        add_train,
+        add_prepare,
         _add_preview,
-        _add_plan,
-        _add_scaling,
-        _add_sweep,
-        _add_tokenizer,
-        _add_evaluate,
-        _add_generate,
-        _add_inspect,
-        _add_report,
+        add_plan,
+        add_scaling,
+        add_sweep,
+        add_tokenizer,
+        add_evaluate,
+        add_generate,
+        add_inspect,
+        add_report,
         _add_convert,
         _add_merge,
         _add_publish,
-        _add_completion,
+        add_completion,
     ):
         verb = add(verbs)
         # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
@@ -215,12 +230,16 @@ def _add_list(verbs) -> Parser:
         "recipes, what can be learned from plain text or labelled examples, what can be measured, suites of tasks,\n"
         "experiments and sources of data.",
         epilog="examples:\n  anyformer list\n  anyformer list recipes\n  anyformer list masked\n"
+        "  anyformer list fields decoder\n"
         "  anyformer list --legal",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "kind", nargs="?", help=f"only these ({', '.join(LISTED)}), or the settings of one objective or task"
+        "kind",
+        nargs="?",
+        help=f"only these ({', '.join(LISTED)}), the settings of one objective or task, or the fields of a family",
     )
+    parser.add_argument("family", nargs="?", help="of whose config the fields are listed: list fields decoder")
     what.add_argument("--legal", action="store_true", help="which parts of a model go together, as markdown tables")
     add_json(parser)
     parser.set_defaults(run=_run_list)
@@ -250,18 +269,6 @@ def _add_backends(parser: Parser, what: str) -> None:
         parser.add_argument(f"--{part}-implementation", metavar="NAME", default=AUTO, help=f"{what}: {names}")
 
 
-def _add_train(verbs) -> Parser:
-    from .train_command import add_train  # here: as for evaluate
-
-    return add_train(verbs)
-
-
-def _add_prepare(verbs) -> Parser:
-    from .prepare_command import add_prepare  # here: as for evaluate
-
-    return add_prepare(verbs)
-
-
 def _add_preview(verbs) -> Parser:
     parser = verbs.add_parser(
         "preview",
@@ -274,54 +281,6 @@ def _add_preview(verbs) -> Parser:
     _add_trust(parser)
     parser.set_defaults(run=_run_preview)
     return parser
-
-
-def _add_plan(verbs) -> Parser:
-    from .plan_command import add_plan  # here: as for evaluate
-
-    return add_plan(verbs)
-
-
-def _add_scaling(verbs) -> Parser:
-    from .scaling_command import add_scaling  # here: as for evaluate
-
-    return add_scaling(verbs)
-
-
-def _add_sweep(verbs) -> Parser:
-    from .sweep_command import add_sweep  # here: as for evaluate
-
-    return add_sweep(verbs)
-
-
-def _add_tokenizer(verbs) -> Parser:
-    from .tokenizer_command import add_tokenizer  # here: as for evaluate
-
-    return add_tokenizer(verbs)
-
-
-def _add_evaluate(verbs) -> Parser:
-    from .evaluate_command import add_evaluate  # here: it takes what the commands share from this module
-
-    return add_evaluate(verbs)
-
-
-def _add_generate(verbs) -> Parser:
-    from .generate_command import add_generate  # here: as for evaluate
-
-    return add_generate(verbs)
-
-
-def _add_inspect(verbs) -> Parser:
-    from .inspect_command import add_inspect  # here: as for evaluate
-
-    return add_inspect(verbs)
-
-
-def _add_report(verbs) -> Parser:
-    from .report_command import add_report  # here: as for evaluate
-
-    return add_report(verbs)
 
 
 def _add_convert(verbs) -> Parser:
@@ -360,12 +319,6 @@ def _add_merge(verbs) -> Parser:
     _add_trust(parser)
     parser.set_defaults(run=_run_merge)
     return parser
-
-
-def _add_completion(verbs) -> Parser:
-    from .completion_command import add_completion  # here: as for evaluate
-
-    return add_completion(verbs)
 
 
 def _add_publish(verbs) -> Parser:
@@ -408,14 +361,18 @@ def _run_list(args) -> int:
         print(legality_markdown(), end="")
         return 0
     from ..plugins import OBJECTIVES
-    from .listing import print_settings, print_tables
+    from .listing import print_fields, print_settings, print_tables
 
-    if args.kind is None or args.kind in LISTED:
+    if args.kind != "fields" and args.family is not None:
+        raise UserError(f"{args.family!r}: no such argument")
+    if args.kind == "fields":
+        print_fields(args.family, args.json)
+    elif args.kind is None or args.kind in LISTED:
         print_tables(args.kind, args.json)
     elif args.kind in OBJECTIVES:
         print_settings(args.kind, args.json)
     else:
-        raise UserError(f"{args.kind!r}: nothing to list{did_you_mean(args.kind, [*LISTED, *OBJECTIVES])}")
+        raise UserError(f"{args.kind!r}: nothing to list{did_you_mean(args.kind, [*LISTED, 'fields', *OBJECTIVES])}")
     return 0
 
 

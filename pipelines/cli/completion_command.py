@@ -53,7 +53,7 @@ def known_words() -> dict[str, list[str]]:
     return {
         RECIPES: sorted(set(names)),
         SETTINGS: sorted(f"{name}=" for name in settings if re.fullmatch(r"[\w.]+", name)),
-        KINDS: [*LISTED, *sorted(OBJECTIVES)],
+        KINDS: [*LISTED, "fields", *sorted(OBJECTIVES)],
     }
 
 

@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..accounting.parameter_count import count_active_parameters, count_parameters
+from ..errors import UserError, did_you_mean
 from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
 from ..recipes.compose import describe_objective, load_preset, names_of
+from ..recipes.family_help import describe_family
 from ..recipes.files import shipped, shipped_yaml
 from ..recipes.schema import ModelSection
 from ..words import aligned, counted, short_number
@@ -145,6 +147,16 @@ def print_settings(name: str, as_json: bool = False) -> None:
     print(explained(describe_objective(name)))
 
 
+def print_fields(family: str | None, as_json: bool = False) -> None:
+    """Print every field that `model:` takes for a family."""
+    families = choices_of(ModelSection, "family")
+    if family not in families:
+        raise UserError(
+            f"list fields: name a family, such as anyformer list fields decoder{did_you_mean(str(family), families)}"
+        )
+    print_json([vars(row) for row in describe_family(family)]) if as_json else print(explained(describe_family(family)))
+
+
 MANY = 24  # names of a kind, of which one screen has the first only
 
 
@@ -170,7 +182,7 @@ def print_summary() -> None:
         facts.append((kind, some_of(names, 2 * (width - 30)) if len(names) > MANY else ", ".join(names)))
     print(aligned(facts, width))
     print("\nwhat they are: anyformer list KIND, such as anyformer list presets")
-    print("settings of one: anyformer list NAME, such as anyformer list masked")
+    print("settings of one: anyformer list masked; of a model: anyformer list fields moe")
     print("what goes together in a model: anyformer list --legal")
 
 

@@ -1,6 +1,5 @@
 """What commands print besides their own words: JSON for scripts, and what to do next for people."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from ..errors import UserError
+from ..json_text import json_text
 
 
 def add_json(parser) -> None:
@@ -35,7 +35,7 @@ def json_alone(asked: bool) -> Iterator[list]:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    print(json_text(value))
 
 
 def refuse_json(args, option: str) -> None:

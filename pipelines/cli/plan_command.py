@@ -6,25 +6,15 @@ from typing import TYPE_CHECKING
 
 from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..words import aligned, counted
 from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
 from .output import add_json, json_alone, quoted, say_next
 
 if TYPE_CHECKING:
-    from ..recipes.schema import Recipe
     from ..training.plan import Plan
 
-# What a preset, which is no run, is planned for: the family's first use, rows of its own length, one on each device.
-RUN_OF_FAMILY = {
-    "decoder": {"objective": {"name": "causal"}},
-    "moe": {"objective": {"name": "causal"}},
-    "encoder": {"objective": {"name": "masked"}},
-    "seq2seq": {"objective": {"name": "span_corruption"}},
-    "vit": {"task": {"name": "image_classification"}},
-}
 NARROW = 126  # columns of a terminal that the table of `print_plan` does not fit into
-LONGEST_ROW, USUAL_ROW = 4096, 512  # of a preset with many positions, and of one that names no number
 
 
 def add_plan(verbs) -> Parser:
@@ -57,6 +47,9 @@ def add_plan(verbs) -> Parser:
     parser.add_argument(
         "--mfu", type=float, default=0.4, help="share of the devices' peak FLOP/s that is reached (default 0.4)"
     )
+    parser.add_argument(
+        "--per-node", type=_at_least(1), default=8, help="devices of a machine, whose processes share its memory (8)"
+    )
     parser.add_argument("--output", metavar="FILE", help="JSON to write")
     add_json(parser)
     _add_trust(parser)
@@ -66,6 +59,7 @@ def add_plan(verbs) -> Parser:
 
 def _run_plan(args) -> int:
     from ..evaluation.request import check_writable
+    from ..recipes.preset_run import planned_recipe
 
     devices = devices_of(args.devices or CPU)
     if not 0 < args.mfu <= 1:
@@ -82,7 +76,8 @@ def _run_plan(args) -> int:
     from ..training.plan import plan_run
 
     with json_alone(args.json) as answer:
-        plan = plan_run(recipe, devices, stage=stage, context=args.context, mfu=args.mfu, until_trained=is_preset)
+        how = {"context": args.context, "mfu": args.mfu, "per_node": args.per_node}
+        plan = plan_run(recipe, devices, stage=stage, until_trained=is_preset, **how)
         answer.append(plan.to_dict())
         print_plan(plan)
         if args.output is not None:
@@ -92,40 +87,6 @@ def _run_plan(args) -> int:
     if not is_preset:
         say_next(f"anyformer train {name} --dry-run")
     return 0
-
-
-def planned_recipe(name: str, overrides: list[str], notes: list[str]) -> "tuple[Recipe, bool]":
-    """(the recipe of a name, or one made for a preset of that name; whether it is the preset's).
-
-    Raises UserError for a name of neither, and whatever `load_recipe` does.
-    """
-    from ..recipes.compose import load_preset, load_recipe, recipe_with_overrides
-    from ..recipes.files import shipped
-
-    presets, recipes = shipped("models"), shipped("recipes")
-    is_path = Path(name).suffix in (".yaml", ".yml") or Path(name).name != name
-    if is_path or name in recipes or Path(name).is_file():
-        return load_recipe(name, overrides, notes), False
-    if name not in presets:
-        raise UserError(
-            f"{name!r} is neither a recipe, nor a file, nor a preset{did_you_mean(name, [*recipes, *presets])}"
-        )
-    family, fields = load_preset(name)
-    run, tokenizer = RUN_OF_FAMILY[family], {}
-    if "objective" in run:
-        most = fields.get("max_position_embeddings") or USUAL_ROW
-        run = {"objective": run["objective"] | {"sequence_length": min(most, LONGEST_ROW)}}
-        tokenizer = {"vocab_size": fields["vocab_size"]} if "vocab_size" in fields else {"type": "char"}
-    vocabulary = {key: fields[key] for key in ("vocab_size", "output_vocab_size") if key in fields}
-    data = {
-        "name": name,
-        "model": {"preset": name, **vocabulary},
-        "data": {"source": "stdlib"} if "objective" in run else {"files": "images.parquet"},
-        "tokenizer": tokenizer,
-        "training": {"output_dir": f"runs/{name}", "per_device_train_batch_size": 1},
-        **run,
-    }
-    return recipe_with_overrides(data, overrides), True
 
 
 # ------------------------------------------------------------------------------------------------- printing
@@ -187,6 +148,14 @@ def print_plan(plan: "Plan") -> None:
     )
 
 
+def host_facts(plan: "Plan") -> list[tuple[str, str]]:
+    """What a machine's memory has to hold beside its devices'."""
+    if plan.host_memory is None:
+        return []
+    each = f"{counted(plan.per_node, 'device')}, whose processes each make the whole model in fp32 before it is shared"
+    return [("host", f"{size_words(plan.host_memory)} of memory for a node of {each} (--per-node)")]
+
+
 def facts(plan: "Plan") -> list[tuple[str, str]]:
     """(label, text) of everything but the table."""
     active = "" if plan.active_parameters == plan.parameters else f", {plan.active_parameters:,} at work on a token"
@@ -200,6 +169,7 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
     found = [
         ("model", f"{plan.model}, {plan.parameters:,} parameters{active}"),
         ("devices", f"{plan.devices} of {size_words(plan.device_memory)}, {'half precision' if plan.half else 'fp32'}"),
+        *host_facts(plan),
         ("step", f"{batch}: {counted(plan.tokens_per_step, 'token')}"),
         ("activations", held),
     ]

@@ -101,7 +101,10 @@ def _run_sweep(args) -> int:
     print(f"{counted(count, runs.noun)} in {runs.folder}, {args.jobs} at a time; what each prints is in its .log")
     code = train(runs, args.jobs)
     print_table(runs)
-    if code:
+    if code == 1:
+        failed = len(runs.runs) - len(runs.finished())
+        print(f"{failed} of {counted(len(runs.runs), runs.noun)} failed; the same command tries them again")
+    elif code:
         print("stopped; the same command goes on from there")
     return code
 

@@ -9,7 +9,7 @@ from ..errors import UserError
 from .commands import Parser, _add_recipe_arguments, _add_trust, _at_least, _load_recipe, _say_loading
 from .settings_help import sections_help, settings_help
 
-BEGAN = time.time()  # before torch is imported, which takes seconds
+BEGAN = time.monotonic()  # before torch is imported, which takes seconds
 SEEDS_HELP = "so many runs (or of seeds 1,2,3), each in output_dir/seed-N; then mean and deviation of every metric"
 LAUNCH_HELP = (
     "train in several processes of this machine: ddp, zero1, zero2, zero3, zero2_offload, zero3_offload, fsdp2, or "

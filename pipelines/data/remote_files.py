@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean, first_line
+from ..recipes.secrets import without_signatures
 from ..storage.atomic import write_atomically
 from ..storage.cache import cache_folder, cached_folder, is_complete, sha
 
 KIND = "remote"
+FORBIDDEN = (401, 403)  # what a web server answers to an address without its signature, or with an old one
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
 # How file systems tell that a file has changed.
 _STATE = ("size", "ETag", "etag", "Last-Modified", "LastModified", "last_modified", "Content-MD5", "Digest", "md5Hash")
@@ -47,7 +49,10 @@ def with_local_copies(
         if not is_url(pattern):
             result.append(pattern)
             continue
-        copies = _copies(field, pattern, cache_folder(cache_dir))
+        try:
+            copies = _copies(field, pattern, cache_folder(cache_dir))
+        except UserError as error:  # its sentence may end in a log
+            raise UserError(without_signatures(str(error))) from error.__cause__
         kept = [path for path in copies if "*" not in pattern or os.path.realpath(path) not in without]
         if not kept:
             raise UserError(f"{field}={pattern!r} matches nothing but files that are for validation or test.")
@@ -57,23 +62,24 @@ def with_local_copies(
 
 def _copies(field: str, pattern: str, cache: Path) -> list[Path]:
     """The copies of a URL's files, in the order of their places."""
-    known = cache / KIND / f"{sha(pattern)}.json"  # the copies of the latest run: [[entry, file]]
+    public = without_signatures(pattern)  # a saved recipe has no other, and finds the copies by it
+    known = cache / KIND / f"{sha(public)}.json"  # the copies of the latest run: [[entry, file]]
     try:
         files = _places(field, pattern)
     except UserError:
         raise
     except Exception as error:  # each of fsspec's packages raises kinds of its own
         if isinstance(error, FileNotFoundError):
-            if not _is_of_network(error.__cause__):
+            if not (_is_of_network(error.__cause__) or getattr(error.__cause__, "status", None) in FORBIDDEN):
                 raise UserError(f"{field}={pattern!r}: no such file.") from None
             error = error.__cause__
         copies = _known_copies(known)
         if copies is None:
             raise UserError(f"{field}={pattern!r} cannot be reached: {_reason(error)}.") from None
-        reason = f"anyformer: {pattern} cannot be reached ({_reason(error)}); the copy in the cache is used"
+        reason = f"anyformer: {public} cannot be reached ({_reason(error)}); the copy in the cache is used"
         print(reason, file=sys.stderr)
         return copies
-    entries = [[sha([place, state]), _name(place)] for _, place, state in files]
+    entries = [[sha([without_signatures(place), state]), _name(place)] for _, place, state in files]
     for (system, place, _), (entry, name) in zip(files, entries):
         try:
             cached_folder(cache, KIND, entry, lambda work, f=system, p=place, n=name: f.get_file(p, str(work / n)))
@@ -154,4 +160,4 @@ def _near(scheme: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return first_line(error).rstrip(".") or type(error).__name__
+    return without_signatures(first_line(error)).rstrip(".") or type(error).__name__

@@ -4,7 +4,6 @@ All is the recipe's but the model: data, how it becomes rows, metrics. The numbe
 its end, because the same code computes them.
 """
 
-import json
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from ..data.rows import Rows
 from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
 from ..freed_memory import freed_memory_kept
+from ..json_text import json_text
 from ..metrics.comparison import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import prepare_data
@@ -31,7 +31,7 @@ from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
-from ..storage.checkpoints import write_atomically
+from ..storage.atomic import write_atomically
 from ..training.arguments import computes_in_half, training_arguments
 from ..training.models import check_length
 from ..training.packed_rows import check_documents_apart
@@ -296,9 +296,9 @@ def write_evaluation(result: Evaluation, path: Path) -> None:
 
 
 def write_json(facts: dict, path: Path) -> None:
-    write_atomically(path, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(path, json_text(facts) + "\n")
 
 
 def write_lines(rows: list[dict], path: Path) -> None:
     """Write rows as JSONL, complete or not at all."""
-    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_atomically(path, "".join(json_text(row, None) + "\n" for row in rows))

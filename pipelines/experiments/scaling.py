@@ -8,6 +8,7 @@ from transformers import AutoConfig
 
 from ..accounting.parameter_count import count_parameters
 from ..errors import UserError
+from ..json_text import json_text
 from ..plots import can_plot, plot_scaling
 from ..recipes.schema import Recipe
 from ..storage.atomic import write_atomically
@@ -97,7 +98,7 @@ def report(recipe: Recipe, rungs: list[Rung], resamples: int) -> dict:
         names = (*vars(law), "share_of_parameters")
         result["intervals"] = {name: interval([getattr(other, name) for other in others]) for name in names}
     folder = Path(recipe.training.output_dir)
-    write_atomically(folder / FILE, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(folder / FILE, json_text(result) + "\n")
     if can_plot():
         plot_scaling(result, lambda n, d: law.loss(n, d), folder / PICTURE)
     return result

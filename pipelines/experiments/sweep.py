@@ -13,9 +13,11 @@ from typing import Any
 from ..errors import UserError
 from ..plugins import less_is_better, objective_of
 from ..recipes.schema import Recipe
+from ..recipes.secrets import without_signatures
 from ..reporting.comparison import compare_runs
 from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
+from ..storage.folder_lock import FolderInUse, folder_lock
 from ..words import short_metric
 from .afterwards import PLOT, measure_by_position
 from .columns import measure_columns
@@ -56,7 +58,8 @@ class Run:
     def read(self) -> None:
         """What its finished run has written."""
         run = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
-        self.state, self.metrics = "finished", run["metrics"]
+        self.state = "finished"
+        self.metrics = {name: value for name, value in run["metrics"].items() if value is not None}
         self.facts = {name: run.get(name) for name in ("steps", "wall_seconds", "parameters")}
 
 
@@ -121,11 +124,22 @@ class SweepRuns:
         return [Run(combination, seed, place / f"seed-{seed}") for seed in self.seeds]
 
     def train(self, at_once: int, watch: Callable[[list[str]], None] = lambda lines: None) -> int:
-        """Make the runs, or go on; returns 0, or 128 + n where signal n stopped them.
+        """Make the runs, or go on; returns 0, 1 where some have failed, or 128 + n where signal n stopped them.
 
         A run that fails is said and counted, and the others are made. sweep.csv is written after each, and
-        comparison.html of trained runs at the end.
+        comparison.html of trained runs at the end. Raises UserError where another process makes this folder's sweep.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with folder_lock(self.folder):
+                return self._train(at_once, watch)
+        except FolderInUse as holder:
+            raise UserError(
+                f"the sweep in {self.folder} is being made by {holder}; wait for its end, or choose another folder by "
+                f"--out"
+            ) from None
+
+    def _train(self, at_once: int, watch: Callable[[list[str]], None]) -> int:
         code = run_commands(
             self._chosen_by_results() if self.known is None else self._known_at_once(),
             at_once,
@@ -133,11 +147,11 @@ class SweepRuns:
             self._ended,
             lambda running: watch([f"{Path(command.log).stem}: {command.last_line()}" for command in running]),
         )
-        if code == 0:
+        if code == 0 and self.finished():
             code = self.measure(at_once)
         self.write_table()
         self.compare()
-        return code
+        return code or int(len(self.finished()) < len(self.runs))
 
     def finished(self) -> list[Path]:
         """The folders of what has ended well."""
@@ -208,7 +222,7 @@ class SweepRuns:
         sweep = self.sweep
         question = {"recipe": sweep.settings.recipe, "fixed": sweep.fixed, "metric": self.metric}
         varied = {key: str(values) for key, values in sweep.varied.items()}
-        return question | {"varied": varied, "variants": sweep.variants}
+        return without_signatures(question | {"varied": varied, "variants": sweep.variants})
 
     def _begun(self, run: Run) -> Iterator[Command]:
         if run.is_known():

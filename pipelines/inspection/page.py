@@ -2,12 +2,12 @@
 
 import html
 import json
-import math
 import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..json_text import finite
 from ..storage.atomic import write_atomically
 
 
@@ -58,12 +58,3 @@ def filled(template: str, **values: str) -> str:
 def as_script(value: Any) -> str:
     """Plain data as JSON that may stand in a script element: nothing in it ends the element."""
     return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def finite(value: Any) -> Any:
-    """The same with None for numbers that JSON has no words for, as a run that has diverged gives them."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

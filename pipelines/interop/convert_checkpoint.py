@@ -12,7 +12,7 @@ from ..generation import locate_model
 from ..publishing.model_card import write_model_card
 from ..publishing.publish import MODULE_FILES, MODULE_FOLDERS
 from ..publishing.run_facts import RunFacts
-from ..storage.atomic import make_sibling_folder
+from ..storage.atomic import make_sibling_folder, share_files
 from ..storage.local_facts import forget_loading
 from ..words import working
 
@@ -152,6 +152,7 @@ def save(parts: list, destination: Path, source: str, facts: dict) -> None:
         known = {name: value for name, value in known.items() if name not in ("status", "published", "world_size")}
         (aside / "run.json").write_text(json.dumps(known | facts, indent=1, ensure_ascii=False), encoding="utf-8")
         write_model_card(aside, name=destination.name)
+        share_files(aside.glob("*.safetensors"))
         os.replace(aside, destination)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)

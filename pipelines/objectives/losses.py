@@ -134,9 +134,8 @@ class Spans(OwnLoss):
         import torch
 
         labels, logits = batch["labels"], self.logits(outputs, batch).float()
-        counted, hidden = labels.ne(IGNORE_INDEX), torch.zeros_like(logits, dtype=torch.bool)
-        if "attention_mask" in batch:
-            hidden |= batch["attention_mask"][:, None].eq(0)
+        counted = labels.ne(IGNORE_INDEX)
+        hidden = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))[:, None].eq(0)
         losses = -logits.masked_fill(hidden, torch.finfo(logits.dtype).min).log_softmax(dim=-1)
         of_labels = losses.gather(-1, labels.masked_fill(~counted, 0)[..., None]).squeeze(-1)
         of_all = losses.masked_fill(hidden, 0.0).sum(dim=-1) / (~hidden).sum(dim=-1).clamp(min=1)

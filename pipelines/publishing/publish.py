@@ -171,14 +171,14 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
 
 
 def published_text(file: Path) -> Path | bytes:
-    """The file, or its content without what belongs to this machine: paths are names, and no fact of its loading."""
+    """The file, or its content without signatures, paths (their names stand for them) and facts of loading."""
     is_yaml = file.suffix == ".yaml"
     content = parse_yaml(file.read_text(encoding="utf-8"), str(file)) if is_yaml else read_json(file)
     if file.name == "tokenizer_config.json":  # whose other texts are tokens and templates
         public = {name: value for name, value in content.items() if name not in LOADING}
         public |= names_only({name: value for name, value in public.items() if name == "name_or_path"})
     else:
-        public = names_only(content)
+        public = secrets.without_signatures(names_only(content))
     if public == content:
         return file
     text = format_yaml(public) if is_yaml else json.dumps(public, indent=1, ensure_ascii=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..recipes.own_settings import own_settings
+from ..recipes.secrets import without_signatures
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.checkpoints import RUN_FILE
 from ..storage.local_facts import names_only, path_name
@@ -43,12 +44,14 @@ class RunFacts:
                 except ValueError as error:
                     raise UserError(f"{folder / name} is not readable as JSON ({error}); delete it to go on") from error
                 break
-        run = run if isinstance(run, dict) else {}
+        run = without_signatures(run) if isinstance(run, dict) else {}
         recipe_file, recipe = folder / "recipe.yaml", run.get("recipe") or {}
         text = format_yaml(recipe) if recipe else None
         if recipe_file.is_file():
             text = recipe_file.read_text(encoding="utf-8")
-            recipe = parse_yaml(text, str(recipe_file))
+            saved = parse_yaml(text, str(recipe_file))
+            recipe = without_signatures(saved)
+            text = text if recipe == saved else format_yaml(recipe)
         return cls(text, recipe if isinstance(recipe, dict) else {}, run, _suites(folder))
 
     def section(self, name: str) -> dict[str, Any]:

@@ -60,10 +60,15 @@ def checkpoint_field(name: str, value: Any) -> Any:
     return convert(value, float, where)
 
 
-def _rope_parameters(value: dict, where: str) -> dict:
-    for key in value:
+def check_rope_keys(value: dict, where: str) -> None:
+    """Raise UserError for a setting of rotary positions that nothing reads. where: the mapping's dotted name."""
+    for key in value or ():
         if key not in ROPE_KEYS:
             raise UserError(f"{where}.{key}: no such setting{did_you_mean(str(key), ROPE_KEYS, where + '.')}")
+
+
+def _rope_parameters(value: dict, where: str) -> dict:
+    check_rope_keys(value, where)
     rope_type = value.get("rope_type")
     if rope_type not in ROPE_TYPES:
         raise UserError(f"{where}.rope_type={rope_type!r} is not known; known: {', '.join(ROPE_TYPES)}")

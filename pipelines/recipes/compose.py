@@ -12,14 +12,16 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from ..aliases import ours_for
 from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from . import introspection
 from .checkpoint_overrides import checkpoint_field
 from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
 from .files import read_yaml_file
+from .find_setting import families_with
 from .schema import ARGUMENT_BOUNDS, DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
-from .secrets import check_no_secret
+from .secrets import check_no_secret, without_signatures
 from .strict_yaml import parse_yaml
 from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key, within_bounds
 
@@ -197,9 +199,9 @@ def recipe_from_dict(data: dict[str, Any]) -> Recipe:
     return _compose(data, [])
 
 
-def recipe_with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> Recipe:
-    """`recipe_from_dict` with texts of the form `section.key=value` that win over the mapping's."""
-    return _compose(data, [_parse_override(text) for text in overrides])
+def recipe_with_overrides(data: dict[str, Any], overrides: Sequence[str], **sections: dict[str, Any] | None) -> Recipe:
+    """`recipe_from_dict` with overrides and sections as of `load_recipe`, which win over the mapping's."""
+    return _compose(data, [_parse_override(text) for text in overrides] + list(_overrides_of(sections)))
 
 
 def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
@@ -334,10 +336,15 @@ def _model_section(data: Any) -> ModelSection:
 
 
 def _config_fields(data: dict, family: str, where: str, own: set[str] = frozenset()) -> dict[str, Any]:
-    known = introspection.family_fields(family)
+    known = introspection.family_fields(family) | introspection.plugin_fields()
     found = {}
     for key, value in data.items():
         if key not in known:
+            names = (str(key), *ours_for(str(key)))
+            name = next((name for name in names if name in known or families_with(name)), None)
+            if name is not None and name not in known:
+                dotted, others = f"model.{name}" if where == "model" else f"{where}: {name}", families_with(name)
+                raise UserError(f"{dotted} is a setting of {', '.join(others)}; this model's family is {family}")
             if where == "model":
                 raise unknown_key("model", key, [*own, *known])
             raise UserError(f"{where}: {key}: no such setting{did_you_mean(str(key), known)}")
@@ -383,7 +390,7 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
     Keys one of them lacks (written by another version) count as their defaults.
     """
-    before, after = flat_settings(_of_one_objective(old)), flat_settings(_of_one_objective(new))
+    before, after = (flat_settings(_of_one_objective(without_signatures(side))) for side in (old, new))
     defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
     for path in dict.fromkeys([*after, *before]):
         if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):

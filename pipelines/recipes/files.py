@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .strict_yaml import parse_yaml
+from .strict_yaml import MOST_CHARACTERS, parse_yaml
 from .types import as_mapping, show
 
 
@@ -41,20 +41,12 @@ def read_yaml_file(name_or_path: str, folder: str, noun: str) -> tuple[dict, str
     if not looks_like_path and name_or_path in shipped(folder):
         return as_mapping(shipped_yaml(folder, name_or_path), noun), name_or_path
     path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        raise UserError(f"{noun} {name_or_path!r} is a folder; give the YAML file in it")
     if not path.exists():
         if looks_like_path:
             raise UserError(f"{noun} {name_or_path!r}: no such file")
         known = shipped(folder)
         raise UserError(f"{noun} {name_or_path!r}: no such file, and no shipped one{did_you_mean(name_or_path, known)}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{noun} {name_or_path!r} is not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{noun} {name_or_path!r} cannot be read: {error.strerror}") from None
-    data = parse_yaml(text, name_or_path)
+    data = parse_yaml(text_of(path, f"{noun} {name_or_path!r}"), name_or_path)
     if data is None:
         raise UserError(f"{noun} {name_or_path!r} is empty")
     if not isinstance(data, dict):
@@ -62,12 +54,29 @@ def read_yaml_file(name_or_path: str, folder: str, noun: str) -> tuple[dict, str
     return data, path.stem
 
 
+def text_of(path: Path, what: str) -> str:
+    """The text of a file of settings. Raises UserError, beginning with `what`, where it is none."""
+    try:
+        if path.is_dir():
+            raise UserError(f"{what} is a folder; give the file in it")
+        if not path.is_file():
+            raise UserError(f"{what} is a device or a pipe, which may have no end; give a file")
+        size = path.stat().st_size
+        if size > MOST_CHARACTERS:
+            raise UserError(f"{what} has {size:,} bytes, and no file of settings has more than {MOST_CHARACTERS:,}")
+        return path.read_text(encoding="utf-8") if size else ""  # those of /proc have none, and some wait for ever
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{what} cannot be read: {error.strerror}") from None
+
+
 def is_file_of(name_or_path: str, folder: str, key: str) -> bool:
     """Whether the word names a YAML of configs/FOLDER that is no recipe's name, or a file with a line `key: ...`."""
     path = Path(name_or_path).expanduser()
     if path.is_file():
         try:
-            return any(line.startswith(f"{key}:") for line in path.read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError):  # load_recipe has a sentence for it
+            return any(line.startswith(f"{key}:") for line in text_of(path, "").splitlines())
+        except UserError:  # load_recipe has a sentence for it
             return False
     return name_or_path in shipped(folder) and name_or_path not in shipped("recipes")

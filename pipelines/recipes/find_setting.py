@@ -14,11 +14,16 @@ FAMILIES = ("decoder", "moe", "encoder", "seq2seq", "vit")
 def find_setting(key: str) -> str | None:
     """`section.key` of the setting that is called `key`, here or elsewhere; None: no section has one."""
     for name in (key, *ALIASES.get(key.lower().replace("-", "_"), ())):
-        section, _, bare = name.rpartition(".")
+        section, _, bare = name.partition(".") if "." in name else ("", "", name)
         for path, names in _sections().items():
-            if bare in names and section in ("", path):
+            if bare.partition(".")[0] in names and section in ("", path):
                 return f"{path}.{bare}"
     return None
+
+
+def families_with(name: str) -> list[str]:
+    """The families whose config has the field."""
+    return [family for family in FAMILIES if name in introspection.family_fields(family)]
 
 
 @cache

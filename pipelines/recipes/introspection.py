@@ -11,16 +11,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from anyformer.modeling.traits import FAMILIES, own_fields
+
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "None": type(None)}
 
 
 @dataclass(frozen=True)
 class SourceField:
-    """One annotated field of a class: its type (`Any` where the annotation is not plain data) and literal default."""
+    """One annotated field of a class: its type (`Any` where the annotation is not plain data) and literal default.
+
+    meaning: the comment at the end of its line.
+    """
 
     name: str
     type: Any
     default: Any = None
+    meaning: str = ""
 
 
 def annotation_type(node: ast.expr) -> Any:
@@ -64,8 +70,14 @@ def _default(node: ast.expr | None) -> Any:
 @cache
 def _classes(path: str | tuple[str, ...]) -> dict[str, ast.ClassDef]:
     paths = (path,) if isinstance(path, str) else path
-    trees = [ast.parse(Path(each).read_text(encoding="utf-8"), filename=each) for each in paths]
-    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+    found = {}
+    for each in paths:
+        text = Path(each).read_text(encoding="utf-8")
+        for node in ast.parse(text, filename=each).body:
+            if isinstance(node, ast.ClassDef):
+                node.lines = text.splitlines()  # of the file, whose comments are in no tree
+                found[node.name] = node
+    return found
 
 
 def class_fields(path: str | tuple[str, ...], name: str) -> dict[str, SourceField]:
@@ -78,8 +90,16 @@ def class_fields(path: str | tuple[str, ...], name: str) -> dict[str, SourceFiel
     for row in node.body:
         if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name) and not row.target.id.startswith("_"):
             name = row.target.id
-            fields[name] = SourceField(name, annotation_type(row.annotation), _default(row.value))
+            meaning = node.lines[row.end_lineno - 1].partition("  # ")[2]
+            fields[name] = SourceField(name, annotation_type(row.annotation), _default(row.value), meaning)
     return fields
+
+
+def class_texts(path: str | tuple[str, ...], name: str) -> list[str]:
+    """The docstrings of class `name` in the file or files `path`, those of its base classes there first."""
+    node = _classes(path)[name]
+    bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in _classes(path)]
+    return [text for base in bases for text in class_texts(path, base)] + [ast.get_docstring(node) or ""]
 
 
 def class_constants(path: str | tuple[str, ...], name: str) -> dict[str, Any]:
@@ -99,12 +119,28 @@ def _transformers_file(name: str) -> str:
 @cache
 def family_fields(family: str) -> dict[str, SourceField]:
     """Return the config fields of a model family, such as "decoder"."""
+    return class_fields(*_config_class(family))
+
+
+def family_texts(family: str) -> list[str]:
+    """What the docstrings of a family's config say of its fields, the shared ones first."""
+    return class_texts(*_config_class(family))
+
+
+def _config_class(family: str) -> tuple[tuple[str, ...], str]:
+    """(files, name) of the config class of a family."""
     names = ("configuration", "configuration_seq2seq", "configuration_vit")
     paths = tuple(importlib.util.find_spec(f"anyformer.modeling.{name}").origin for name in names)
     for name in _classes(paths):
         if class_constants(paths, name).get("model_type") == f"anyformer_{family}":
-            return class_fields(paths, name)
+            return paths, name
     raise LookupError(f"no config in {' or '.join(paths)} has model_type anyformer_{family}")
+
+
+def plugin_fields() -> dict[str, SourceField]:
+    """Return the config fields, of any type, of position schemes and kinds of attention that plug-ins have added."""
+    ours = set().union(*(family_fields(name.removeprefix("anyformer_")) for name in FAMILIES))
+    return {name: SourceField(name, Any) for name in own_fields() - ours}
 
 
 @cache

@@ -14,6 +14,7 @@ SHARDED = ("dp_replicate", "dp_shard")  # which split weights, and not the work 
 COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # whose product is the number of processes
 # What --launch they run under: transformers' own mesh, DeepSpeed (Ulysses), or FSDP2 by accelerate (ring attention).
 MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
+RING_NEEDS_GPUS = "cp runs on GPUs alone, by --launch fsdp2; on CPUs processes share rows by sp, under --launch zero3"
 # Optimizers that look at each number of a weight alone, so that it does not matter who holds which.
 ELEMENTWISE = ("adamw", "adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad")
 

@@ -8,21 +8,27 @@ every field of transformers' TrainingArguments (compose.py reads both from their
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from .secrets import without_signatures
+
 # What a section that gives no name means.
 DEFAULT_NAMES = {"objective": "causal", "task": "sequence_classification"}
 
 
-def bounds_of(**limits: float | None) -> dict[str, float]:
+def bounds_of(**limits: float) -> dict[str, float]:
     """{"at least": 1} of `at_least=1`: bounds as they are checked, and as a reader sees them."""
-    return {name.replace("_", " "): limit for name, limit in limits.items() if limit is not None}
+    return {name.replace("zero_", "0_").replace("_", " "): limit for name, limit in limits.items()}
 
 
-def doc(help: str, default: Any = None, *, at_least=None, above=None, at_most=None, below=None, **kwargs) -> Any:
+LIMITS = ("at_least", "zero_or_at_least", "above", "at_most", "below")
+
+
+def doc(help: str, default: Any = None, **kwargs) -> Any:
     """A dataclass field with the help text that `--help`, the README and errors share, and the bounds of its value.
 
-    at_least, at_most: the smallest and largest value. above, below: values that the field must not reach.
+    at_least, zero_or_at_least, at_most: the smallest and largest value. above, below: values that it must not reach.
     """
-    metadata = {"help": help, "bounds": bounds_of(at_least=at_least, above=above, at_most=at_most, below=below)}
+    limits = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
+    metadata = {"help": help, "bounds": bounds_of(**limits)}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata, **kwargs)
     return field(default=default, metadata=metadata, **kwargs)
@@ -211,15 +217,15 @@ class TrainingSection:
         "take the most rows per forward pass that fit, found before the run begins; the rows of an optimizer step stay",
         False,
     )
-    learning_rate: float = doc("peak learning rate", 1e-3, above=0)
+    learning_rate: float = doc("peak learning rate", 1e-3, at_least=1e-12)
     optim: str = doc(
         "adamw (fused), muon (matrices by Muon, the rest by AdamW), or a transformers optimizer name",
         "adamw",
     )
-    muon_learning_rate: float = doc("peak learning rate of the matrices under optim: muon", 0.02, above=0)
+    muon_learning_rate: float = doc("peak learning rate of the matrices under optim: muon", 0.02, at_least=1e-12)
     weight_decay: float = doc("decoupled weight decay on matrices", 0.1, at_least=0, at_most=100)
     adam_beta2: float = doc("AdamW's second beta", 0.95, at_least=0, below=1)
-    max_grad_norm: float = doc("gradients are clipped to this norm; 0: not clipped", 1.0, at_least=0)
+    max_grad_norm: float = doc("gradients are clipped to this norm; 0: not clipped", 1.0, zero_or_at_least=1e-6)
     lr_scheduler_type: str = doc("cosine, wsd, inverse_sqrt, or a name transformers knows", "cosine")
     lr_scheduler_kwargs: dict[str, Any] = doc("arguments of the schedule, such as {min_lr_rate: 0.1}", {})
     warmup_steps: float = doc("steps of linear warm-up; below 1: share of all steps", 0.02, at_least=0)
@@ -368,11 +374,14 @@ class Recipe:
         return "objective" if self.task is None else "task"
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole recipe as plain data, every default spelled out; `recipe_from_dict` reads it back equal."""
+        """The whole recipe as plain data, every default spelled out; `recipe_from_dict` reads it back equal.
+
+        Addresses are without their signatures and tokens: this is what is saved, compared and published.
+        """
         data = asdict(self)
         data["model"] |= data["model"].pop("fields")
         data["training"] |= data["training"].pop("extra")
-        return data
+        return without_signatures(data)
 
     def to_yaml(self) -> str:
         """`to_dict` as YAML, which `anyformer train FILE` runs again."""
@@ -403,3 +412,23 @@ ARGUMENT_BOUNDS = {
     "ddp_bucket_cap_mb": bounds_of(at_least=1, at_most=100_000),
     "ddp_timeout": bounds_of(at_least=1, at_most=10**8),
 }
+# The same of training.lr_scheduler_kwargs, of whatever schedule of transformers reads them.
+SCHEDULE_BOUNDS = {
+    **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "warmup_lr_rate"), bounds_of(at_least=0, at_most=1)),
+    **dict.fromkeys(("min_lr", "lr_end", "num_stable_steps", "patience", "cooldown"), bounds_of(at_least=0)),
+    "power": bounds_of(at_least=0.01, at_most=100),
+    "num_cycles": bounds_of(above=0, at_most=100_000),
+    "timescale": bounds_of(at_least=1),
+    "factor": bounds_of(above=0, below=1),
+}
+# Arguments that transformers leaves unread without another setting.
+READ_WITH = {
+    "dataloader_prefetch_factor": "dataloader_num_workers",
+    "dataloader_persistent_workers": "dataloader_num_workers",
+    "fsdp_config": "fsdp",
+    "gradient_checkpointing_kwargs": "gradient_checkpointing",
+    "liger_kernel_config": "use_liger_kernel",
+    "torch_compile_backend": "torch_compile",
+    "torch_compile_mode": "torch_compile",
+}
+WITHOUT_ARGUMENTS = ("adamw", "muon", "adamw_torch", "adamw_torch_fused")  # optimizers that read no optim_args

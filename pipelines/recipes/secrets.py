@@ -1,10 +1,12 @@
 """Secrets: text in the form of a key or a password, which no recipe may hold and nothing published does.
 
-A recipe is written into recipe.yaml, run.json, README.md and every checkpoint.
+A recipe is written into recipe.yaml, run.json, README.md and every checkpoint. Signed addresses, which a run needs, may
+stand in it; what is written has them without their signatures.
 """
 
 import re
 from typing import Any
+from urllib.parse import unquote
 
 from ..errors import UserError
 
@@ -12,12 +14,22 @@ HUB_TOKEN = r"\bhf_[A-Za-z0-9]{30,}"
 FORMS = {
     "an access token of the Hub": HUB_TOKEN,
     "an access token of GitHub": r"\bgh[opsu]_[A-Za-z0-9]{36,}|\bgithub_pat_\w{22,}",
-    "an API key": r"\bsk-[A-Za-z0-9_-]{32,}",
+    "an API key": r"\bsk-[A-Za-z0-9_-]{32,}|\bAIza[A-Za-z0-9_-]{35}",
     "an access key of AWS": r"\bAKIA[0-9A-Z]{16}\b",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "a password in an address": r"\b[a-z][a-z0-9+.-]*://[^\s/:@]*:[^\s/@]+@",
+    "a password in an address": r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@]*:[^\s/@]+@",
 }
 _PATTERNS = {words: re.compile(form) for words, form in FORMS.items()}
+# An address with a query; a point or a quote behind it belongs to the sentence that it stands in.
+_QUERY = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://[^\s?#]*)[?#](\S*[^\s.,:;'\"])")
+# Names of parameters that open an address to whoever has them, with what they sign (S3, Google, Alibaba, Tencent).
+_SIGNED = re.compile(
+    r"x-(amz|goog|oss|cos|ms)-.*|(aws|google|oss)access(key)?id|key-pair-id|policy|expires|sig|auth|authorization|hmac|jwt"
+    r"|.*(signature|token|secret|credential|passw|api[-_]?key).*",
+    re.IGNORECASE,
+)
+# Beside Azure's `sig`: what it signs.
+_AZURE = re.compile(r"s[veprtis]|spr|srt|sdd|sip|sk(oid|tid|[tesv])")
 
 
 def find_secret(text: str) -> str | None:
@@ -38,3 +50,21 @@ def check_no_secret(value: Any, path: str) -> None:
             f"{path} holds {found}, and a recipe is saved and published; remove it, and give secrets in the "
             f"environment, such as HF_TOKEN"
         )
+
+
+def without_signatures(value: Any) -> Any:
+    """Plain data (mappings, lists, texts, numbers) with addresses that have no signature or token in their queries."""
+    if isinstance(value, dict):
+        return {key: without_signatures(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_signatures(item) for item in value]
+    return _QUERY.sub(_unsigned, value) if isinstance(value, str) else value
+
+
+def _unsigned(match: re.Match) -> str:
+    address, parameters = match[1], re.split("[&;#]", match[2])
+    names = [unquote(parameter.partition("=")[0]) for parameter in parameters]
+    if not any(map(_SIGNED.fullmatch, names)):
+        return match[0]
+    kept = [p for p, name in zip(parameters, names) if not (_SIGNED.fullmatch(name) or _AZURE.fullmatch(name))]
+    return f"{address}?{'&'.join(kept)}" if kept else address

@@ -11,11 +11,18 @@ from ..errors import UserError
 # YAML 1.1, which PyYAML reads, wants a dot and a signed exponent in a float and takes `1e-4` for text. This is
 # YAML 1.2's rule (core schema, section 10.3.2).
 FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.inf|\.nan")
+MOST_CHARACTERS = 2**22  # of a file of settings, each alias counted as what it stands for
 FLOAT_TAG, DATE_TAG = "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"
 
 
 class StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys and reads floats as YAML 1.2 does, and dates as text."""
+    """SafeLoader that refuses duplicate keys and endless aliases; reads floats as YAML 1.2 does, and dates as text."""
+
+    def construct_document(self, node):
+        if _characters(node, {}) > MOST_CHARACTERS:
+            problem = f"its aliases stand for more than {MOST_CHARACTERS:,} characters"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_document(node)
 
     def construct_mapping(self, node, deep=False):
         seen = {}
@@ -28,6 +35,19 @@ class StrictLoader(yaml.SafeLoader):
             if isinstance(key, Hashable):  # SafeLoader itself explains the others
                 seen[key] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep=deep)
+
+
+def _characters(node, counted: dict[int, int | None]) -> int:
+    """The length of what a node says, about; counted: of nodes, by id; None: of those that this node is in."""
+    if counted.get(id(node), 0) is None:
+        raise yaml.constructor.ConstructorError(None, None, "an alias stands for what it is in", node.start_mark)
+    if id(node) not in counted:
+        counted[id(node)] = None
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = [part for pair in parts for part in (pair if isinstance(pair, tuple) else [pair])]
+        length = 0 if inner or isinstance(node, yaml.CollectionNode) else len(node.value)
+        counted[id(node)] = 1 + length + sum(_characters(part, counted) for part in inner)
+    return counted[id(node)]
 
 
 class StrictDumper(yaml.SafeDumper):

@@ -10,16 +10,17 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ..aliases import ours_for
 from ..errors import UserError, did_you_mean
 from .find_setting import find_setting
+from .secrets import without_signatures
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping", list: "a list"}
 
 
 def show(value: Any) -> str:
-    """Return `value` as a recipe would write it, shortened to fit in a sentence."""
+    """Return `value` as a recipe would write it, shortened to fit in a sentence, which may end in a log."""
     text = (
         {True: "true", False: "false", None: "null"}[value]
         if value is None or value is True or value is False
-        else repr(value)
+        else without_signatures(repr(value))
     )
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -150,8 +151,10 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
     for key, item in value.items():
         if key in known:
             name = f"{path}.{key}" if path else key
-            bounds = known[key].metadata.get("bounds", {})
-            taken[key] = within_bounds(convert(item, known[key].type, name), bounds, name)
+            bounds, annotation = known[key].metadata.get("bounds", {}), known[key].type
+            if item == "" and type(None) in get_args(annotation):
+                raise UserError(f"{name}='' is no value; leave it out, or set it to null")
+            taken[key] = within_bounds(convert(item, annotation, name), bounds, name)
         elif key in allow:
             other[key] = item
         else:
@@ -161,6 +164,7 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
 
 OUTSIDE = {
     "at least": lambda value, limit: value < limit,
+    "0 or at least": lambda value, limit: value != 0 and value < limit,
     "above": lambda value, limit: value <= limit,
     "at most": lambda value, limit: value > limit,
     "below": lambda value, limit: value >= limit,

@@ -80,6 +80,7 @@ def mishaps(run: dict) -> list[str]:
 def better_before(run: dict) -> list[str]:
     """The step whose validation was clearly better than the last one, where nothing keeps it."""
     section, validations = run.get("recipe", {}).get("evaluation", {}), run.get("validations", [])
+    validations = [entry for entry in validations if entry["loss"] is not None]
     if len(validations) < 2 or section.get("best_metric") or section.get("average_checkpoints"):
         return []
     measured = next((name for name in section.get("metrics") or [] if _may_choose(name, validations)), "loss")
@@ -96,7 +97,7 @@ def better_before(run: dict) -> list[str]:
 def _may_choose(name: str, validations: list[dict]) -> bool:
     """Whether it tells validations apart otherwise than the loss does: a metric of answers, measured in all of them."""
     is_of_answers = name in METRICS and METRICS[name].of_losses is None
-    return is_of_answers and all(name in entry for entry in validations)
+    return is_of_answers and all(entry.get(name) is not None for entry in validations)
 
 
 def validations_of(history: list[dict], metrics: list[str]) -> list[dict]:

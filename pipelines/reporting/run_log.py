@@ -13,6 +13,7 @@ from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
 
+COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
 ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
 COLUMNS_FILE = "columns.json"  # what a sweep has measured of the finished run, beside its metrics
 BY_POSITION_FILE = "by-position.json"  # its perplexities by position, which a sweep has measured
@@ -46,7 +47,7 @@ class RunLog:
     @property
     def is_finished(self) -> bool:
         """Whether it has ended, and its model is saved."""
-        return self.run.get("status") == "finished"
+        return self.run.get("status") in (COMPLETING, "finished")
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the recipe, empty where it is not there."""

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,7 +40,18 @@ def write_atomically(path: Path, text: str) -> None:
 def make_sibling_folder(target: Path) -> Path:
     """An empty hidden folder beside `target`, to be filled and then renamed to it."""
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent))
+    folder.chmod(0o777 & ~_umask())  # mkdtemp's folders are for their owner alone
+    return folder
+
+
+def share_files(files: Iterable[Path]) -> None:
+    """Give saved files the mode that the umask wants: safetensors makes its own for their owner alone."""
+    mode = 0o666 & ~_umask()
+    for file in files:
+        file.chmod(mode)
+
+
+def _umask() -> int:
     umask = os.umask(0)  # the only way to read it is to set it
     os.umask(umask)
-    folder.chmod(0o777 & ~umask)  # mkdtemp's folders are for their owner alone
-    return folder
+    return umask

@@ -12,7 +12,8 @@ import re
 import shutil
 from pathlib import Path
 
-from .atomic import sync_file, write_atomically
+from ..errors import UserError
+from .atomic import share_files, sync_file, write_atomically
 
 STAGING = ".incomplete"  # folder of a run, in which checkpoints and the final model are written
 MANIFEST = "manifest.json"
@@ -32,6 +33,7 @@ def commit(staged: Path, final: Path) -> None:
     """Write the manifest of a staged checkpoint and make it visible under its final name."""
     files = _files(staged)
     entries = {str(f.relative_to(staged)): {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
+    share_files(files)
     for file in files:
         sync_file(file)
     write_atomically(staged / MANIFEST, json.dumps(entries, indent=1))
@@ -59,6 +61,17 @@ def find_corruption(checkpoint: Path) -> str | None:
         if sha256(checkpoint / name) != entry["sha256"]:
             return f"{name} has changed since it was written"
     return None
+
+
+def check_intact(checkpoints: list[Path], what: str, without: str) -> None:
+    """Raise UserError for a damaged checkpoint. what: it is. without: what the command does when it is deleted."""
+    for checkpoint in checkpoints:
+        problem = find_corruption(checkpoint)
+        if problem is not None:
+            raise UserError(
+                f"{checkpoint}, {what}, is damaged ({problem}) and was not used; put a good copy in its place, or "
+                f"delete it: the same command then {without}"
+            )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line
-from ..plugins import less_is_better
+from ..plugins import OPTIMIZERS, less_is_better
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
@@ -95,9 +95,6 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
     check_lora(recipe)
-    without = next((name for name in section.extra if name in COMPILING and not section.torch_compile), None)
-    if without is not None:
-        raise UserError(f"training.{without}={section.extra[without]} needs training.torch_compile=true or auto")
     # Trainer would compile the whole model, which takes minutes (compiled_layers.py).
     extra = {name: value for name, value in section.extra.items() if name not in COMPILING}
     if extra.get("fp16") and device == "cpu":
@@ -132,7 +129,9 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "per_device_eval_batch_size": section.per_device_train_batch_size,
         "gradient_accumulation_steps": accumulated,
         "learning_rate": section.learning_rate,
-        "optim": OWN_OPTIMIZERS.get(section.optim, section.optim),
+        "optim": "adamw_torch_fused"
+        if section.optim in OPTIMIZERS
+        else OWN_OPTIMIZERS.get(section.optim, section.optim),
         "weight_decay": section.weight_decay,
         "adam_beta2": section.adam_beta2,
         "max_grad_norm": section.max_grad_norm,

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from ..storage.checkpoints import list_checkpoints
 from .lora import is_adapted, load_weights
 
 
@@ -19,13 +18,12 @@ def average_weights(checkpoints: list[Path]) -> dict[str, torch.Tensor]:
     return {name: x / len(checkpoints) if x.is_floating_point() else x for name, x in total.items()}
 
 
-def load_newest_average(model: torch.nn.Module, folder: Path, number: int):
-    """Give a model the mean of the weights of the newest `number` checkpoints of a run's folder.
+def load_average(model: torch.nn.Module, found: list[Path]):
+    """Give a model the mean of the weights of some checkpoints.
 
-    Returns how many there were, and what load_state_dict found; None of an adapter, which takes all of its weights.
+    Returns what load_state_dict found; None of an adapter, which takes all of its weights.
     """
-    found = list_checkpoints(folder)[:number]
     if is_adapted(model):
         load_weights(model, average_weights(found))
-        return len(found), None
-    return len(found), model.load_state_dict(average_weights(found), strict=False)
+        return None
+    return model.load_state_dict(average_weights(found), strict=False)

@@ -12,10 +12,9 @@ def compared(runs: dict[str, dict[str, float]]) -> dict[str, dict]:
 
     deviation: the standard deviation of a sample (divided by n - 1); None of a single run.
     """
-    first, *others = runs.values()
     found = {}
-    for name in first:
-        if all(name in metrics for metrics in others):
+    for name in next(iter(runs.values())):
+        if all(metrics.get(name) is not None for metrics in runs.values()):
             values = {run: metrics[name] for run, metrics in runs.items()}
             spread = statistics.stdev(values.values()) if len(values) > 1 else None
             found[name] = {"mean": statistics.fmean(values.values()), "deviation": spread, "values": values}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, did_you_mean
+from ..recipes.files import text_of
 from ..recipes.types import show
 
 if TYPE_CHECKING:  # the launcher reads configurations without torch
@@ -58,8 +59,8 @@ def read_deepspeed(given) -> dict:
     setting, config = f"training.deepspeed={show(given)}", deepspeed_config(given)
     if isinstance(config, str):
         try:
-            config = json.loads(Path(config).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            config = json.loads(text_of(Path(config), setting))
+        except ValueError as error:
             raise UserError(f"{setting} cannot be read as JSON ({error})") from error
     if not isinstance(config, dict):
         raise UserError(f"{setting} holds no settings; give one of the shipped names, such as zero2")
@@ -74,7 +75,8 @@ def say_that_it_compiles() -> None:
     built = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     if os.environ.get("RANK", "0") == "0" and not any(built.glob("**/*.so")):
         print(
-            f"anyformer: DeepSpeed compiles what it needs on first use, which can take minutes; it is kept in {built}",
+            f"anyformer: DeepSpeed compiles its operators on first use, for one or two minutes each on two cores, and "
+            f"says nothing meanwhile; they are kept in {built}",
             file=sys.stderr,
             flush=True,
         )

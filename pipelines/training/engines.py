@@ -6,7 +6,7 @@ Nothing here imports torch, so that mistakes are sentences before a process star
 import os
 
 from ..errors import UserError
-from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, words_of
+from ..recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, ULYSSES, engine_of, words_of
 from ..recipes.schema import TrainingSection
 from .deepspeed_engine import read_deepspeed
 
@@ -89,7 +89,9 @@ def check_launcher(section: TrainingSection, device: str, devices: int) -> None:
             f"accelerate launch was asked for several processes and has started one, as it does on a CPU; write "
             f"{WAY_OUT} ddp --nproc 2 (where one is meant, unset MASTER_ADDR)"
         )
-    engine = asked_engine(section)
+    engine, shares = asked_engine(section), section.parallelism
+    if shares is not None and engine_of(shares) == RING and device == "cpu":
+        raise UserError(f"training.parallelism={words_of(shares)}: {RING_NEEDS_GPUS}")
     _check_mesh(section)
     if engine == "DeepSpeed" and is_true("ACCELERATE_USE_CPU"):
         raise UserError(

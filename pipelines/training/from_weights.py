@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..adapters import is_adapter
 from ..errors import UserError
-from ..storage.checkpoints import list_checkpoints
+from ..storage.checkpoints import MANIFEST, check_intact, list_checkpoints
 
 
 def aside_of(output_dir: str | Path) -> Path:
@@ -22,7 +22,7 @@ def aside_of(output_dir: str | Path) -> Path:
 def weights_to_begin_from(output_dir: str | Path) -> Path:
     """The place that the earlier run's weights have once it has been set aside: its folder, or its newest checkpoint.
 
-    Raises UserError where there are none, or another run is kept there already.
+    Raises UserError where there are none or they are damaged, or another run is kept there already.
     """
     folder, aside = Path(output_dir), aside_of(output_dir)
     if aside.exists() and folder.exists() and not _begins_from(folder, aside):
@@ -33,6 +33,8 @@ def weights_to_begin_from(output_dir: str | Path) -> Path:
     checkpoints = list_checkpoints(there)
     if not checkpoints:
         raise UserError(f"training.output_dir={folder} holds no weights to begin from; remove --from-weights")
+    if (checkpoints[0] / MANIFEST).is_file():
+        check_intact(checkpoints[:1], "the newest of the run to begin from", "begins from the one before it")
     return aside / checkpoints[0].name
 
 

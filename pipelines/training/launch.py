@@ -22,8 +22,8 @@ from importlib import resources
 from pathlib import Path
 
 from ..errors import UserError, did_you_mean
-from ..recipes.parallelism import MESH, check_processes, engine_of, processes_of, words_of
-from ..recipes.schema import Recipe
+from ..recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, check_processes, engine_of, processes_of, words_of
+from ..recipes.schema import ParallelismSettings, Recipe
 from ..recipes.strict_yaml import parse_yaml
 from ..recipes.types import show
 from .deepspeed_engine import read_deepspeed, shipped_deepspeed
@@ -58,7 +58,7 @@ def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) 
     shares = recipe.training.parallelism
     if nproc is None and shares is not None:
         nproc = processes_of(shares)
-    count = count_processes(engine, nproc)
+    count = count_processes(engine, nproc, shares)
     if shares is not None:
         check_processes(shares, count, f"--nproc {count}")
     command = [sys.executable, "-P", "-m", "anyformer_main", *without_launch(argv), *overrides]
@@ -129,9 +129,11 @@ def fsdp_variables() -> dict[str, str]:
     return {"ACCELERATE_USE_FSDP": "true", **values}
 
 
-def count_processes(engine: str, nproc: int | None) -> int:
+def count_processes(engine: str, nproc: int | None, shares: ParallelismSettings | None = None) -> int:
     """How many processes to start; raises UserError where the GPUs do not suffice, or are needed to say."""
     gpus = count_gpus()
+    if gpus == 0 and shares is not None and engine_of(shares) == RING:
+        raise UserError(f"training.parallelism={words_of(shares)}: {RING_NEEDS_GPUS}")
     if engine == "fsdp2" and gpus == 0:
         raise UserError(
             "--launch fsdp2 needs GPUs, and there are none; write --launch zero3, or --launch mesh "

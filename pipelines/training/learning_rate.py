@@ -9,9 +9,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from ..errors import UserError
+from ..plugins import SCHEDULES
 from ..recipes.schema import TrainingSection
 
-SCHEDULES = {"wsd": "warmup_stable_decay"}
 # min_lr_rate turns plain cosine into transformers' cosine with a floor.
 COSINE_FLOORS = {"min_lr", "min_lr_rate"}
 
@@ -19,9 +19,12 @@ COSINE_FLOORS = {"min_lr", "min_lr_rate"}
 def schedule(section: TrainingSection, total_steps: int | None) -> tuple[str, dict]:
     """(transformers' name, its arguments) of the schedule; `wsd` decays over the last `decay_steps` of all steps."""
     name, kwargs = section.lr_scheduler_type, dict(section.lr_scheduler_kwargs)
+    if name in SCHEDULES:  # a plug-in's, whose shares replace those of this one (share_of_steps)
+        return "constant", {}
     if name == "cosine" and COSINE_FLOORS & kwargs.keys():
         name = "cosine_with_min_lr"
-    name = SCHEDULES.get(name, name)
+    if name == "wsd":
+        name = "warmup_stable_decay"
     if name == "warmup_stable_decay" and "num_decay_steps" not in kwargs:
         share = section.decay_steps
         if share < 1 and total_steps is None:
@@ -78,6 +81,9 @@ def _shares(section: TrainingSection, total: int) -> Callable[[int], float]:
     """The same of one stretch, as transformers' scheduler and `begin_above_zero` make it."""
     name, kwargs = schedule(section, total)
     warmup = int(section.warmup_steps) if section.warmup_steps >= 1 else math.ceil(total * section.warmup_steps)
+    if section.lr_scheduler_type in SCHEDULES:
+        row = SCHEDULES[section.lr_scheduler_type]
+        return lambda step: row(step, total, warmup, **section.lr_scheduler_kwargs)
     unused = torch.optim.SGD([torch.zeros(1)], lr=section.learning_rate)
     scheduler = get_scheduler(name, unused, warmup, total, kwargs)
     if not isinstance(scheduler, LambdaLR):

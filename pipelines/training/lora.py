@@ -76,6 +76,16 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
     return adapted
 
 
+def left_by_all_linear(model) -> list[str]:
+    """Names of the parameters of experts and routers, which are no linear layers: PEFT's all-linear leaves them."""
+    found = {}
+    for mixture in (module for module in model.modules() if hasattr(module, "experts")):
+        for name, part in mixture.named_modules():
+            if name and not isinstance(part, torch.nn.Linear):
+                found |= {f"{name}.{own}": None for own, _ in part.named_parameters(recurse=False)}
+    return list(found)
+
+
 @contextmanager
 def whole_layers(model, names: Collection[str]) -> Iterator[None]:
     """A block in which these layers of a model whose weights are shared (mesh.py) are whole on each process.

@@ -15,7 +15,7 @@ from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
 from .along_rows import ATTENTION
 from .deepspeed_engine import whole_weights
-from .lora import with_lora
+from .lora import left_by_all_linear, with_lora
 from .mesh import share_model
 from .packed_rows import check_documents_apart
 from .pipeline import cut_into_stages
@@ -79,6 +79,9 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     lora = recipe.training.lora
     if lora is None:
         return model
+    left = left_by_all_linear(model) if lora.target_modules == "all-linear" else []
+    if left and arguments.process_index == 0 and not quiet:
+        print(f"training.lora: all-linear leaves {', '.join(left)} as they are, which are no linear layers")
     model.name_or_path = recipe.model.name_or_path  # which a shared model has forgotten
     return with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
 

@@ -72,7 +72,7 @@ class BatchedMuon(torch.optim.Muon):
 
 
 def matrices_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The matrix itself, or views of those that are stacked; of a tensor that FSDP2 splits, by its first axis, its own."""
+    """The matrix itself, or views of those that are stacked; where FSDP2 splits the first axis, of its own part."""
     if tensor.ndim == 2:
         return (tensor,)
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).unbind()
@@ -127,14 +127,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 part.load_state_dict(state_dict[name])
         except (ValueError, KeyError) as error:
             raise UserError(
-                "the checkpoint's states of training.optim=muon are of other parameters than this version gives to Muon "
-                "and to AdamW; begin from its weights with --from-weights, or choose another output_dir"
+                "the checkpoint's states of training.optim=muon are of other parameters than this version gives Muon "
+                "and AdamW; begin from its weights with --from-weights, or choose another output_dir"
             ) from error
         self._share_groups()
 
 
 def muon_parameter_names(model: torch.nn.Module) -> set[str]:
-    """Weight matrices of the hidden layers, experts' stacked ones too: no embedding, no output head (Jordan et al. 2024).
+    """Weight matrices of the hidden layers, experts' too: no embedding, no output head (Jordan et al. 2024).
 
     A router's rows are scores of experts and no map between hidden layers; it is AdamW's, as are experts' biases.
     """

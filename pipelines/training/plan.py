@@ -28,7 +28,8 @@ from ..errors import UserError, loading_reason
 from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.checkpoint_overrides import with_fields
-from ..recipes.parallelism import RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
+from ..recipes.files import shipped
+from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.schema import Recipe
 from .global_batch import micro_batches, rows_per_step
 from .optimizers import muon_parameter_names
@@ -36,6 +37,7 @@ from .optimizers import muon_parameter_names
 CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
 SHOWN_STEPS = 1000  # where nothing says how many there are
 MOST_ROWS = 2**16
+PER_NODE = 8  # devices of a machine
 STAGES_TO_TRY = ("none", "zero2", "zero3")
 STAGES_OF_MUON = ("none", "fsdp")  # DeepSpeed flattens the matrices that Muon needs whole
 OFFLOAD = "_offload"  # the end of an engine's name that keeps states in the host's memory
@@ -87,7 +89,11 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --output` writes."""
+    """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --output` writes.
+
+    host_memory: bytes that the processes of a node, one for each of its per_node devices, take while the model is made;
+    None where the devices are the host, or ZeRO-3 loads a checkpoint in shards.
+    """
 
     name: str
     model: str
@@ -95,6 +101,8 @@ class Plan:
     active_parameters: int
     devices: str
     device_memory: int
+    host_memory: int | None
+    per_node: int
     half: bool
     rows: int
     accumulation: int
@@ -137,6 +145,7 @@ def plan_run(
     stage: str | None = None,
     context: int | None = None,
     mfu: float = 0.4,
+    per_node: int = PER_NODE,
     until_trained: bool = False,
 ) -> Plan:
     """The plan of a recipe; nothing is read or written but the config of a checkpoint that it starts from.
@@ -145,6 +154,7 @@ def plan_run(
         stage: how states are shared, a name of accounting.memory.STAGES; None: the recipe's, else the first that fits.
         context: tokens that the cache holds; None: as many as the model has positions, else a row's.
         mfu: model FLOPs utilization, the share of the devices' peak that the run reaches.
+        per_node: devices of a machine, each with a process that makes the whole model in its memory.
         until_trained: where the recipe sets no steps, count those of 20 tokens per parameter (a preset's).
 
     Raises:
@@ -179,10 +189,10 @@ def plan_run(
     by_name = {row.states.stage: row for row in stages}
     chosen = stage or next((name for name in tried if by_name[name].fits), tried[-1])
     needed = devices_needed(staged, held(1, True).peak, tried[-1], devices.memory)
-    mesh = None
-    if section.parallelism is not None:
-        mesh = f"anyformer train {recipe.name} --launch {engine_of(section.parallelism)} --nproc {devices.count}"
-    advice = advise(by_name[chosen], devices, rows, checkpointing, needed, mesh)
+    per_node = min(per_node, devices.count)
+    name = recipe.name if recipe.name in shipped("recipes") else "RECIPE"  # a preset is no run; a file has a path
+    how = launch_command(name, section.parallelism, chosen, devices, per_node)
+    advice = advise(by_name[chosen], devices, rows, checkpointing, needed, how)
 
     per_row = flops_of_row(model, config, batch) * memory.sequences
     tokens_per_row = (batch.tokens + batch.targets) * memory.sequences
@@ -192,6 +202,7 @@ def plan_run(
     steps, why = planned_steps(section, parameters, tokens_per_step, until_trained)
     own = getattr(config, "max_position_embeddings", None) or max(batch.tokens, batch.targets)
     size = cache_size(config, context or own, HALF if half else FP32, batch.tokens if batch.targets else 0)
+    in_shards = devices.is_cpu or (recipe.model.name_or_path is not None and chosen == "zero3")
     learned = getattr(config, "position_encoding", None) == "learned"
     if size is not None and learned and (context or 0) > own:
         raise UserError(
@@ -207,6 +218,8 @@ def plan_run(
         active_parameters=active_parameters(model),
         devices=str(devices),
         device_memory=devices.memory,
+        host_memory=None if in_shards else FP32 * parameters * per_node,
+        per_node=per_node,
         half=half,
         rows=rows,
         accumulation=accumulated,
@@ -423,24 +436,26 @@ def devices_needed(staged: Callable[[str, int], TrainingStates], one_row: int, s
     return None
 
 
-def advise(
-    plan: StagePlan, devices: Devices, rows: int, checkpointing: bool, needed: int | None, mesh: str | None = None
-) -> str:
-    """What to launch the run with, in a sentence. mesh: the command of training.parallelism."""
-    stage = plan.states.stage
+def launch_command(name: str, parallelism, stage: str, devices: Devices, per_node: int) -> str:
+    """The command that trains a recipe so; of several machines that of each."""
+    if devices.count == 1:
+        return f"anyformer train {name}"
+    engine = {"none": "ddp", "fsdp": "ddp" if devices.is_cpu else "fsdp2"}.get(stage, stage)
+    engine = engine if parallelism is None else engine_of(parallelism)
+    if devices.count <= per_node:
+        return f"anyformer train {name} --launch {engine} --nproc {devices.count}"
+    file = "ddp" if engine == MESH else engine  # of configs/accelerate
+    machines = f"--num_machines {-(-devices.count // per_node)} --num_processes {devices.count}"
+    return f"accelerate launch --config_file configs/accelerate/{file}.yaml {machines} scripts/train.py {name}"
+
+
+def advise(plan: StagePlan, devices: Devices, rows: int, checkpointing: bool, needed: int | None, how: str) -> str:
+    """What to launch the run with, in a sentence. how: the command."""
     most = plan.largest_rows_checkpointed if checkpointing else plan.largest_rows
     if most == 0 and plan.largest_rows_checkpointed == 0:
         if needed is None:
             return "a single row does not fit on any number of these devices: shorten the rows, or split the model"
         return f"does not fit; with weights shared, {needed} x {devices.name} hold a row with gradient checkpointing"
-    if mesh:
-        how = mesh
-    elif devices.is_cpu:
-        how = "anyformer train" if devices.count == 1 else f"torchrun --nproc_per_node {devices.count}"
-    else:
-        whole = "one_gpu" if devices.count == 1 else "ddp"
-        name = {"none": whole, "fsdp": "fsdp2"}.get(stage, stage)  # of configs/accelerate
-        how = f"accelerate launch --config_file configs/accelerate/{name}.yaml --num_processes {devices.count}"
     if plan.fits:
         return how
     if most == 0:

@@ -1,6 +1,5 @@
 """Progress of a run: one line on the terminal, kept up to date, and every metric as a line of JSON on disk."""
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
+from ..json_text import json_text
 from ..storage.atomic import write_atomically
 from ..storage.metrics_file import METRICS_FILE, read_metrics
 from ..words import human_time, short_metric
@@ -163,12 +163,15 @@ class MetricsFile(TrainerCallback):
                 shutil.copyfile(self.path, aside)
                 noun = "line" if damaged == 1 else "lines"
                 print(f"anyformer: {self.path}: {damaged} damaged {noun} left out; the whole is in {aside.name}")
+            # What stands after the end of a training at this step is measured again, or was of a shorter run's model.
+            ended = [state.global_step == line["step"] and "train_runtime" in line for line in lines]
+            lines = lines[: ended.index(True)] if True in ended else lines
             # 0.1 called validation_loss eval_loss.
             kept = [with_split_names(line) for line in lines if line["step"] <= state.global_step]
-            write_atomically(self.path, "".join(f"{json.dumps(line)}\n" for line in kept))
+            write_atomically(self.path, "".join(f"{json_text(line, None)}\n" for line in kept))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and logs:
             entry = {"step": state.global_step, "time": round(time.time(), 3), **logs}
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write(json_text(entry, None) + "\n")

@@ -1,5 +1,7 @@
 """One run: from a recipe to a trained model in its output folder."""
 
+import json
+import math
 import os
 import shutil
 import sys
@@ -8,7 +10,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -19,20 +20,24 @@ import anyformer
 from ..adapters import ADAPTER_CONFIG, load_model
 from ..backends import backends_of
 from ..data.reference import weights_identity
-from ..errors import UserError
+from ..errors import UserError, reader_left
 from ..freed_memory import freed_memory_kept
 from ..generation import locate_model
-from ..objectives.base import FinishedModel
+from ..json_text import finite
+from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import PreparedData, prepare_data
+from ..plugins import OPTIMIZERS, SCHEDULES
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import MESH, check_processes, engine_of
 from ..recipes.schema import Recipe, TrainingSection
 from ..reporting.interpret import validations_of
-from ..storage.atomic import write_atomically
+from ..reporting.run_log import COMPLETING
+from ..storage.atomic import share_files, write_atomically
 from ..storage.cache import sha
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
+from ..storage.plugin_code import plugin_code, save_plugin_code
 from .along_rows import PositionedRows, check_rows_can_be_shared
 from .arguments import rows_of, total_steps, training_arguments
 from .async_save import check_async_save
@@ -48,13 +53,14 @@ from .gradient_norms import GradientNorms, check_gradient_norms
 from .hardware import hardware_words
 from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
+from .main_process import told_by_main
 from .mesh import engine_name, parameters_of
 from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .plain_data import forged_files_named
 from .recorded_rows import record_rows
 from .report import ReportPage, draw_card_picture, report_finished, spoken
-from .run_folder import RunFolder
+from .run_folder import RunFolder, say
 from .step_guard import check_step_guard
 from .stop_signal import StopAtOnce
 from .summary import print_dry_run, print_result, print_start
@@ -71,13 +77,13 @@ def train(
     With `dry_run` the data is prepared, the model is built, one step is made on a full batch and one batch of each
     other split is measured; nothing is written to output_dir. With `quiet` only the progress line is printed. With
     `sets_aside` the recipe begins from the run that is in its output_dir, which is renamed first (from_weights.py).
-    began: when the command did, in seconds since the epoch; None: now.
+    began: when the command did, by time.monotonic(), which no change of the clock turns back; None: now.
 
     Raises:
         UserError: a mistake in recipe, data or folders, before any training; during it a full disk, a NaN loss, or too
             little memory.
     """
-    began = time.time() if began is None else began
+    began = time.monotonic() if began is None else began
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would tear our own line
     arguments = training_arguments(recipe)  # also starts the process group, so that one process prepares the data
@@ -107,9 +113,11 @@ def train(
         if stop.received is not None:  # whatever it was, the signal was before it
             shutil.rmtree(folder.path / STAGING, ignore_errors=True)
             if not quiet:
-                print(stopped_sentence(stop.received, folder.path))
+                print(stopped_sentence(f"stopped by signal {stop.received}", folder.path))
             stop.close()
             return 128 + stop.received
+        if reader_left(error):
+            say(stopped_sentence("stopped by a closed output pipe", folder.path))
         if isinstance(error, UserError) or not isinstance(error, Exception):
             raise
         full = is_disk_full(error, folder.path)
@@ -122,12 +130,12 @@ def train(
         raise UserError(disk_full_sentence(folder.path, f"a file of {folder.path}")) from error
 
 
-def stopped_sentence(number: int, folder: Path) -> str:
-    """What a user reads when signal `number` came outside the training steps."""
+def stopped_sentence(stopped: str, folder: Path) -> str:
+    """What a user reads when the run was `stopped` outside the training steps."""
     found = list_checkpoints(folder)
     if not found:
-        return f"stopped by signal {number} before the first checkpoint; the same command starts again"
-    return f"stopped by signal {number}; {found[0]} is complete; the same command goes on from there"
+        return f"{stopped} before the first checkpoint; the same command starts again"
+    return f"{stopped}; {found[0]} is complete; the same command goes on from there"
 
 
 def prepared(recipe: Recipe, arguments, per_step: int | None = None) -> tuple[PreparedData, TrainingArguments]:
@@ -211,6 +219,7 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool, began: floa
         return 0
     set_seed(arguments.seed)
     model = build_model(recipe, data, arguments, quiet)
+    plugin_code(model.config)  # which is saved with the model: what cannot be is said now
     check_length(data.objective, model.config, trains=True)
     if recipe.training.auto_batch and folder.auto_batch is None:
         recipe, arguments, folder.auto_batch = with_found_batch(recipe, data, model, arguments)
@@ -218,6 +227,9 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool, began: floa
     trainer = build_trainer(recipe, folder, arguments, data, model)
     checkpoint = told_by_main(main, lambda: checkpoint_to_go_on(trainer, folder))
     if main:
+        if checkpoint is not None:
+            folder.keep_versions_of(checkpoint)
+            trainer.staging.run_identity = identity_text(folder, arguments)
         folder.write(
             "running",
             world_size=arguments.world_size,
@@ -242,25 +254,13 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool, began: floa
             shutil.rmtree(folder.path / UNIVERSAL, ignore_errors=True)
 
 
-def told_by_main(main: bool, look: Callable[[], Any]) -> Any:
-    """What `look` returns, called by the main process alone and told to all; its UserError is raised by all."""
-    from accelerate.utils import broadcast_object_list
-
-    found: list = [None, None]
-    if main:
-        try:
-            found[0] = look()
-        except UserError as error:
-            found[1] = str(error)  # all processes must stop, not one while the others wait
-    broadcast_object_list(found)
-    if found[1] is not None:
-        raise UserError(found[1])
-    return found[0]
+def identity_text(folder: RunFolder, arguments) -> str:
+    """What each checkpoint of the run says of it."""
+    sizes = {"world_size": arguments.world_size, "rows_per_step": rows_of(arguments)}
+    return json.dumps(folder.identity() | sizes)
 
 
 def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedData, model):
-    import json
-
     from .trainer import AnyformerTrainer
     from .weight_average import WeightAverage
 
@@ -275,9 +275,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         eval_dataset=measures.validated(),
         data_collator=collator if shares is None or engine_of(shares) == MESH else PositionedRows(collator),
         processing_class=data.processor,
-        run_identity=json.dumps(
-            folder.identity() | {"world_size": arguments.world_size, "rows_per_step": rows_of(arguments)}
-        ),
+        run_identity=identity_text(folder, arguments),
         muon_learning_rate=section.muon_learning_rate if section.optim == "muon" else None,
         parts_of=data.objective.parts_of,
         average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
@@ -287,7 +285,10 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         logits_of=data.objective.logits_of(),
         patience=recipe.evaluation.patience,
         loss_parts=data.objective.loss_parts(),
-        shares=partial(share_of_steps, section) if section.restarts else None,
+        shares=partial(share_of_steps, section) if section.restarts or section.lr_scheduler_type in SCHEDULES else None,
+        optimizer_cls_and_kwargs=(OPTIMIZERS[section.optim], {"lr": section.learning_rate})
+        if section.optim in OPTIMIZERS
+        else None,
         validation_metrics=measures,
         engine=asked_engine(section),
         audits_samples=section.audit_samples,
@@ -341,7 +342,7 @@ def run(
         step = trainer.state.global_step
         if trainer.accelerator.is_main_process and not quiet:
             print(
-                stopped_sentence(stopped, folder.path)
+                stopped_sentence(f"stopped by signal {stopped}", folder.path)
                 if trainer.has_ended
                 else f"stopped by signal {stopped} after step {step}; saved {folder.path / f'checkpoint-{step}'}; the "
                 f"same command goes on from there"
@@ -352,12 +353,14 @@ def run(
     average(trainer, recipe, quiet)
     trained = trainable_parameters(trainer.model)
     metrics = evaluate_splits(trainer, recipe, data)
-    save_final(trainer, folder)
+    check_finite(metrics, folder.path)
+    save_final(trainer, folder, data.objective)
     found, samples = finish(trainer, recipe, data)
     metrics |= found
     trainer.log_final(metrics)
     trainer.accelerator.wait_for_everyone()
-    if trainer.accelerator.is_main_process:  # nobody waits from here on: an error of the upload stops no other process
+    # After the last barrier: a failed upload cannot hang the other processes.
+    if trainer.accelerator.is_main_process:
         facts = {
             "metrics": metrics,
             "parameters": parameters_of(trainer.model),
@@ -369,7 +372,7 @@ def run(
             "hardware": hardware_words(trainer.args.device),
             "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
             "backends": backends_of(plain(trainer.model)),
-            "wall_seconds": round(time.time() - began, 1),  # of this command, as the two next ones
+            "wall_seconds": round(time.monotonic() - began, 1),  # of this command, as the two next ones
             **({} if checkpoint is None else {"resumed_at": step_of(checkpoint)}),
             **trainer.throughput.facts(),
             "samples": samples,
@@ -380,13 +383,12 @@ def run(
         }
         if trainer.stopped_early:
             facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, recipe.evaluation.best_metric)
-        folder.write("finished", **facts)
-        for name, text in data.objective.files(trainer.model.config).items():
-            (folder.path / name).parent.mkdir(exist_ok=True)
-            write_atomically(folder.path / name, text)
+        facts = finite(facts)  # the result reads the same when it is printed again
+        folder.write(COMPLETING, **facts)
         draw_card_picture(folder.path)
         prepare_folder(folder.path)
         report_finished(folder.path, trainer.args, recipe.trust_remote_code)
+        folder.write("finished", **facts)
         if not quiet:
             print_result(folder.path, folder.identity() | facts, data.objective)
         publish_finished(recipe, folder, facts)
@@ -418,6 +420,17 @@ def evaluate_splits(trainer, recipe: Recipe, data: PreparedData) -> dict:
     return metrics
 
 
+def check_finite(metrics: dict, folder: Path) -> None:
+    """Raise UserError where the loss of the final model on a whole split is NaN or infinite."""
+    for split in ("validation", "test"):
+        loss = metrics.get(f"{split}_loss", 0.0)
+        if not math.isfinite(loss):
+            raise UserError(
+                f"{split}_loss of the final model is {loss}, so the run in {folder} has not been finished; look at the "
+                f"rows of {split}, or lower training.learning_rate and train into another output_dir"
+            )
+
+
 def finish(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict]]:
     """Metrics and samples that the finished model gives.
 
@@ -445,14 +458,23 @@ def finish(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict
         return data.objective.finish(finished, data.rows)
 
 
-def save_final(trainer, folder: RunFolder) -> None:
-    """Save the finished model into the run folder: written beside it first, then moved, its config last."""
+def save_final(trainer, folder: RunFolder, objective: Objective) -> None:
+    """Save the finished model into the run folder: written beside it first, then moved, its config last.
+
+    The objective's files are there before it: other libraries would load the model otherwise without them.
+    """
     staged, lora = folder.path / STAGING / "final", folder.recipe.training.lora
     if lora is not None and lora.merge:
         trainer.model = trainer.model.merge_and_unload()
     trainer.save_model(str(staged), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.is_main_process:
+        for name, text in objective.files(trainer.model.config).items():
+            (folder.path / name).parent.mkdir(exist_ok=True)
+            write_atomically(folder.path / name, text)
+        if lora is None:
+            save_plugin_code(staged, plain(trainer.model).config)
+        share_files(staged.iterdir())
         for file in sorted(staged.iterdir(), key=lambda f: f.name in ("config.json", ADAPTER_CONFIG)):
             os.replace(file, folder.path / file.name)
         shutil.rmtree(folder.path / STAGING, ignore_errors=True)
@@ -465,27 +487,4 @@ def publish_finished(recipe: Recipe, folder: RunFolder, facts: dict) -> None:
     if repo_id is None or facts.get("published") == repo_id:
         return
     publish(folder.path, repo_id, private=recipe.publish.private, license=recipe.publish.license)
-    known = (
-        "metrics",
-        "parameters",
-        "trained_parameters",
-        "steps",
-        "best_step",
-        "world_size",
-        "rows_per_step",
-        "hardware",
-        "engine",
-        "backends",
-        "wall_seconds",
-        "resumed_at",
-        "training_seconds",
-        "data_share",
-        "samples",
-        "validations",
-        "signatures",
-        "ended_early",
-        "skipped_steps",
-        "grad_norm_warnings",
-        "collapsed_layers",
-    )
-    folder.write("finished", **{name: facts[name] for name in known if name in facts}, published=repo_id)
+    folder.add(published=repo_id)

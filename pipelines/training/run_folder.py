@@ -7,16 +7,18 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..adapters import ADAPTER_CONFIG
 from ..errors import UserError
+from ..json_text import json_text
 from ..plugins import loaded_plugins
 from ..recipes.compose import resume_difference
 from ..recipes.schema import Recipe, TrainingSection
+from ..reporting.run_log import COMPLETING
 from ..storage.atomic import write_atomically
 from ..storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ..storage.folder_lock import FolderInUse, folder_lock
@@ -67,7 +69,8 @@ class RunFolder:
 
     data: fingerprint and sizes of the data; `fingerprint` identifies it. total_steps: training section -> all steps of
     a run with these data and rows of a step, None where that is not known. rows_per_step: of all processes; None: not
-    known yet. auto_batch: what auto_batch.py has found.
+    known yet. auto_batch: what auto_batch.py has found. versions_by_step: of a run that has gone on under
+    other versions than those of its first steps, {"from_step": 0, "torch": ...} and so on, the oldest first.
     """
 
     recipe: Recipe
@@ -75,6 +78,7 @@ class RunFolder:
     total_steps: Callable[[TrainingSection], int | None] = lambda section: None
     rows_per_step: int | None = None
     auto_batch: dict | None = None
+    versions_by_step: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def path(self) -> Path:
@@ -87,6 +91,7 @@ class RunFolder:
             "seed": self.recipe.training.seed,
             "versions": package_versions(),
             "data": self.data,
+            **({"versions_by_step": self.versions_by_step} if self.versions_by_step else {}),
             **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
             **({"auto_batch": self.auto_batch} if self.auto_batch is not None else {}),
         }
@@ -186,10 +191,22 @@ class RunFolder:
         self.leave_shorter_runs_end(own)
         return find_last_complete(self.path, report=say)
 
+    def keep_versions_of(self, checkpoint: Path) -> None:
+        """Keep under which versions the steps up to a checkpoint were made; say where others are installed now."""
+        stored = read_identity(checkpoint / RUN_FILE) or {}
+        there, here, step = stored.get("versions") or {}, package_versions(), step_of(checkpoint)
+        self.versions_by_step = stored.get("versions_by_step") or []
+        other = [name for name in here if there and there.get(name) != here[name]]
+        if other:
+            first = self.versions_by_step or [{"from_step": 0} | there]
+            self.versions_by_step = [*first, {"from_step": step} | here]
+            changes = ", ".join(f"{name} {there.get(name, 'not installed')} -> {here[name]}" for name in other)
+            say(f"{checkpoint.name} was written under other versions ({changes}); run.json keeps both")
+
     def check_free(self) -> None:
         """Raise UserError where another run has finished here, or has left a checkpoint; nothing is changed."""
         stored = read_identity(self.path / "run.json")
-        if stored is not None and (stored.get("status") == "finished" or list_checkpoints(self.path)):
+        if stored is not None and (stored.get("status") in (COMPLETING, "finished") or list_checkpoints(self.path)):
             self.check_same_run(self.path, stored)
 
     def finished(self) -> dict | None:
@@ -259,4 +276,9 @@ class RunFolder:
         """Write recipe.yaml and run.json: the identity, the status and whatever is known by now."""
         write_atomically(self.path / "recipe.yaml", self.recipe.to_yaml())
         run = self.identity() | {"status": status} | facts
-        write_atomically(self.path / "run.json", json.dumps(run, indent=1, ensure_ascii=False))
+        write_atomically(self.path / "run.json", json_text(run))
+
+    def add(self, **facts) -> None:
+        """Add to what run.json says."""
+        path = self.path / "run.json"
+        write_atomically(path, json_text(json.loads(path.read_text(encoding="utf-8")) | facts))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UserError
+from ..json_text import json_text
 from ..recipes.schema import Recipe
 from ..storage.atomic import write_atomically
 from .comparison import compared, comparing_table
@@ -52,7 +53,7 @@ def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False, quie
     if found:
         result = {"recipe": recipe.name, "seeds": seeds, "metrics": compared(found)}
         path = Path(recipe.training.output_dir) / FILE
-        write_atomically(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(path, json_text(result) + "\n")
         if not quiet:
             console.rule(f"{recipe.name} with {len(seeds)} seeds", align="left")
             console.print(comparing_table(found))

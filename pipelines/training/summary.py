@@ -105,7 +105,8 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     table = Table("metric", "value", title=None, show_edge=False)
     for name, value in run.get("metrics", {}).items():
         split, _, metric = name.partition("_")
-        table.add_row(name.replace("_", " "), with_interval(metric, value, run.get("data", {}).get(split, {})))
+        shown = "no number" if value is None else with_interval(metric, value, run.get("data", {}).get(split, {}))
+        table.add_row(name.replace("_", " "), shown)
     console.print(table)
     for sentence in interpret(run):
         print_facts([("note", sentence)])

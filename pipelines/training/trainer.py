@@ -4,8 +4,8 @@ Differences from Trainer: checkpoints are complete or invisible; NaN stops the r
 per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
 checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
 own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
-5.23: _get_train_sampler, _get_num_items_in_batch, _get_grad_norm, _prepare_for_training, _run_epoch,
-_determine_best_metric, _load_best_model, _get_output_dir, _load_rng_state, _save_checkpoint,
+5.23: _get_train_sampler, _get_num_items_in_batch, _get_grad_norm, _init_training_state, _prepare_for_training,
+_run_epoch, _determine_best_metric, _load_best_model, _get_output_dir, _load_rng_state, _save_checkpoint,
 _save_optimizer_and_scheduler, _push_from_checkpoint, _save and _issue_warnings_after_load in trainer.py).
 """
 
@@ -25,11 +25,13 @@ from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..freed_memory import FreedMemoryLimit
 from ..publishing.model_card import write_model_card
 from ..recipes.parallelism import MESH
+from ..storage.checkpoints import check_intact, list_checkpoints
+from ..transformers_logging import errors_only
 from .arguments import refusals, rows_of
 from .async_save import CheckpointWrites, on_host, twin_of
 from .audit import SampleAudit
 from .best_checkpoint import locate_best
-from .checkpoint_average import load_newest_average
+from .checkpoint_average import load_average
 from .checkpoint_staging import CheckpointStaging
 from .early_stopping import EarlyStopping
 from .elastic import draw_anew, processes_of
@@ -40,6 +42,7 @@ from .learning_rate import begin_above_zero, replace_shares
 from .lora import is_adapted, save_adapted_config
 from .loss_guard import LossGuard
 from .loss_parts import LossParts
+from .main_process import told_by_main
 from .mesh_trainer import MeshTrainer
 from .model_loss import ModelLoss, without_cache
 from .optimizers import matrices_only, muon_of_arguments, remember_absent
@@ -236,6 +239,10 @@ class AnyformerTrainer(MeshTrainer):
         """Whether no step is left to make."""
         return self.stopped_early or self.state.global_step >= self.state.max_steps
 
+    def _init_training_state(self, *args, **kwargs):
+        with errors_only():  # where the folder has been moved it calls the best checkpoint gone, which is found by step
+            return super()._init_training_state(*args, **kwargs)
+
     def _prepare_for_training(self, *args, **kwargs):
         with self._plain_data():
             return super()._prepare_for_training(*args, **kwargs)
@@ -406,6 +413,8 @@ class AnyformerTrainer(MeshTrainer):
     # ---- checkpoints
 
     def _load_best_model(self):
+        best, what = Path(self.state.best_model_checkpoint), f"the best by {self.args.metric_for_best_model}"
+        self._check_intact([best], what, "keeps the last model")
         with self._plain_data():
             super()._load_best_model()
         if self.average is not None:
@@ -421,10 +430,15 @@ class AnyformerTrainer(MeshTrainer):
     def load_average(self, number: int) -> int:
         """Give the model the mean of the weights of the newest `number` checkpoints; returns how many there were."""
         model = self.accelerator.unwrap_model(self.model)
-        found, result = load_newest_average(model, Path(self.args.output_dir), number)
+        newest = list_checkpoints(Path(self.args.output_dir))[:number]
+        self._check_intact(newest, "one of those to average", "averages the others")
+        result = load_average(model, newest)
         if result is not None:
             self._issue_warnings_after_load(result)
-        return found
+        return len(newest)
+
+    def _check_intact(self, *checkpoints_and_words) -> None:
+        told_by_main(self.is_world_process_zero(), partial(check_intact, *checkpoints_and_words))
 
     def _get_output_dir(self, trial):
         # Trainer calls this to write a checkpoint, and at the end of training to find the last ones.

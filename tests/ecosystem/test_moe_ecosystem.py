@@ -85,6 +85,22 @@ def test_lora_on_all_linear_and_experts_trains_saves_loads_and_merges(mixture, t
     assert {name for name in before if ".experts." in name} <= changed
 
 
+@pytest.mark.parametrize("own", [{"expert_capacity": 3}, {"router_bias_update_rate": 0.01}], ids=["capacity", "bias"])
+def test_lora_on_a_router_trains_and_merges(mixture, tokenizer, own):
+    peft = pytest.importorskip("peft")
+    rows = batch(tokenizer, ["a sentence to learn", "and one more"])
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], target_parameters=["gate.weight"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(mixture(**own).double(), config)
+    losses = fit(model, rows, steps=5, lr=3e-2)
+    assert losses[-1] < losses[0]
+    (lora_B,) = (p for name, p in model.named_parameters() if "gate.lora_B" in name)
+    assert lora_B.abs().max() > 0
+    with torch.no_grad():
+        expected = model.eval()(**rows).logits
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(**rows).logits, expected, atol=1e-9, rtol=0)  # float64: sums in another order
+
+
 def test_text_generation_continues_as_the_model_does_alone_and_in_padded_batches(mixture, tokenizer, tmp_path):
     model = mixture()
     model.save_pretrained(tmp_path)

@@ -11,6 +11,7 @@ from family_variants import SEQ2SEQS, gradients_of, tokens
 from torch import nn
 from training_steps import fit
 from transformers import AutoModelForSeq2SeqLM, pipeline
+from transformers.models.bart.modeling_bart import shift_tokens_right
 
 from anyformer import (
     AnyformerSeq2SeqEncoderModel,
@@ -182,6 +183,18 @@ def test_zero_shot_classification_asks_which_hypothesis_is_entailed(saved, token
     scores = torch.stack([model(**pair).logits[0, 2] for pair in pairs]).softmax(0)
     expected = dict(zip(candidates, scores.tolist()))
     assert dict(zip(found["labels"], found["scores"])) == pytest.approx(expected, abs=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["original", "t5", "bart"])
+def test_feature_extraction_gives_the_decoders_hidden_states_of_the_text_itself_as_barts(saved, tokenizer, variant):
+    model, folder = saved(AnyformerSeq2SeqForConditionalGeneration, variant)
+    ids = tokenizer(TEXTS[0], return_tensors="pt").input_ids
+    expected = model.model(
+        ids, decoder_input_ids=shift_tokens_right(ids, 0, model.config.decoder_start_token_id)
+    ).last_hidden_state
+    got = pipeline("feature-extraction", model=folder)(TEXTS[0], return_tensors=True)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

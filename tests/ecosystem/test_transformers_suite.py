@@ -122,7 +122,7 @@ def common_tests():
     if SOURCES is None:
         pytest.skip("ANYFORMER_TRANSFORMERS_SOURCES does not name a folder of transformers' sources")
     pytest.importorskip("parameterized")
-    folder = Path(SOURCES) / "tests"
+    folder = Path(__file__).parents[2] / SOURCES / "tests"  # relative to the repository, or absolute
     package = types.ModuleType(PACKAGE)
     package.__path__ = [str(folder)]
     sys.modules[PACKAGE] = package

@@ -75,6 +75,7 @@ REFUSED = {
     "multiplied-and-biased": ("decoder", {"logit_multiplier": 0.5, "lm_head_bias": True}, KERNELS),
     "window": ("decoder", WINDOW, {SGLANG}),
     "capped-scores": ("decoder", {"attn_logit_softcapping": 5.0}, {SGLANG}),
+    "scores-capped-below-1": ("decoder", {"attn_logit_softcapping": 0.5}, KERNELS),
     "encoder-window": ("encoder", WINDOW, set(ENGINES)),
     "local-global": (
         "encoder",

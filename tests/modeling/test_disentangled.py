@@ -203,6 +203,19 @@ def test_every_backend_gives_the_same_outputs():
     torch.testing.assert_close(outs[2], outs[0], **EXACT)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_compute_what_fp32_does_but_for_rounding(dtype):
+    attention, positions = with_random_weights(DisentangledAttention(make_config("sdpa"), 0)), own_table(make_config())
+    x = torch.randn(BATCH, 11, HIDDEN)
+    hidden = torch.zeros(BATCH, 1, 11, 11).masked_fill(torch.arange(11) > 8, torch.finfo(dtype).min)
+    expected = attention(x, hidden, **dict(zip(positions.arguments, positions(x))))[0]
+    x, hidden, attention, positions = (each.to(dtype) for each in (x, hidden, attention, positions))
+    got = attention(x, hidden, **dict(zip(positions.arguments, positions(x))))[0]
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), expected, atol=0.05, rtol=0.05)  # bf16 has two to three digits
+
+
 @pytest.mark.parametrize("share", [False, True])
 def test_few_key_heads_equal_as_many_repeated(share):
     config = make_config(share_att_key=share, num_key_value_heads=2)

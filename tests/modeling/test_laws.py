@@ -4,9 +4,11 @@ In fp64 with a tolerance of 1e-9, where equal mathematics is equal on every mach
 where the very same numbers are asked for, or where the type is the subject.
 """
 
+import copy
 import itertools
 import logging
 import math
+import pickle
 
 import pytest
 import torch
@@ -188,7 +190,7 @@ def test_borders_as_flash_kernels_take_them_pack_rows_with_every_backend(variant
 def test_borders_of_one_half_are_refused_where_there_are_two():
     variant = next(variant for variant in FIRST if variant.family == "seq2seq")
     model = variant.model()
-    with pytest.raises(ValueError, match="cu_seq_lens_q cannot tell the documents of inputs and targets apart"):
+    with pytest.raises(ValueError, match="cu_seq_lens_q has the borders of one side; give position_ids and decoder"):
         model(**variant.inputs(model), cu_seq_lens_q=torch.tensor([0, 24, 48]))
 
 
@@ -257,7 +259,7 @@ def test_training_has_the_loss_and_gradients_of_all_logits_without_making_them(v
 
         def of_labels(count=count, smooth=smooth):
             out = model(**batch, num_items_in_batch=count, **smooth)
-            assert out.logits is None
+            assert "logits" not in out
             return out.loss
 
         close(of_labels().double(), of_logits(), FP32)
@@ -269,9 +271,31 @@ def test_logits_come_in_evaluation_and_on_request(variant):
     model = variant.model()
     batch = variant.labelled(model)
     for training, wanted, given in ((False, None, True), (False, False, False), (False, True, True)):
-        assert (model.train(training)(**batch, return_logits=wanted).logits is not None) == given
+        assert ("logits" in model.train(training)(**batch, return_logits=wanted)) == given
     for wanted, given in ((None, False), (False, False), (True, True)):
-        assert (model.train()(**batch, return_logits=wanted).logits is not None) == given
+        assert ("logits" in model.train()(**batch, return_logits=wanted)) == given
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("variant", FIRST[:-1], ids=str)
+def test_who_reads_logits_that_a_step_did_not_make_is_told_how_to_get_them(variant, compiled, request):
+    model = variant.model().train()
+    run = model
+    if compiled:
+        logging.getLogger("torch.__trace").handlers.clear()
+        request.addfinalizer(torch.compiler.reset)
+        run = torch.compile(model, backend="eager", fullgraph=True)
+    out = run(**variant.labelled(model))
+    pickled = pickle.loads(pickle.dumps(out))
+    for each in (out, copy.copy(out), type(out)({"loss": out.loss}), pickled):  # the third: as accelerate casts outputs
+        assert torch.equal(each.loss, out.loss) and torch.equal(each[0], out.loss)
+        assert "loss=" in repr(each) and each.get("logits") is None
+        with pytest.raises(AttributeError, match="made its loss without logits; pass return_logits=True"):
+            print(each.logits)
+        with pytest.raises(KeyError, match="made its loss without logits; pass return_logits=True"):
+            print(each["logits"])
+    asked = model(**variant.labelled(model), return_logits=True)
+    assert torch.equal(pickle.loads(pickle.dumps(asked)).logits, asked["logits"])
 
 
 @every(FIRST[:-1])

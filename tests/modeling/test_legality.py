@@ -43,12 +43,13 @@ CASES = {
     "norm_type='batchnorm' is not known": {"norm_type": "batchnorm"},
     "norm_position='middle' is not known": {"norm_position": "middle"},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
+    "rope_parameters.full_attention=None is not a mapping": {"rope_parameters": {"full_attention": None}},
     "rope_type='spiral' is not known": {"rope_parameters": {"rope_type": "spiral"}},
     "num_hidden_layers=0 is not a positive number": {"num_hidden_layers": 0},
     "attention_dropout=1.5 is not a probability": {"attention_dropout": 1.5},
     "layer_types names 1 layers, but num_hidden_layers=8": {"layer_types": ["full_attention"]},
-    "sliding_attention layers need sliding_window": {"attention_pattern": ["sliding_attention"]},
-    "strided_attention layers need attention_stride": {"attention_pattern": ["strided_attention"]},
+    "sliding_window is not set, but sliding_attention layers need it": {"attention_pattern": ["sliding_attention"]},
+    "attention_stride is not set, but strided_attention layers need it": {"attention_pattern": ["strided_attention"]},
     "sliding_window=256 is used by no layer; name sliding_attention in attention_pattern": {"sliding_window": 256},
     "attention_stride=4 is used by no layer": {"attention_stride": 4},
     "sliding_window=0 is not a positive number": {"sliding_window": 0},
@@ -82,9 +83,11 @@ CASES = {
         "relative_attention_max_distance": 16,
     },
     "which a decoder does not have": {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]},
-    "compressive_attention layers need segment_length": {"attention_pattern": ["compressive_attention"]},
-    "recurrent_attention layers need segment_length": {"memory_length": 4},
-    "recurrent_attention layers need memory_length": {
+    "segment_length is not set, but compressive_attention layers need it": {
+        "attention_pattern": ["compressive_attention"]
+    },
+    "segment_length is not set, but recurrent_attention layers need it": {"memory_length": 4},
+    "memory_length is not set, but recurrent_attention layers need it": {
         "attention_pattern": ["recurrent_attention"],
         "segment_length": 4,
     },
@@ -155,7 +158,9 @@ ENCODER_CASES = {
     "classifier_dropout=1.0 is not a probability": {"classifier_dropout": 1.0},
     "attention_pattern holds 'strided_attention', which an encoder does not have; known: full_attention, "
     "sliding_attention, local_global_attention": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
-    "local_global_attention layers need sliding_window": {"attention_pattern": ["local_global_attention"]},
+    "sliding_window is not set, but local_global_attention layers need it": {
+        "attention_pattern": ["local_global_attention"]
+    },
     "sliding_window=4 is used by no layer; name sliding_attention or local_global_attention in attention_pattern": {
         "sliding_window": 4
     },
@@ -222,6 +227,8 @@ ALL_CASES = [
     (AnyformerDecoderConfig, "disentangled' needs bidirectional attention; a decoder can use none", DISENTANGLED),
     (AnyformerMoeConfig, "router_aux_loss_coef=1e+30 must be at most 100", {"router_aux_loss_coef": 1e30}),
     (AnyformerDecoderConfig, "norm_eps=-1.0 must be at least 0", {"norm_eps": -1.0}),
+    (AnyformerDecoderConfig, "initializer_range=0.0 must be at least 1e-06", {"initializer_range": 0.0}),
+    (AnyformerDecoderConfig, "logit_multiplier=1e-30 must be at least 1e-06", {"logit_multiplier": 1e-30}),
     (AnyformerDecoderConfig, "initializer_range=nan must be at most 100", {"initializer_range": float("nan")}),
     *((AnyformerEncoderConfig, sentence, fields) for sentence, fields in ENCODER_CASES.items()),
     *((AnyformerSeq2SeqConfig, sentence, fields) for sentence, fields in SEQ2SEQ_CASES.items()),

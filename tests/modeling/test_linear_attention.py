@@ -110,7 +110,7 @@ def test_padding_on_either_side_changes_nothing_and_gives_finite_gradients(model
         torch.testing.assert_close(got[:, left : left + 20], expected, atol=PACKED_TOLERANCE, rtol=1e-5)
         model.zero_grad()
         got.square().sum().backward()
-        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
 def test_the_state_does_not_grow(tiny_config):

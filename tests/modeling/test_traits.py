@@ -125,7 +125,7 @@ def test_what_is_registered_is_listed_and_refused_like_our_own(toys):
     assert "toy_parity" in decoder.split("\n| none")[0] and "\n| toy_steps | yes |" in decoder
     assert "toy_parity" in markdown[markdown.index("## seq2seq") :].split("Not in this family:")[1].split("\n")[0]
     assert refusal("decoder", {"attention_pattern": ["toy_parity"], "toy_near": 1}) is None
-    with pytest.raises(ValueError, match=r"^toy_parity layers need toy_near, the number of tokens just before"):
+    with pytest.raises(ValueError, match=r"^toy_near is not set, but toy_parity layers need it: the number"):
         AnyformerDecoderConfig(attention_pattern=["toy_parity"])
     with pytest.raises(ValueError, match=r"^toy_near=1 is used by no layer; name toy_parity in attention_pattern"):
         AnyformerDecoderConfig(toy_near=1)

@@ -19,6 +19,7 @@ from anyformer.pipelines.storage.checkpoints import (
 from anyformer.pipelines.storage.ownership import find_foreign
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 
 def make(folder, step, files=None):
@@ -36,6 +37,15 @@ def test_newest_complete_checkpoint_is_found_by_number_not_by_name(tmp_path):
         make(tmp_path, step)
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-100", "checkpoint-20", "checkpoint-9"]
     assert find_last_complete(tmp_path).name == "checkpoint-100"
+
+
+def test_the_files_of_a_checkpoint_have_the_mode_of_the_umask(tmp_path):
+    staged, before = tmp_path / STAGING / "checkpoint-1", os.umask(0o026)
+    staged.mkdir(parents=True)
+    save_file({"x": torch.zeros(1)}, staged / "model.safetensors")  # which makes it for its owner alone
+    commit(staged, tmp_path / "checkpoint-1")
+    os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "checkpoint-1").iterdir()} == {0o640}
 
 
 def test_what_is_not_this_user_s_own_in_a_checkpoint_is_found(tmp_path, monkeypatch):

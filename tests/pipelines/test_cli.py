@@ -109,6 +109,8 @@ def test_user_errors_are_one_sentence_with_exit_code_2(capsys):
         (["evaluate", "runs", "quickstart", "--split", "train"], "invalid choice: 'train'"),
         (["evaluate", "runs", "quickstart", "--max-examples", "0"], "0 must be at least 1"),
         (["list", "recipes", "more"], "'more': no such argument"),
+        (["list", "fields"], "list fields: name a family, such as anyformer list fields decoder"),
+        (["list", "fields", "decodr"], "did you mean decoder?"),
         (["generate", "runs"], "PROMPT"),
         (["generate", "runs", "text", "--greedy", "--do-sample"], "not allowed with"),
         (["generate", "runs", "text", "--greedy", "--top-k", "3"], "top_k=3 has no effect without sampling"),
@@ -241,7 +243,9 @@ def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monk
     rows = [row for row in describe_fields() if "*" not in row.name]
     overview, training, everything = shown(), shown("training"), shown("all")
     assert all(row.name.partition(".")[2] in overview for row in rows)
-    assert "training.learning_rate: peak learning rate (a number, above 0, default 0.001)" in training.splitlines()
+    assert (
+        "training.learning_rate: peak learning rate (a number, at least 1e-12, default 0.001)" in training.splitlines()
+    )
     assert "evaluation." not in training and all(f"{row.name}: {row.help}" in everything for row in rows)
     assert shown("quickstart") == overview  # no section
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -279,13 +283,29 @@ def test_presets_are_listed_family_by_family():
     assert families == sorted(families, key=families.index) and len(set(families)) == 5
 
 
-def test_a_reader_that_leaves_early_is_no_error(repo_root):
+@pytest.mark.parametrize("words", [["train", "quickstart", "--print-recipe"], ["list"]])  # by print, and by rich
+def test_a_reader_that_leaves_early_is_no_error(words):
     reader, writer = os.pipe()
     os.close(reader)
-    door = [sys.executable, str(repo_root / "scripts" / "train.py"), "quickstart", "--print-recipe"]
+    door = [sys.executable, "-P", "-m", "anyformer_main", *words]
     done = subprocess.run(door, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
     os.close(writer)
     assert (done.returncode, done.stderr) == (cli.EXIT_BROKEN_PIPE, "")
+
+
+def test_closed_streams_are_no_error_and_nothing_is_opened_in_their_place():
+    words = f"{sys.executable} -P -m anyformer_main list <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("code", [128 + signal.SIGKILL, 128 + signal.SIGTERM, 255])
+def test_every_code_of_a_command_is_that_of_the_process(code, monkeypatch):
+    """Also of a rank that was killed, or that ended with a number which is no signal's."""
+    monkeypatch.setattr(cli, "main", lambda argv: code)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["train", "quickstart"]) == code
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("verb", ["train", "preview", "evaluate", "generate", "convert", "publish"])

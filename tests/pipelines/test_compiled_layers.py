@@ -93,4 +93,7 @@ def test_what_is_chosen_by_a_probe_trains_the_same_curve(tiny_recipe, command, t
 
 def test_a_backend_of_compiling_is_refused_where_nothing_is_compiled(tiny_recipe, command, capsys):
     assert command("train", tiny_recipe(), "training.torch_compile_backend=eager", "--dry-run") == 2
-    assert "training.torch_compile_backend=eager needs training.torch_compile=true or auto" in capsys.readouterr().err
+    assert (
+        "training.torch_compile_backend has no effect without training.torch_compile; set both"
+        in capsys.readouterr().err
+    )

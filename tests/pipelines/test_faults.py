@@ -1,6 +1,8 @@
 """What may happen to a run from outside: a second start, a full disk, SIGTERM at any time, damaged files."""
 
+import itertools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -18,6 +20,7 @@ from anyformer.pipelines.training import stop_signal
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch, free_port, logged_losses
 from safetensors.torch import load_file
+from task_data import task_recipe
 from test_distributed import forget_the_parents_state
 
 FULL = "I/O error: No space left on device (os error 28)"  # as the writers of safetensors and tokenizers put it
@@ -289,6 +292,134 @@ def test_the_echo_of_a_signal_does_not_disturb_the_cleaning_up(monkeypatch):
     assert stop.received == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+# ------------------------------------------------------------------------------------ killed after the last step
+
+
+def dying_in(name: str, command, *arguments) -> int:
+    """Run the command; this (forked) process dies when run.py's function `name` is called, or writes "finished"."""
+    from anyformer.pipelines.training.run_folder import RunFolder
+
+    place, name, *status = (RunFolder, "write", "finished") if name == "finished" else (run_module, name)
+    function = getattr(place, name)
+
+    def dies(*args, **kwargs):
+        if not status or status[0] in args:
+            os._exit(9)
+        return function(*args, **kwargs)
+
+    setattr(place, name, dies)
+    return command(*arguments)
+
+
+AFTER_TRAINING = (
+    "evaluate_splits",
+    "save_final",
+    "write_atomically",  # the objective's files
+    "finish",
+    "draw_card_picture",
+    "prepare_folder",
+    "report_finished",
+    "finished",
+    "print_result",
+)
+OF_ITS_TIME = {"run.json", "report.html", "README.md", "metrics.jsonl", "training_args.bin"}
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    """The files of a run's folder but for its checkpoints; of those that tell times, their names alone."""
+    files = {str(f.relative_to(run)): f for f in run.rglob("*") if f.is_file() and "checkpoint-" not in str(f)}
+    return {name: b"" if name in OF_ITS_TIME else file.read_bytes() for name, file in files.items()}
+
+
+@pytest.mark.parametrize("points", [("prepare_folder",), pytest.param(AFTER_TRAINING, marks=pytest.mark.slow)])
+def test_a_run_killed_at_any_point_after_its_last_step_is_completed_by_the_same_command(
+    points, command, tmp_path, capsys
+):
+    """And its folder is then that of a run that nobody disturbed; the files for sentence-transformers are there."""
+    recipe = task_recipe(tmp_path, "sentence_similarity", training={"max_steps": 2, "save_steps": 2})
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert command("train", recipe) == 0
+    run.rename(whole)
+    for name in points:
+        process = Process(dying_in, name, command, "train", recipe, output=tmp_path / "log.txt")
+        assert process.wait() == 9, f"{name}: {process.text()}"
+        assert (json.loads((run / "run.json").read_text())["status"] == "finished") == (name == "print_result")
+        if (run / "config.json").exists():
+            assert (run / "modules.json").exists() and (run / "1_Pooling" / "config.json").exists()
+    assert command("train", recipe) == 0
+    assert ("finished already" in capsys.readouterr().out) == ("print_result" in points)
+    assert files_of(run) == files_of(whole)
+    assert len({file.stat().st_mode for file in run.rglob("*") if file.is_file()}) == 1  # safetensors' own too
+    lines = [
+        [{name: line.get(name) for name in ("step", "loss", "validation_loss", "test_loss")} for line in found]
+        for found in (map(json.loads, (f / "metrics.jsonl").read_text().splitlines()) for f in (run, whole))
+    ]
+    assert lines[0] == lines[1]
+    facts, others = (json.loads((folder / "run.json").read_text()) for folder in (run, whole))
+    assert facts["metrics"] == others["metrics"] and facts.keys() - others.keys() == {"resumed_at"}
+
+
+# ------------------------------------------------------------------------------------- nobody reads, other clocks
+
+
+def without_reader(command, *arguments) -> int:
+    """Run the command; whoever reads this (forked) process's output leaves before its third step."""
+    from anyformer.pipelines.training.progress import ProgressLine
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            reader, writer = os.pipe()
+            os.close(reader)
+            os.dup2(writer, 1)
+
+    ProgressLine.on_step_begin = on_step_end
+    return command(*arguments)
+
+
+def test_a_run_whose_output_nobody_reads_any_more_says_why_it_stops(short_recipe, command, tmp_path):
+    process = Process(without_reader, command, "train", short_recipe, output=tmp_path / "log.txt")
+    assert process.wait() == 141
+    assert process.text().splitlines()[-1] == (
+        f"anyformer: stopped by a closed output pipe; {tmp_path / 'run' / 'checkpoint-2'} is complete; the same "
+        f"command goes on from there"
+    )
+
+
+def test_records_are_json_for_every_parser_and_no_clock_that_is_set_back_counts(
+    short_recipe, command, tmp_path, capsys, monkeypatch
+):
+    clock = itertools.count(2e9, -1000)
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    monkeypatch.setattr(run_module, "finish", lambda *_: ({"validation_pearson": float("nan")}, []))
+    for _ in range(2):  # the second prints the result again
+        assert command("train", short_recipe) == 0
+        assert "validation pearson │ no number" in " ".join(capsys.readouterr().out.split())
+
+    def refused(name):
+        raise ValueError(name)
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    entries = [json.loads(line, parse_constant=refused) for line in lines]
+    run = json.loads((tmp_path / "run" / "run.json").read_text(), parse_constant=refused)
+    assert run["metrics"]["validation_pearson"] is None is entries[-1]["validation_pearson"]
+    assert 0 < run["wall_seconds"] < 600
+
+
+def test_a_run_that_was_moved_finds_its_best_checkpoint_without_a_word(short_recipe, command, tmp_path):
+    class Heard(logging.Handler):
+        def emit(self, record):
+            heard.append(record.getMessage())
+
+    heard, words = [], ("train", short_recipe, "evaluation.every_steps=1", "evaluation.best_metric=loss")
+    end_in_micro_batch(4, command, *words, output=tmp_path / "log.txt")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    handler = Heard()
+    logging.getLogger("transformers").addHandler(handler)
+    assert command(*words, f"training.output_dir={tmp_path / 'moved'}") == 0
+    logging.getLogger("transformers").removeHandler(handler)
+    assert not [sentence for sentence in heard if "exist anymore" in sentence]
+
+
 # --------------------------------------------------------------------------------------------- damaged files
 
 
@@ -315,6 +446,81 @@ def test_damaged_records_do_not_keep_a_run_from_going_on(killed_run, short_recip
     assert (run / "corrupt-run.json").exists() and b"\xff" in (run / "corrupt-metrics.jsonl").read_bytes()
     assert logged_losses(run) == logged_losses(whole)
     assert_same_weights(run, whole)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (["evaluation.best_metric=loss"], "the best by loss, is damaged"),
+        (["evaluation.average_checkpoints=2"], "one of those to average, is damaged"),
+    ],
+)
+def test_a_checkpoint_damaged_before_the_end_does_not_become_the_final_model(
+    settings, words, short_recipe, command, tmp_path, capsys, monkeypatch
+):
+    """One bit of an older checkpoint's weights; its deletion is a way on."""
+    run, damaged = tmp_path / "run", tmp_path / "run" / "checkpoint-2"
+    words_of_command = ("train", short_recipe, "evaluation.every_steps=2", *settings)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        state.best_global_step = 2 if args.metric_for_best_model else None
+        weights = bytearray((damaged / "model.safetensors").read_bytes())
+        weights[-2] ^= 64
+        (damaged / "model.safetensors").write_bytes(weights)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("anyformer.pipelines.training.progress.ProgressLine.on_train_end", on_train_end)
+        assert command(*words_of_command) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert sentence.startswith(f"anyformer: {damaged}, {words} (model.safetensors has changed since it was written)")
+    assert json.loads((run / "run.json").read_text())["status"] == "running" and not (run / "config.json").exists()
+    shutil.rmtree(damaged)
+    assert command(*words_of_command) == 0 and (run / "config.json").exists()
+
+
+def test_a_run_does_not_begin_from_the_weights_of_a_damaged_checkpoint(tmp_path):
+    from anyformer.pipelines.training.from_weights import weights_to_begin_from
+    from test_checkpointing import make
+
+    good, damaged = (make(tmp_path / "run", step) for step in (1, 2))
+    assert weights_to_begin_from(tmp_path / "run").name == "checkpoint-2"
+    (damaged / "model.safetensors").write_bytes(b"weightz" * 9)
+    with pytest.raises(UserError, match="checkpoint-2, the newest of the run to begin from, is damaged"):
+        weights_to_begin_from(tmp_path / "run")
+    shutil.rmtree(damaged)
+    assert weights_to_begin_from(tmp_path / "run").name == good.name
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_final_loss_that_is_no_number_does_not_end_as_finished(
+    value, short_recipe, command, tmp_path, capsys, monkeypatch
+):
+    from anyformer.pipelines.training.evaluation_sums import EvaluationSums
+
+    monkeypatch.setattr(EvaluationSums, "metrics", lambda *_: {"loss": value, "nll": value, "predictions": 1})
+    assert command("train", short_recipe) == 2
+    assert f"validation_loss of the final model is {value}, so the run in" in capsys.readouterr().err
+    run = tmp_path / "run"
+    assert json.loads((run / "run.json").read_text())["status"] == "running" and not (run / "config.json").exists()
+
+
+def test_going_on_under_other_versions_is_said_and_all_of_them_are_kept(
+    short_recipe, command, tmp_path, capsys, monkeypatch
+):
+    from anyformer.pipelines.training import run_folder
+
+    run, now = tmp_path / "run", run_folder.package_versions()
+    before = now | {"torch": "2.11.0", "transformers": "5.17.0"}
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "package_versions", lambda: before)
+        end_in_micro_batch(4, command, "train", short_recipe, output=tmp_path / "log.txt")
+    assert command("train", short_recipe) == 0
+    changes = f"torch 2.11.0 -> {now['torch']}, transformers 5.17.0 -> {now['transformers']}"
+    assert f"checkpoint-2 was written under other versions ({changes})" in capsys.readouterr().err
+    for file in (run / "run.json", run / "checkpoint-4" / "anyformer_run.json"):
+        facts = json.loads(file.read_text())
+        assert facts["versions"] == now
+        assert facts["versions_by_step"] == [{"from_step": 0, **before}, {"from_step": 2, **now}]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Laws of `anyformer generate`: the same seed gives the same text, and what cannot be generated is one sentence."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +113,25 @@ def test_what_is_no_model_is_one_sentence(tmp_path, capsys):
     assert main(["generate", str(unfinished), "text"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("anyformer: MODEL=") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "template, words",
+    [
+        ("{% if messages %}", "cannot put a question (Unexpected end of template"),
+        ("{{ raise_exception('a system message first') }}", "cannot put a question (a system message first)"),
+        ("{{ messages.last.content }}", "cannot put a question ("),
+        ("{{ 'user: ' + 1 }}", "cannot put a question ("),
+        ("{{ 1 / 0 }}", "cannot put a question (division by zero)"),
+        ("{# nothing #}", "leaves nothing of the question"),
+    ],
+)
+def test_a_chat_template_that_fails_is_one_sentence(template, words, saved, capsys):
+    folder = Path(saved())
+    (folder / "chat_template.jinja").write_text(template)
+    assert main(["generate", str(folder), "hello", "--chat"]) == 2
+    sentence = capsys.readouterr().err.strip().splitlines()[-1]
+    assert sentence.startswith(f"anyformer: --chat: the chat template of MODEL={folder} {words}")
 
 
 def test_text_is_told_piece_by_piece_as_it_is_written(saved):

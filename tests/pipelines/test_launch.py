@@ -31,6 +31,7 @@ ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
         (["--nproc", "2"], "--nproc 2 goes with --launch, such as --launch ddp --nproc 2"),
         (["--launch", "ddp"], "say how many, such as --nproc 2"),
         (["--launch", "fsdp2", "--nproc", "2"], "fsdp2 needs GPUs, and there are none; write --launch zero3"),
+        (["--launch", "fsdp2", ADAMW, "training.parallelism={cp: 2}"], "cp runs on GPUs alone, by --launch fsdp2"),
         (["--launch", "zero2", "--nproc", "2"], "training.optim=muon needs whole matrices"),
         (["--launch", "zero2", "--nproc", "2", ADAMW, "training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole"),
         (["--launch", "ddp", "--nproc", "2", "training.deepspeed=zero3"], "deepspeed='zero3'; write --launch zero2"),

@@ -1,14 +1,13 @@
 """What `anyformer plan` counts is what models, optimizers, caches and torch's own counters have."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling import attention, linear_cross_entropy
+from anyformer.modeling import linear_cross_entropy
 from anyformer.pipelines.accounting import activations as accounting
 from anyformer.pipelines.accounting.activations import Batch, How, activations
 from anyformer.pipelines.accounting.caches import cache_size
@@ -16,12 +15,15 @@ from anyformer.pipelines.accounting.devices import MEMORY, devices_of
 from anyformer.pipelines.accounting.flops import FlopCount, linear_weights
 from anyformer.pipelines.accounting.memory import STAGES, training_states
 from anyformer.pipelines.accounting.parameter_count import count_parameters
+from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.commands import main
-from anyformer.pipelines.cli.plan_command import planned_recipe
+from anyformer.pipelines.cli.plan_command import facts
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_preset, load_recipe
 from anyformer.pipelines.recipes.files import shipped
 from anyformer.pipelines.recipes.introspection import family_fields
+from anyformer.pipelines.recipes.preset_run import planned_recipe
+from anyformer.pipelines.training.launch import engines, settings_of
 from anyformer.pipelines.training.plan import largest_rows, optimizer_bytes, plan_run
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, DynamicCache
@@ -153,12 +155,40 @@ def test_optimizer_bytes_are_those_of_a_real_optimizers_state(name, tiny_config)
     assert found.gradients == sum(p.grad.numel() * p.grad.element_size() for p in model.parameters())
 
 
-def test_a_launch_names_a_file_that_is_shipped():
-    for stage in STAGES:
-        for count in (1, 4):
-            advice = plan("gpt2_small", devices=devices_of(f"{count}xH200"), stage=stage).advice
-            (name,) = re.findall(r"configs/accelerate/(\w+).yaml", advice)
-            assert name in shipped("accelerate")
+@pytest.mark.parametrize("name", ["gpt2", "quickstart"])
+@pytest.mark.parametrize("devices", ["2xcpu", "H200", "4xH200", "16xH200"])
+def test_the_command_that_a_plan_recommends_can_be_given(name, devices):
+    for stage in STAGES if name == "gpt2" and "cpu" not in devices else ("none", "fsdp"):
+        with_muon = name == "quickstart"
+        words = plan(name, devices=devices_of(devices), stage=stage).advice.split(", with ")[0].split()
+        if words[0] == "anyformer":
+            args = cli.parse(words[1:])
+            assert args.launch in (None, *engines()) and args.recipe == ("quickstart" if with_muon else "RECIPE")
+            if args.launch is not None:
+                settings_of(args.launch, planned_recipe(name, [] if with_muon else ["training.optim=adamw"])[0])
+        else:
+            assert words[:3] == ["accelerate", "launch", "--config_file"] and devices == "16xH200"
+            assert words[4:] == f"--num_machines 2 --num_processes 16 scripts/train.py {words[-1]}".split()
+            assert words[-1] in ("quickstart", "RECIPE") and Path(words[3]).stem in shipped("accelerate")
+
+
+def test_the_memory_of_a_node_is_counted_in_which_each_process_makes_the_model():
+    found = plan("llama2_70b", stage="zero3", devices=devices_of("64xH100-80GB"))
+    assert found.host_memory == 8 * 4 * found.parameters > 2.2e12 and found.per_node == 8
+    assert "2.207 TB of memory for a node of 8 devices" in dict(facts(found))["host"]
+    assert plan("llama2_70b", devices=devices_of("64xH100-80GB"), per_node=4).host_memory == found.host_memory / 2
+    assert plan("gpt2_small", devices=devices_of("2xH100-80GB")).per_node == 2
+    assert plan("gpt2_small", devices=devices_of("cpu")).host_memory is None  # whose memory the devices' is
+
+
+def test_the_python_function_plans_presets_as_the_command_does():
+    own, devices = anyformer.plan("gpt2", "8xH100", training={"per_device_train_batch_size": 2}), GPUS
+    assert own == plan("gpt2", "training.per_device_train_batch_size=2", devices=devices)
+    with pytest.raises(UserError, match="is neither a recipe, nor a file, nor a preset; did you mean gpt2_small"):
+        anyformer.plan("gpt2_smal")
+
+
+def test_offloaded_states_are_counted_as_their_stage():
     assert plan("gpt2_small", "training.deepspeed=zero3_offload").stage == "zero3"
 
 
@@ -296,9 +326,8 @@ def test_attention_in_blocks_is_planned_to_grow_as_the_row_does(kind):
 
 
 def test_what_is_copied_from_files_that_need_torch_is_the_same_there():
-    for module in (attention, linear_cross_entropy):
-        for name in {"FEW_CHANNELS", "FEW_KEYS", "CHUNK_SHARE", "CHUNK_BYTES"} & set(vars(module)):
-            assert getattr(accounting, name) == getattr(module, name)
+    for name in ("CHUNK_SHARE", "CHUNK_BYTES"):
+        assert getattr(accounting, name) == getattr(linear_cross_entropy, name)
 
 
 def test_the_largest_batch_fits_and_one_row_more_does_not():
@@ -376,7 +405,7 @@ def test_the_command_prints_and_writes_the_plan(tmp_path, capsys):
     words = ["plan", "gpt2_small", "--devices", "2xA100-40GB", "--zero", "2", "--output", str(tmp_path / "plan.json")]
     assert main([*words, "training.max_steps=1000"]) == 0
     printed = capsys.readouterr().out
-    assert "124,439,808 parameters" in printed and "configs/accelerate/zero2.yaml --num_processes 2" in printed
+    assert "124,439,808 parameters" in printed and "anyformer train gpt2_small --launch zero2 --nproc 2" in printed
     written = json.loads((tmp_path / "plan.json").read_text())
     assert (written["parameters"], written["stage"], written["steps"]) == (124_439_808, "zero2", 1000)
     (chosen,) = (row for row in written["stages"] if row["states"]["stage"] == "zero2")

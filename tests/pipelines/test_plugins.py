@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from anyformer.modeling.traits import unregister
 from anyformer.pipelines import plugins
-from anyformer.pipelines.plugins import METRICS, OBJECTIVES, SOURCES
+from anyformer.pipelines.plugins import METRICS, OBJECTIVES, OPTIMIZERS, SCHEDULES, SOURCES
+from local_hub import run_without_anyformer
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"objective": 40, "task": 40, "metric": 10, "data source": 20}
+LIMITS |= {"attention kind": 20, "optimizer": 15, "schedule": 10}
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
 
 
@@ -25,13 +28,15 @@ def examples() -> dict[str, str]:
 @pytest.fixture
 def files(tmp_path):
     """The examples as files, and the registries as they were before."""
-    before = [dict(registry.items()) for registry in (OBJECTIVES, METRICS, SOURCES)]
+    registries = (OBJECTIVES, METRICS, SOURCES, OPTIMIZERS, SCHEDULES)
+    before = [dict(registry.items()) for registry in registries]
     found = {}
     for kind, source in examples().items():
         found[kind] = tmp_path / f"my_{kind.replace(' ', '_')}.py"
         found[kind].write_text(source)
     yield found
-    for registry, rows in zip((OBJECTIVES, METRICS, SOURCES), before):
+    unregister("dilated_attention")
+    for registry, rows in zip(registries, before):
         for name in set(registry) - set(rows):
             registry.remove(name)
     plugins._loaded.clear()
@@ -102,9 +107,65 @@ def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys):
     assert "length ratio" in card
 
 
+LOAD_AND_SAVE_AGAIN = """
+import torch
+from transformers import AutoModelForCausalLM
+
+folder, ids = args
+found = []
+for path in (folder, folder + "-again"):
+    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True).eval()
+    with torch.no_grad():
+        found.append(model(torch.tensor(ids)).logits[0, -1].tolist())
+    model.save_pretrained(folder + "-again")
+report(found)
+"""
+
+
+def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_the_folder_loads_without_them(
+    files, tmp_path, command, capsys
+):
+    (tmp_path / "text.txt").write_text("the dog runs very far away and the cat runs after it\n" * 200)
+    recipe = recipe_file(
+        tmp_path,
+        model={"family": "decoder", **TINY, "attention_pattern": ["dilated_attention"], "dilation": 2},
+        tokenizer={"type": "char"},
+        data={"files": str(tmp_path / "text.txt"), "validation_fraction": 0.1},
+        objective={"name": "causal", "sequence_length": 32},
+    )
+    named = [part for kind in ("attention kind", "optimizer", "schedule") for part in ("--plugin", files[kind])]
+    own = ["training.optim=sign_sgd", "training.learning_rate=1e-3", "training.lr_scheduler_type=sawtooth"]
+    own += ["training.lr_scheduler_kwargs={teeth: 2}", "training.warmup_steps=2"]
+    assert command("train", recipe, *own, *named) == 0
+    run = tmp_path / "run"
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:8]]
+    rates = [round(row["learning_rate"] * 1e3, 6) for row in logged]
+    assert rates[2:] == [round(1 - i / 3, 6) for i in (0, 1, 2, 0, 1, 2)] and rates[0] == round(1 / 3, 6)
+    assert logged[-1]["loss"] < logged[0]["loss"]
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = [[5, 9, 3, 7, 11]]
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(run).eval()(torch.tensor(ids)).logits[0, -1].tolist()
+    assert run_without_anyformer(LOAD_AND_SAVE_AGAIN, run, ids, cwd=tmp_path) == [expected, expected]
+
+    mixed = files["attention kind"].read_text() + "\nfrom anyformer import register_metric\n"
+    plugins._loaded.clear()
+    unregister("dilated_attention")
+    files["attention kind"].write_text(mixed)
+    again = [f"training.output_dir={tmp_path / 'other'}", "--plugin", files["attention kind"]]
+    capsys.readouterr()
+    assert command("train", recipe, *again) == 2
+    assert "keep position schemes and kinds of attention in a file of their own" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "argv, words",
     [
+        (["train", "mine.yaml", "training.optim=sign_sdg"], "did you mean sign_sgd"),
+        (["train", "mine.yaml", "training.lr_scheduler_type=sawtoth"], "did you mean sawtooth"),
         (["--plugin"], "--plugin names no file"),
         (["--plugin", "nowhere.py", "list"], "--plugin nowhere.py: no such file"),
         (["--plugin", "no_such_module_of_ours", "list"], "cannot be loaded: ModuleNotFoundError"),

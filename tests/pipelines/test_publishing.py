@@ -198,6 +198,16 @@ def test_an_access_token_is_never_published(run_folder):
         files_to_publish(open_model_folder(run_folder))
 
 
+def test_signatures_of_addresses_in_a_run_of_an_older_version_are_not_published(run_folder, hub):
+    recipe = {"name": "tiny", "data": {"files": "https://bucket.example/rows.jsonl?X-Amz-Signature=a1B2c3D4e5"}}
+    (run_folder / "recipe.yaml").write_text(format_yaml(recipe))
+    (run_folder / "run.json").write_text(json.dumps({"recipe": recipe, "seed": 7}))
+    assert hub.command("publish", run_folder, "tester/tiny").returncode == 0
+    files = hub.files("tester/tiny")
+    assert not [name for name, content in files.items() if b"a1B2c3D4e5" in content]
+    assert b"https://bucket.example/rows.jsonl" in files["README.md"] and b"rows.jsonl" in files["run.json"]
+
+
 def test_published_paths_are_names(run_folder, hub):
     """Folders of the machine that trained say who trained, on what; the files on it keep them, to run again."""
     private = "/home/someone/secret-place"

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,11 +13,12 @@ from anyformer.pipelines.aliases import ALIASES
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
+from anyformer.pipelines.recipes.checkpoint_overrides import ROPE_KEYS
 from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
-from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.files import is_file_of, shipped
 from anyformer.pipelines.recipes.find_setting import FAMILIES
-from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, Recipe, TrainingSection
+from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, READ_WITH, SCHEDULE_BOUNDS, Recipe, TrainingSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -215,6 +218,17 @@ def test_every_setting_refuses_a_value_of_another_type():
          "16 do"),
         ("model.rope_parameters.rope_type=x", "model.rope_parameters.rope_type='x' is not known; known: default, "
          "linear, dynamic, yarn, longrope, llama3, proportional"),
+        ("model.rope_parameters={a: 1}", "model.rope_parameters.a: no such setting; known: "
+         + ", ".join(sorted(ROPE_KEYS))),
+        ("model.rope_parameters={rope_thta: 1}", "model.rope_parameters.rope_thta: no such setting; did you mean "
+         "model.rope_parameters.rope_theta?"),
+        ("model.rope_parameters={full_attention: null}", "model.rope_parameters.full_attention=None is not a "
+         "mapping of settings, such as {rope_theta: 10000}"),
+        ("model.attention_pattern=[sliding_attention]", "model.sliding_window is not set, but sliding_attention "
+         "layers need it: the number of tokens a query sees (in an encoder, to each side)"),
+        ("model.attention_pattern=[full_attention, full_attention, full_attention, full_attention, full_attention, "
+         "full_attention, full_attention]", "model.attention_pattern names 7 layers, but model.num_hidden_layers=4; "
+         "name at most 4"),
         ("training.lr=1", "training.lr: no such setting; did you mean training.learning_rate?"),
         ("training.batch_size=8", "training.batch_size: no such setting; did you mean "
          "training.per_device_train_batch_size?"),
@@ -243,6 +257,10 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("training.report_to=[none, wandb]", "training.report_to=['none', 'wandb'] must be none, or any of wandb, "
          "trackio, tensorboard"),
         ("training.output_dir=''", "training.output_dir is not set; it is the folder of the run, such as runs/mine"),
+        ("training.max_grad_norm=1e-30", "training.max_grad_norm=1e-30 must be 0 or at least 1e-06"),
+        ("training.learning_rate=1e-30", "training.learning_rate=1e-30 must be at least 1e-12"),
+        ("publish.repo_id=''", "publish.repo_id='' is no value; leave it out, or set it to null"),
+        ("evaluation.best_metric=''", "evaluation.best_metric='' is no value; leave it out, or set it to null"),
         ("nonsense", "override 'nonsense' is not of the form section.key=value"),
         ("a..b=1", "override 'a..b=1' is not of the form section.key=value"),
     ],
@@ -264,7 +282,35 @@ def test_every_alias_leads_to_a_setting_or_a_value_that_there_is():
         *(*METRICS, *OBJECTIVES, *POSITION_SCHEMES, "adamw", "decoder", "encoder", "seq2seq", "moe", "vit"),
     }
     for ours in {name for names in ALIASES.values() for name in names}:
-        assert ours.rpartition(".")[2] in names | values, ours
+        assert ours.partition(".")[2].partition(".")[0] in names if "." in ours else ours in names | values, ours
+
+
+def test_no_suggestion_is_what_was_refused_and_a_field_of_other_families_names_them():
+    fields = {family: introspection.family_fields(family) for family in FAMILIES}
+    for family, known in fields.items():
+        model = [f"model={{family: {family}}}"]
+        for name in set().union(*fields.values()) - known.keys():
+            others = ", ".join(other for other in FAMILIES if name in fields[other])
+            expected = f"model.{name} is a setting of {others}; this model's family is {family}"
+            assert sentence("quickstart", *model, f"model.{name}=1") == expected
+    assert sentence("quickstart", "model.n_experts=4").startswith(
+        "model.num_experts is a setting of moe, encoder, seq2"
+    )
+
+
+@pytest.mark.parametrize(
+    "name, meant",
+    {
+        "rope_theta": "rope_parameters.rope_theta",
+        "rope_base": "rope_parameters.rope_theta",
+        "rope_scaling": "rope_parameters",
+        "softcap": "attn_logit_softcapping",
+        "attention_softcap": "attn_logit_softcapping",
+        "logit_softcap": "final_logit_softcapping",
+    }.items(),
+)
+def test_names_of_other_libraries_lead_to_the_field(name, meant):
+    assert sentence("quickstart", f"model.{name}=1") == f"model.{name}: no such setting; did you mean model.{meant}?"
 
 
 FLASH = "model.attn_implementation=flash_attention_2"
@@ -341,11 +387,16 @@ def test_every_number_of_the_training_arguments_has_bounds():
 
 
 def test_every_bound_is_enforced():
-    beyond = {"at least": -1, "above": 0, "at most": 1, "below": 0}
+    beyond = {"at least": -1, "0 or at least": -1, "above": 0, "at most": 1, "below": 0}
     rows = [(before, path, words, limit) for before, path, found in bounds() for words, limit in found.items()]
     rows += [
         ([], f"training.{name}", words, limit)
         for name, found in ARGUMENT_BOUNDS.items()
+        for words, limit in found.items()
+    ]
+    rows += [
+        ([], f"training.lr_scheduler_kwargs.{name}", words, limit)
+        for name, found in SCHEDULE_BOUNDS.items()
         for words, limit in found.items()
     ]
     assert len(rows) > 80
@@ -364,7 +415,7 @@ SECRETS = {
     "an access token of the Hub": "hf_" + "a1B2" * 9,
     "an access token of GitHub": "ghp_" + "a1B2" * 9,
     "an API key": "sk-proj-" + "a1B2" * 9,
-    "a password in an address": "s3://me:hunter2@bucket/rows.jsonl",
+    "a password in an address": "S3://me:hunter2@bucket/rows.jsonl",
 }
 
 
@@ -382,12 +433,43 @@ def test_a_secret_in_a_recipe_is_refused_and_not_repeated(words, where, recipe_f
     assert message.startswith(f"{where} holds {words}") and "HF_TOKEN" in message and secret not in message
 
 
+SIGNATURE = "a1B2c3D4e5"
+SIGNED_ADDRESSES = {  # queries as object stores sign them: what is saved of each
+    f"X-Amz-Credential=AKID%2Fus&X-Amz-Expires=60&X-Amz-Signature={SIGNATURE}&versionId=3": "?versionId=3",
+    f"AWSAccessKeyId=AKID&Expires=1900000000&Signature={SIGNATURE}": "",
+    f"sv=2024-11-04&se=2027-01-01T00%3A00Z&sr=b&sp=r&sig={SIGNATURE}": "",
+    f"X-Goog-Credential=x&X-Goog-Signature={SIGNATURE}": "",
+    f"file=a.txt&token={SIGNATURE}": "?file=a.txt",
+    f"access%5Ftoken={SIGNATURE}": "",
+    "version=2&sp=3": "?version=2&sp=3",  # no signature among them
+}
+
+
+@pytest.mark.parametrize("query, saved", SIGNED_ADDRESSES.items(), ids=[*map(str, range(len(SIGNED_ADDRESSES)))])
+def test_the_signature_of_an_address_is_used_and_neither_saved_nor_compared(query, saved):
+    address = "https://bucket.example/rows.jsonl"
+    settings = {"files": [f"{address}?{query}"], "source": None, "description": f"of {address}?{query}."}
+    recipe = load_recipe("quickstart", data=settings)
+    assert recipe.data.files == [f"{address}?{query}"]
+    written = recipe.to_dict()["data"]
+    assert (written["files"], written["description"]) == ([address + saved], f"of {address}{saved}.")
+    assert SIGNATURE not in recipe.to_yaml()
+    unsigned = load_recipe("quickstart", data=settings | {"files": [address + saved], "description": None})
+    by_an_older_version = recipe.to_dict() | {"data": dataclasses.asdict(recipe.data)}
+    for stored in (unsigned.to_dict(), by_an_older_version):
+        assert resume_difference(stored, recipe.to_dict()) is None
+
+
 @pytest.mark.parametrize(
     "name, instead",
     [("push_to_hub=true", "publish.repo_id"), ("hub_model_id=me/x", "publish.repo_id"), ("hub_token=x", "HF_TOKEN")],
 )
 def test_the_hub_is_reached_by_publish_alone(name, instead):
     assert instead in sentence("quickstart", f"training.{name}")
+
+
+NONSENSE = {"fsdp_config": "{a: 1}", "gradient_checkpointing_kwargs": "{a: 1}", "liger_kernel_config": "{a: true}"}
+NONSENSE |= {"dataloader_persistent_workers": "true", "torch_compile_backend": "x", "torch_compile_mode": "x"}
 
 
 @pytest.mark.parametrize(
@@ -403,9 +485,12 @@ def test_the_hub_is_reached_by_publish_alone(name, instead):
             ["training.lr_scheduler_type=wsd", "training.warmup_steps=30", "training.decay_steps=200"],
             "take 230 of 220 steps",
         ),
-        (["training.lr_scheduler_kwargs={min_lr_rate: 2}"], "min_lr_rate=2 must be a share of the peak"),
-        (["training.dataloader_prefetch_factor=2"], "no effect without training.dataloader_num_workers"),
-        (["training.dataloader_persistent_workers=true"], "no effect without training.dataloader_num_workers"),
+        (["training.lr_scheduler_kwargs={min_lr_rate: 2}"], "min_lr_rate=2.0 must be at most 1"),
+        *(([f"training.{name}={NONSENSE.get(name, 2)}"], f"training.{name} has no effect without training.{other};")
+          for name, other in READ_WITH.items()),
+        (["training.optim_args=a=1"], "training.optim_args has no effect with training.optim="),
+        (["training.lr_scheduler_kwargs={lr_end: 1}"], "lr_scheduler_kwargs.lr_end=1 is above training.learning_rate="),
+        (["training.lr_scheduler_kwargs={power: x}"], "lr_scheduler_kwargs.power='x' is not a number"),
         (["model.bos_token_id=99999"], "model.bos_token_id=99999 is no entry of the vocabulary, which has"),
         (["model.eos_token_id=[0, -1]"], "model.eos_token_id=[0, -1] is no entry of the vocabulary"),
         (["model.num_hidden_layers=1000000000000"], "model.num_hidden_layers=1000000000000 must be at most 10000"),
@@ -441,6 +526,41 @@ def test_missing_recipes_name_the_nearest(tmp_path):
     assert sentence("quikstart").endswith("did you mean quickstart?")
     assert sentence(tmp_path / "none.yaml").endswith("no such file")
     assert "is a folder" in sentence(tmp_path)
+
+
+LAUGHS = "\n".join(["l0: &l0 [lol]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 40))])
+ENDLESS = {
+    "laughs": (f"name: x\n{LAUGHS}\n", ":1: its aliases stand for more than 4,194,304 characters"),
+    "a long text": (f"name: &a {'x' * 10_000}\nb: [{'*a, ' * 1000}]\n", "aliases stand for more than"),
+    "in itself": ("name: &a [*a]\n", ":1: an alias stands for what it is in"),
+    "large": (f"name: {'x' * 2**22}\n", "has 4,194,311 bytes, and no file of settings has more than 4,194,304"),
+    "device": (Path("/dev/zero"), "is a device or a pipe, which may have no end; give a file"),
+    "pipe": (None, "is a device or a pipe, which may have no end; give a file"),
+    "kernel": (Path("/proc/kmsg"), "is empty"),
+}
+
+
+@pytest.mark.parametrize("of", ENDLESS)
+def test_what_has_no_end_is_refused_at_once_as_recipe_and_as_preset(of, recipe_file, tmp_path):
+    content, words = ENDLESS[of]
+    if isinstance(content, str):
+        path = recipe_file(content)
+    elif content is None:
+        path = tmp_path / "pipe.yaml"
+        os.mkfifo(path)
+    elif not (path := content).exists():
+        pytest.skip(f"no {path} here")
+    assert words in sentence(path)
+    assert words in sentence("quickstart", f"model.preset={path}")
+    if of in ("device", "pipe", "kernel"):
+        assert not is_file_of(str(path), "experiments", "sweep")
+    elif of != "large":
+        with pytest.raises(UserError):
+            parse_yaml(content, "x")
+
+
+def test_an_alias_stands_for_what_it_names():
+    assert parse_yaml("a: &a {b: 1}\nc: [*a, {d: *a}]\n", "x") == {"a": {"b": 1}, "c": [{"b": 1}, {"d": {"b": 1}}]}
 
 
 def test_exponents_without_a_dot_are_numbers(recipe_file):

@@ -31,6 +31,11 @@ def server(tmp_path):
     folder.mkdir()
 
     class Handler(http.server.SimpleHTTPRequestHandler):
+        def send_head(self):
+            if self.path.startswith("/signed/") and "sig=good" not in self.path:
+                return self.send_error(403)
+            return super().send_head()
+
         def log_message(self, *words):
             asked.append((self.command, self.path))
 
@@ -118,6 +123,25 @@ def test_a_missing_page_is_no_such_file_and_a_question_mark_is_part_of_an_addres
     assert path.endswith("a.txt")
     with pytest.raises(UserError, match="no such file"):
         with_local_copies(f"{url}/b.txt", "data.files", None)
+
+
+def test_a_copy_is_found_again_without_the_signature_it_was_fetched_by_and_no_sentence_holds_one(
+    server, capsys, tmp_path
+):
+    url, folder, asked, _ = server
+    (folder / "signed").mkdir()
+    (folder / "signed" / "a.txt").write_text("some text\n")
+    signed, at = [f"{url}/signed/a.txt?sig=good{number}" for number in (1, 2)], f"{url}/signed/a.txt"
+    first = with_local_copies(signed[0], "data.files", None)
+    fetched = len(asked)
+    assert with_local_copies(signed[1], "data.files", None) == first  # signed anew
+    assert [command for command, _ in asked[fetched:]] == ["HEAD"]  # and not copied again
+    for refused in (at, f"{at}?sig=old"):  # as a saved recipe has it; and by the same command, later
+        assert with_local_copies(refused, "data.files", None) == first
+        assert f"{at} cannot be reached (403" in capsys.readouterr().err
+    with pytest.raises(UserError, match="cannot be reached: 403") as caught:
+        with_local_copies(f"{at}?sig=old", "data.files", str(tmp_path / "empty"))
+    assert "sig" not in str(caught.value).replace("/signed/", "")
 
 
 def test_images_behind_urls_are_refused_because_their_folders_are_their_classes(place):

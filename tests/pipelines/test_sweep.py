@@ -3,6 +3,7 @@
 import csv
 import json
 import signal
+import time
 
 import pytest
 from anyformer.pipelines.errors import UserError
@@ -13,6 +14,7 @@ from anyformer.pipelines.experiments.sweep_file import Range, read_sweep
 from anyformer.pipelines.plugins import less_is_better
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.storage.folder_lock import folder_lock
 from processes import Process
 
 
@@ -234,11 +236,39 @@ def test_a_run_that_fails_is_told_and_the_others_are_made(tiny_recipe, command, 
         "training.max_grad_norm=0",
         "training.max_steps=8",
     )
-    assert command(*words) == 0
+    assert command(*words) == 1
     with open(tmp_path / "run-sweep" / "sweep.csv", newline="") as file:
         good, bad = csv.DictReader(file)
     assert good["state"] == "finished" and "loss" in bad["state"] and not bad["validation_loss"]
-    assert bad["state"] in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert bad["state"] in shown and "1 of 2 runs failed; the same command tries them again" in shown
+
+
+def test_a_sweep_whose_runs_all_fail_is_no_success(tiny_recipe, command, monkeypatch, capsys):
+    def run_commands(commands, at_once, entry, ended, watch):
+        for one in commands:
+            ended(one, 2)
+        return 0
+
+    monkeypatch.setattr("anyformer.pipelines.experiments.sweep.run_commands", run_commands)
+    assert command("sweep", tiny_recipe(), "training.learning_rate=[1e-3,3e-3]") == 1
+    assert "2 of 2 runs failed" in capsys.readouterr().out
+
+
+def hold(folder):
+    folder.mkdir()
+    with folder_lock(folder):
+        (folder / "held").touch()
+        time.sleep(60)
+
+
+def test_a_second_sweep_of_one_folder_is_refused(tiny_recipe, command, tmp_path, capsys):
+    folder = tmp_path / "run-sweep"
+    first = Process(hold, folder)
+    first.wait_until((folder / "held").exists)
+    assert command("sweep", tiny_recipe(), "training.learning_rate=[1e-3,3e-3]") == 2
+    assert f"the sweep in {folder} is being made by process {first.pid} on" in capsys.readouterr().err
+    first.kill()
 
 
 @pytest.mark.slow

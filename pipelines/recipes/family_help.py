@@ -1,0 +1,50 @@
+"""The fields of a family's config as help and documentation show them; bounds and choices are those of legality.py."""
+
+from collections.abc import Iterator
+
+from anyformer.modeling import legality, legality_experts
+from anyformer.modeling.legality_bounds import GREATEST, LEAST
+from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES
+
+from . import introspection
+from .compose import FieldDoc
+from .types import type_words
+
+CHOICES = {
+    "norm_type": NORM_TYPES,
+    "norm_position": legality.NORM_POSITIONS,
+    "mlp_type": MLP_TYPES,
+    "mlp_pattern": legality_experts.MLP_KINDS,
+    "mlp_layer_types": legality_experts.MLP_KINDS,
+    "router_scoring": legality_experts.ROUTER_SCORINGS,
+    "pooler_type": legality.POOLER_TYPES,
+    "pos_att_type": legality.POSITION_TERMS,
+    "memory_update": legality.MEMORY_UPDATES,
+}
+PROBABILITIES = {*legality.PROBABILITIES, "classifier_dropout", "label_smoothing"}
+POSITIVE = {*legality.POSITIVE, *legality.POSITIVE_OR_NONE, *legality_experts.COUNTS}
+
+
+def describe_family(family: str) -> Iterator[FieldDoc]:
+    """Every field of the family's config."""
+    for name, row in introspection.family_fields(family).items():
+        choices = ", ".join(_choices(name, f"anyformer_{family}"))
+        words = type_words(row.type) + (f": {choices}" if choices else "") + _bounds(name)
+        yield FieldDoc(f"model.{name}", words, row.default, row.meaning)
+
+
+def _choices(name: str, model_type: str) -> list[str]:
+    if name in ("attention_pattern", "layer_types"):
+        return [kind for kind, traits in ATTENTION_KINDS.items() if model_type in traits.families]
+    if name == "position_encoding":
+        sees_all, of_patches = FAMILIES[model_type].bidirectional, model_type == "anyformer_vit"
+        schemes = POSITION_SCHEMES.items()
+        return [name for name, s in schemes if (s.plane or not of_patches) and (sees_all or not s.bidirectional)]
+    return list(CHOICES.get(name, ()))
+
+
+def _bounds(name: str) -> str:
+    if name in PROBABILITIES:
+        return ", at least 0, below 1"
+    least = ", above 0" if name in POSITIVE else f", at least {LEAST[name]}" if name in LEAST else ""
+    return least + (f", at most {GREATEST[name]:,}" if name in GREATEST else "")

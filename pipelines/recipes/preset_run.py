@@ -1,0 +1,53 @@
+"""What a name is planned as: a recipe, or the run that a preset, which is none, is made into."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, did_you_mean
+from .compose import load_preset, load_recipe, recipe_with_overrides
+from .files import shipped
+from .schema import Recipe
+
+# What a preset, which is no run, is planned for: the family's first use, rows of its own length, one on each device.
+RUN_OF_FAMILY = {
+    "decoder": {"objective": {"name": "causal"}},
+    "moe": {"objective": {"name": "causal"}},
+    "encoder": {"objective": {"name": "masked"}},
+    "seq2seq": {"objective": {"name": "span_corruption"}},
+    "vit": {"task": {"name": "image_classification"}},
+}
+LONGEST_ROW, USUAL_ROW = 4096, 512  # of a preset with many positions, and of one that names no number
+
+
+def planned_recipe(
+    name: str, overrides: Sequence[str] = (), notes: list[str] | None = None, **sections: dict[str, Any] | None
+) -> tuple[Recipe, bool]:
+    """(the recipe of a name, or one made for a preset of that name; whether it is the preset's).
+
+    Raises UserError for a name of neither, and whatever `load_recipe` does.
+    """
+    presets, recipes = shipped("models"), shipped("recipes")
+    is_path = Path(name).suffix in (".yaml", ".yml") or Path(name).name != name
+    if is_path or name in recipes or Path(name).is_file():
+        return load_recipe(name, overrides, notes, **sections), False
+    if name not in presets:
+        raise UserError(
+            f"{name!r} is neither a recipe, nor a file, nor a preset{did_you_mean(name, [*recipes, *presets])}"
+        )
+    family, fields = load_preset(name)
+    run, tokenizer = RUN_OF_FAMILY[family], {}
+    if "objective" in run:
+        most = fields.get("max_position_embeddings") or USUAL_ROW
+        run = {"objective": run["objective"] | {"sequence_length": min(most, LONGEST_ROW)}}
+        tokenizer = {"vocab_size": fields["vocab_size"]} if "vocab_size" in fields else {"type": "char"}
+    vocabulary = {key: fields[key] for key in ("vocab_size", "output_vocab_size") if key in fields}
+    data = {
+        "name": name,
+        "model": {"preset": name, **vocabulary},
+        "data": {"source": "stdlib"} if "objective" in run else {"files": "images.parquet"},
+        "tokenizer": tokenizer,
+        "training": {"output_dir": f"runs/{name}", "per_device_train_batch_size": 1},
+        **run,
+    }
+    return recipe_with_overrides(data, overrides, **sections), True

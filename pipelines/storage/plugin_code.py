@@ -1,0 +1,76 @@
+"""The code of position schemes and kinds of attention that plug-ins have added, saved with a model that uses them.
+
+A folder's `auto_map` then names a file that imports the plug-in, which registers its parts, and then the family's own.
+"""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+from anyformer.modeling.base import PLUGIN_CODE
+from anyformer.modeling.traits import implementation
+
+from anyformer import modeling
+
+from ..errors import UserError
+from .atomic import write_atomically
+from .model_folder import read_json
+
+ROLES = ("position", "patch position", "scheme attention", "attention", "mask")
+
+
+def plugin_code(config) -> dict[str, str]:
+    """{name of a file: source} of the plug-ins whose scheme or kind of attention a config names.
+
+    Raises UserError for a plug-in that imports other parts of anyformer than its models, which do not travel.
+    """
+    if not hasattr(config, "attention_kinds"):  # another library's
+        return {}
+    names = {config.position_encoding, *config.attention_kinds}
+    made = [implementation(role, name) for role in ROLES for name in names]
+    modules = {thing.__module__ for thing in made if thing is not None}
+    outside = [sys.modules[name] for name in sorted(modules) if not name.startswith(f"{modeling.__name__}.")]
+    files = [Path(module.__file__) for module in outside if getattr(module, "__file__", None)]
+    return {file.name: _with_siblings(file) for file in files}
+
+
+def _with_siblings(file: Path) -> str:
+    """The source of a plug-in as it stands beside the files of modeling/: it imports from them with one dot."""
+    source = file.read_text(encoding="utf-8")
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        module = getattr(node, "module", None) or ""
+        if module == "anyformer.modeling" and set(names) <= modeling._EXPORTS.keys():
+            rows = [f"from .{modeling._EXPORTS[alias.name]} import {ast.unparse(alias)}" for alias in node.names]
+        elif module.startswith("anyformer.modeling."):
+            rows = [
+                f"from .{module.removeprefix('anyformer.modeling.')} import {', '.join(map(ast.unparse, node.names))}"
+            ]
+        elif any(name.partition(".")[0] == "anyformer" for name in (module, *names)):
+            raise UserError(
+                f"{file}: line {node.lineno} imports what is not saved with a model; keep position schemes and kinds "
+                f"of attention in a file of their own, which imports from anyformer.modeling alone"
+            )
+        else:
+            continue
+        lines[node.lineno - 1 : node.end_lineno] = ["; ".join(rows)] + [""] * (node.end_lineno - node.lineno)
+    return "\n".join(lines) + "\n"
+
+
+def save_plugin_code(folder: Path, config) -> None:
+    """Write the plug-ins' code of a model into the folder in which it has just been saved."""
+    code = plugin_code(config)
+    if not code:
+        return
+    saved = read_json(folder / "config.json")
+    references = {auto: name.split(".") for auto, name in saved["auto_map"].items()}
+    family = references["AutoModel"][0]
+    imports = [f"from .{Path(name).stem} import *" for name in code]
+    imports += [f"from .{family} import {name}" for _, name in references.values()]
+    for name, source in code.items():
+        write_atomically(folder / name, source)
+    write_atomically(folder / f"{PLUGIN_CODE}.py", "\n".join(imports) + "\n")
+    saved["auto_map"] = {auto: f"{PLUGIN_CODE}.{name}" for auto, (_, name) in references.items()}
+    write_atomically(folder / "config.json", json.dumps(saved, indent=2, sort_keys=True) + "\n")
