@@ -19,7 +19,6 @@ from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
     causal_mask_function,
-    flex_attention_mask,
     padding_mask_function,
     sdpa_mask,
 )
@@ -86,6 +85,10 @@ class Tiles:
             self.biased = bias_BHTS, [group.bias(bias_BHTS, per_row, dtype) for group in self.groups]
         return self.biased[1]
 
+    def contiguous(self) -> "Tiles":
+        """Itself: `generate` asks it of the masks that it prepares."""
+        return self
+
     def __getattr__(self, name: str):
         raise AttributeError(
             f"attn_implementation='anyformer' gives no mask with .{name}, and this model reads its mask by itself; "
@@ -108,15 +111,14 @@ def tiles_mask(
         rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     goes_on = torch.is_tensor(q_offset) or q_offset or kv_offset or q_length != kv_length
-    tries = not (is_traced or goes_on or q_length < SHORTEST_ROW)
+    on_cpu = torch.device(rest.get("device", "cpu")).type == "cpu"  # elsewhere nothing of this has been measured
+    tries = on_cpu and not (is_traced or goes_on or q_length < SHORTEST_ROW)
     if tries and attention_mask is not None and bool(attention_mask.all()):
         attention_mask = None
     rest |= {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "attention_mask": attention_mask}
     rest |= {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function}
     if not tries or (attention_mask is None and mask_function in PLAIN):
         return sdpa_mask(**rest)
-    if torch.device(rest.get("device", "cpu")).type != "cpu":
-        return flex_attention_mask(**rest)
     seen = mask_function
     if attention_mask is not None:
         seen = and_masks(mask_function, padding_mask_function(attention_mask))
@@ -228,10 +230,9 @@ def tiles_attention(
         return in_tiles(query, key, value, attention_mask, scaling, dropout, softcap, s_aux, position_bias), None
     is_trained = any(x is not None and x.requires_grad for x in (attention_mask, position_bias))
     if softcap is None and s_aux is None and not (is_trained and query.device.type == "cpu"):
-        name = "sdpa" if attention_mask is None or torch.is_tensor(attention_mask) else "flex_attention"
         rest |= {} if position_bias is None else {"position_bias": position_bias}
-        backend = ALL_ATTENTION_FUNCTIONS[name]
-        return backend(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **rest)
+        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **rest)
     is_causal = rest.get("is_causal")
     if attention_mask is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         ends = key.shape[2] - query.shape[2]

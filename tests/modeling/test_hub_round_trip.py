@@ -60,13 +60,9 @@ VARIANTS = {
 }
 SHARED = {
     "attention",
-    "attention_block_sizes",
-    "attention_blocks",
     "attention_masks",
-    "attention_varlen",
     "base",
     "block",
-    "cache_growing",
     "configuration",
     "feed_forward",
     "legality",
@@ -75,7 +71,6 @@ SHARED = {
     "linear_cross_entropy",
     "lm_head",
     "normalization",
-    "one_token",
     "outputs",
     "parallel_plans",
     "positions",
@@ -86,6 +81,7 @@ SHARED = {
     "task_heads",
     "task_losses",
     "traits",
+    "unpadding",
 }
 EXPERTS = {"experts", "experts_bias", "experts_grouped", "experts_losses"}
 MEMORY = {"attention_linear", "attention_recurrent", "attention_segments", "attention_states", "decoder_memory"}

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from anyformer.modeling import attention_varlen
-from anyformer.modeling.attention_varlen import Unpadded
+from anyformer.modeling import unpadding
 from anyformer.modeling.stack import TransformerStack
+from anyformer.modeling.unpadding import Unpadded
 
 from anyformer import AnyformerEncoderConfig, AnyformerEncoderModel, AnyformerSeq2SeqConfig, AnyformerSeq2SeqModel
 
@@ -30,8 +30,8 @@ def padded_batch(side: str = "right"):
 @pytest.fixture
 def rounded(monkeypatch):
     """Numbers of rows are rounded up as those of large batches are: 27 tokens to 32."""
-    monkeypatch.setattr(attention_varlen, "FEWEST_ROWS", 1)
-    monkeypatch.setattr(attention_varlen, "ROWS_MULTIPLE", 8)
+    monkeypatch.setattr(unpadding, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(unpadding, "ROWS_MULTIPLE", 8)
 
 
 def without_unpadding(monkeypatch):
@@ -66,11 +66,11 @@ def test_large_batches_are_filled_up_to_few_numbers_of_rows_and_padding_comes_ba
     lengths = torch.tensor([300, 400, 500])
     mask = (torch.arange(600)[None] < lengths[:, None]).long()
     found, x = Unpadded.of(mask), torch.randn(3, 600, 2)
-    assert found.tokens == 1200 and found.index.numel() == 1280 == sum(found.lengths)
-    assert found.lengths == [300, 400, 500, 80] and found.index.unique().numel() == 1280
+    assert found.tokens == 1200 and found.index.numel() == 1280 == found.index.unique().numel()
+    assert found.documents.unique(return_counts=True)[1].tolist() == [300, 400, 500, 80]
     assert torch.equal(found.put_back(found.take(x)), x * mask[..., None])
-    assert {attention_varlen.rounded_up(rows) for rows in range(2049, 2177)} == {2176}
-    assert attention_varlen.rounded_up(1000) == 1000
+    assert {unpadding.rounded_up(rows) for rows in range(2049, 2177)} == {2176}
+    assert unpadding.rounded_up(1000) == 1000
 
 
 def test_an_encoder_of_a_pair_is_unpadded_too_and_the_decoder_sees_no_difference(monkeypatch):
@@ -106,7 +106,7 @@ def test_little_padding_and_padding_amid_a_text_are_left_alone():
     assert Unpadded.of(mask) is None
     assert Unpadded.of(torch.zeros(2, 3, dtype=torch.long)) is None
     mask[:, 10:] = 0
-    assert Unpadded.of(mask).lengths == [10] * 4
+    assert Unpadded.of(mask).documents.tolist() == [[row for row in range(4) for _ in range(10)]]
 
 
 def test_taking_and_putting_back_is_the_identity_on_real_tokens():
@@ -115,23 +115,3 @@ def test_taking_and_putting_back_is_the_identity_on_real_tokens():
     x = torch.randn(4, 12, 3)
     assert unpadded.take(x).shape == (1, int(mask.sum()), 3)
     assert torch.equal(unpadded.put_back(unpadded.take(x)), x * mask[..., None])
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_real_tokens_are_found_on_a_gpu_as_on_a_cpu_and_by_one_read(side, monkeypatch):
-    mask = padded_batch(side)[1]
-    expected = Unpadded.of(mask)
-    reads = []
-    for name in ("tolist", "item", "__int__", "nonzero"):
-        read = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda x, *args, r=read, n=name: reads.append(n) or r(x, *args))
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    got = Unpadded.of(mask)
-    monkeypatch.undo()
-    assert reads == ["tolist"] and got.lengths == mask.sum(1).tolist() and expected.lengths == sorted(got.lengths)
-    real = mask.flatten().nonzero()[:, 0]
-    assert torch.equal(got.index, real) and torch.equal(expected.index.sort().values, real)
-    for found in (got, expected):
-        assert torch.equal(found.position_ids[0], found.index % 12) and found.shape == (4, 12)
-        rows = (found.index // 12).split(found.lengths)
-        assert all(row.unique().numel() == 1 for row in rows)

@@ -1,0 +1,225 @@
+"""The backend `anyformer`: any mask of transformers, for any of its models, equal to what it hides nothing of."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from anyformer.modeling.kernels import seen, tiles
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM, masking_utils
+
+import anyformer
+
+EXACT = 1e-9  # float64: the same sums in another order
+LENGTH = 300
+
+anyformer.register()
+
+
+@pytest.fixture(autouse=True)
+def in_tiles_of_eight(monkeypatch):
+    """Short rows have tiles, too, and few that see everything."""
+    for name, value in {"TILE": 8, "SHORTEST_ROW": 9, "MOST_TILES": 1.0, "QUERIES_AT_A_TIME": 16}.items():
+        monkeypatch.setattr(tiles, name, value)
+
+
+# ------------------------------------------------------------------------------------------------- masks and scores
+
+
+def odd_keys(row, head, query, key):
+    return (key % 2 == 1) | (key == query)
+
+
+odd_keys.takes_tensors = True
+
+
+def first_keys(row, head, query, key):
+    return key < 3
+
+
+first_keys.takes_tensors = True
+
+
+@st.composite
+def mask_functions(draw, length: int):
+    """Compositions as transformers' `create_..._mask` make them, with parts whose bounds are unknown."""
+    numbers = st.lists(st.integers(0, 1), min_size=2 * length, max_size=2 * length)
+    documents = torch.tensor(draw(numbers)).view(2, length).cumsum(-1)
+    restarts = torch.cat((torch.ones(2, 1, dtype=torch.bool), documents.diff(dim=-1) > 0), dim=1)
+    begins = torch.where(restarts, torch.arange(length), 0).cummax(-1).values
+    window, chunk = draw(st.integers(1, length)), draw(st.integers(1, length))
+    causal = masking_utils.causal_mask_function
+    padding = torch.ones(2, length, dtype=torch.bool)
+    padding[:, : draw(st.integers(0, length - 1))] = False
+    base = draw(
+        st.sampled_from(
+            [
+                causal,
+                masking_utils.sliding_window_causal_mask_function(window),
+                masking_utils.sliding_window_bidirectional_mask_function(window),
+                masking_utils.chunked_causal_mask_function(chunk, torch.zeros(2, dtype=torch.long)),
+                masking_utils.and_masks(causal, odd_keys),
+                masking_utils.or_masks(masking_utils.sliding_window_causal_mask_function(window), first_keys),
+            ]
+        )
+    )
+    if draw(st.booleans()):
+        return masking_utils.packed_sequence_compatibility_function(
+            base, torch.arange(length) - begins, documents
+        ), None
+    return base, draw(st.sampled_from([None, padding, padding.flip(1)]))
+
+
+def dense(mask_function, padding, length: int) -> torch.Tensor:
+    return masking_utils.sdpa_mask(
+        batch_size=2,
+        q_length=length,
+        kv_length=length,
+        mask_function=mask_function,
+        attention_mask=padding,
+        allow_is_causal_skip=False,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), length=st.integers(10, 50))
+def test_what_a_mask_shows_is_what_the_tiles_show_and_nothing_else(data, length):
+    mask_function, padding = data.draw(mask_functions(length))
+    shown = dense(mask_function, padding, length)
+    rest = {"batch_size": 2, "q_length": length, "kv_length": length, "attention_mask": padding}
+    found = tiles.tiles_mask(**rest, mask_function=mask_function, allow_is_causal_skip=False, config=None)
+    torch.manual_seed(length)
+    leaves = [torch.randn(2, heads, length, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    bias = torch.randn(1, 4, length, length, dtype=torch.float64)
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 2, True
+    for extra in ({}, {"position_bias": bias}, {"softcap": 0.5}, {"s_aux": torch.randn(4, dtype=torch.float64)}):
+        results = []
+        for mask in (shown, found):
+            out = tiles.tiles_attention(module, *leaves, mask, scaling=0.5, **extra)[0]
+            sees = shown.any(-1).transpose(1, 2)[..., None]  # what sees nothing is padding
+            loss = (out * sees).pow(2).sum()
+            results.append((out * sees, *torch.autograd.grad(loss, leaves)))
+        for got, expected in zip(*results):
+            torch.testing.assert_close(got, expected, atol=EXACT, rtol=EXACT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), length=st.integers(10, 50))
+def test_no_query_sees_a_key_outside_the_bounds_of_its_mask(data, length):
+    mask_function, padding = data.draw(mask_functions(length))
+    if padding is not None:
+        mask_function = masking_utils.and_masks(mask_function, masking_utils.padding_mask_function(padding))
+    first, last = seen.bounds_of(mask_function, torch.arange(length)[None], length)
+    key = torch.arange(length)
+    outside = (key < first[..., None]) | (key > last[..., None])
+    assert not (dense(mask_function, None, length)[:, 0] & outside).any()
+
+
+def test_what_transformers_composes_masks_of_is_known_here():
+    """Parts that transformers renames would be slow, and nothing would fail."""
+    for name in seen.BOUNDS:
+        assert hasattr(masking_utils, name.split(".")[0]), name
+    window = masking_utils.sliding_window_causal_mask_function(4)
+    assert seen.unknown_parts(window) == [] and seen.unknown_parts(masking_utils.and_masks(window, odd_keys)) == [
+        odd_keys
+    ]
+
+
+# --------------------------------------------------------------------------------------------------- native models
+
+SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0}
+SMALL |= {"bos_token_id": 1, "eos_token_id": 2, "moe_intermediate_size": 24, "sliding_window": 64}
+SMALL |= {"attention_chunk_size": 80, "use_sliding_window": True, "max_window_layers": 0, "local_attention": 64}
+SMALL |= {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "is_decoder": True}
+SMALL |= {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "d_model": 32, "decoder_layers": 2}
+SMALL |= {"decoder_attention_heads": 4, "decoder_ffn_dim": 48, "ffn_dim": 48, "embedding_size": 32}
+SMALL |= {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "hidden_dropout_prob": 0.0, "dropout": 0.0}
+SMALL |= {"attention_probs_dropout_prob": 0.0, "attention_dropout": 0.0}
+# Windows, chunks, sinks, soft caps, shared keys, experts; all whose scores transformers' interface computes.
+CAUSAL = "arcee bart biogpt cohere cohere2 cwm ernie4_5 exaone4 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode"
+CAUSAL += " gpt_neox gpt_oss granite granitemoe helium hunyuan_v1_dense llama llama4_text ministral mistral mixtral"
+CAUSAL += " modernbert-decoder nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe"
+CAUSAL += " seed_oss smollm3 stablelm starcoder2"
+MASKED = "albert bert camembert distilbert electra ernie modernbert roberta xlm-roberta"
+FAST = {"llama", "mistral", "gemma2", "bert"}
+IN_FP32 = 1e-4  # classes that sdpa cannot compute: their eager attention takes the softmax in fp32
+
+
+def pair(model_type: str, auto_class):
+    """The same random model twice, in float64: transformers' backend and ours."""
+    config_class = CONFIG_MAPPING[model_type]
+    fields = config_class().to_dict()
+    config = config_class(**{name: value for name, value in SMALL.items() if name in fields or name == "hidden_size"})
+    models = []
+    for backend in (None, "anyformer"):
+        torch.manual_seed(0)
+        own = copy.deepcopy(config)
+        own._experts_implementation = "eager"  # others have no products in float64
+        model = auto_class.from_config(own, attn_implementation=backend, dtype=torch.float64).eval()
+        for parameter in model.parameters():
+            parameter.data += 0.05 * torch.randn_like(parameter)
+        models.append(model)
+    return models
+
+
+def results_of(model, real, **inputs):
+    model.zero_grad()
+    logits = model(**inputs).logits
+    logits = torch.where(real[..., None], logits, 0)
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1), dtype=logits.dtype)
+    (logits * weights).sum().backward()
+    return [logits.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def named(words: str):
+    return [pytest.param(word, marks=() if word in FAST else pytest.mark.slow) for word in words.split()]
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right", "packed"])
+@pytest.mark.parametrize("model_type", named(f"{CAUSAL} {MASKED}"))
+def test_native_models_compute_what_they_do_under_transformers_backends(model_type, side):
+    is_masked = model_type in MASKED.split()
+    if is_masked and side == "packed":
+        pytest.skip("position_ids do not tell documents apart in encoders of transformers")
+    reference, ours = pair(
+        model_type, transformers.AutoModelForMaskedLM if is_masked else transformers.AutoModelForCausalLM
+    )
+    ids, real = torch.randint(3, 97, (2, LENGTH)), torch.ones(2, LENGTH, dtype=torch.bool)
+    inputs = {"input_ids": ids}
+    if side in ("left", "right"):
+        real[0, :110] = False
+        real = real if side == "left" else real.flip(1)
+        inputs["attention_mask"] = real.long()
+    elif side == "packed":
+        inputs["position_ids"] = torch.cat([torch.arange(n) for n in (90, 130, 80)])[None].expand(2, -1)
+    tolerance = EXACT
+    if reference.config._attn_implementation == "eager":
+        reference, ours, tolerance = reference.float(), ours.float(), IN_FP32
+    for got, expected in zip(results_of(ours, real, **inputs), results_of(reference, real, **inputs)):
+        torch.testing.assert_close(got, expected, atol=tolerance * (1 + expected.abs().max().item()), rtol=0)
+
+
+def test_a_native_model_generates_the_same_from_any_cache():
+    config = LlamaConfig(**{name: SMALL[name] for name in ("vocab_size", "hidden_size", "intermediate_size")})
+    config.num_hidden_layers = 2
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.randint(3, 97, (2, 40))
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
+    model.set_attn_implementation("anyformer")
+    for cache in (None, "static"):
+        assert torch.equal(model.generate(ids, cache_implementation=cache, **options), expected)
+
+
+def test_a_class_that_computes_scores_by_itself_refuses_the_backend():
+    model = transformers.BloomModel(transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=97))
+    model.config._attn_implementation = "anyformer"
+    with pytest.raises(ValueError, match="BloomModel computes its attention by itself"):
+        model(torch.randint(3, 97, (1, 40)))
