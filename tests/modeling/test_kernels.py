@@ -144,7 +144,7 @@ CAUSAL = "arcee bart biogpt cohere cohere2 cwm ernie4_5 exaone4 gemma gemma2 gem
 CAUSAL += " gpt_neox gpt_oss granite granitemoe helium hunyuan_v1_dense llama llama4_text ministral mistral mixtral"
 CAUSAL += " modernbert-decoder nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe"
 CAUSAL += " seed_oss smollm3 stablelm starcoder2"
-MASKED = "albert bert camembert distilbert electra ernie modernbert roberta xlm-roberta"
+MASKED = "albert bert camembert electra ernie modernbert roberta xlm-roberta"
 FAST = {"llama", "mistral", "gemma2", "bert"}
 IN_FP32 = 1e-4  # classes that sdpa cannot compute: their eager attention takes the softmax in fp32
 
