@@ -96,7 +96,7 @@ def encode_examples(
         told = {"fingerprint": key, "name": source.name, "facts": total, "notes": source.notes()}
         (folder / META).write_text(json.dumps(told))
 
-    return EncodedExamples.cached(cache, key, build)
+    return EncodedExamples.cached(cache, key, build, source.files)
 
 
 def add_up(total: dict, more: dict) -> None:

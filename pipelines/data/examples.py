@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import UserError, did_you_mean
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
+from ..storage.checksums import States, hashed_files
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts, cell, cell_names
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of, names_of_classes
 from .files import file_identities, name_of_files, readable
@@ -184,7 +185,12 @@ class HubExamples(ExampleSource):
 
 
 class Examples:
-    """The examples of one split: of a source's first `most`, those for validation alone, or the others."""
+    """The examples of one split: of a source's first `most`, those for validation alone, or the others.
+
+    files: those that the latest examples_fingerprint() has hashed, as they were before.
+    """
+
+    files: States = {}
 
     def __init__(
         self,
@@ -350,4 +356,5 @@ class RenderedTexts(Corpus):
 
 def examples_fingerprint(examples: Examples) -> str:
     """Content identity, equal for equal examples also in another process."""
-    return sha(examples.identity())
+    with hashed_files() as examples.files:
+        return sha(examples.identity())

@@ -2,16 +2,15 @@
 
 import codecs
 import gzip
-import hashlib
 import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
 from ..errors import UserError, first_line
+from ..storage.checksums import content_hash
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -26,16 +25,8 @@ def file_identities(field: str, paths: list[Path]) -> list[list]:
     files = []
     for path in paths:
         with readable(field, path):
-            state = path.stat()
-            files.append([path.name, state.st_size, content_hash(str(path), state.st_size, state.st_mtime_ns)])
+            files.append([path.name, path.stat().st_size, content_hash(path)])
     return files
-
-
-@lru_cache(maxsize=4096)
-def content_hash(path: str, size: int, mtime_ns: int) -> str:
-    """SHA-256 of a file's bytes; size and time of change are there so that a changed file is read again."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

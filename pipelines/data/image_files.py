@@ -9,11 +9,12 @@ from typing import Any
 
 from ..errors import UserError
 from ..recipes.schema import DataSection
+from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
 from .examples import Example, ExampleFiles, Examples, ExampleSource, HubExamples, open_examples
 from .file_formats import FileFormat
-from .files import content_hash, readable
+from .files import readable
 from .patterns import find_files
 from .remote_files import is_copy
 
@@ -57,9 +58,7 @@ class ImageFiles(ExampleSource):
         files = []
         for path in self.paths:
             with readable(self.field, path):
-                state = path.stat()
-                digest = content_hash(str(path), state.st_size, state.st_mtime_ns)
-            files.append([path.parent.name, path.name, digest])
+                files.append([path.parent.name, path.name, content_hash(path)])
         return {"images": files, "columns": self.columns}
 
     def class_names(self, column: str) -> list[str] | None:

@@ -103,7 +103,7 @@ class Tokenization:
                 skipped, notes = asdict(self.corpus.skipped), self.corpus.notes()
                 writer.finish(self.key, self.corpus.name, skipped=skipped, notes=notes)
 
-        store = TokenStore.cached(self.cache, self.key, build)
+        store = TokenStore.cached(self.cache, self.key, build, self.corpus.files)
         shutil.rmtree(self.cache / self._kind, ignore_errors=True)
         return store
 
@@ -144,7 +144,7 @@ class Tokenization:
 
             folder = self.cache / self._kind / name
             if wanted(number) or is_complete(folder):
-                cached_folder(self.cache, self._kind, name, build, TokenStore.find_fault)
+                cached_folder(self.cache, self._kind, name, build, TokenStore.find_fault, self.corpus.files)
                 meta = json.loads((folder / META).read_text())
                 border = Border(meta["next"], meta["tally"])
                 if not is_made:

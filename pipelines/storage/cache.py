@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UserError
 from .atomic import make_sibling_folder, sync_file
-from .checksums import find_change, write_checksums
+from .checksums import States, check_unchanged, find_change, write_checksums
 from .full_disk import is_disk_full
 
 _ABANDONED = 24 * 3600  # seconds without a write after which nobody fills a temporary folder any more
@@ -30,16 +30,17 @@ def cached_folder(
     key: str,
     build: Callable[[Path], None],
     find_fault: Callable[[Path], str | None] = lambda folder: None,
+    files: States | None = None,
 ) -> Path:
     """The folder root/kind/key. Where it is missing, `build` fills a temporary folder, which is then renamed to it.
 
     The files get checksums, which are compared before the entry is used (see checksums.find_change). A changed entry is
     set aside and built again, and one line on standard error says so. find_fault: what else may be wrong with the
-    content of unchanged files, in words.
+    content of unchanged files, in words. files: what `build` reads, as it was before the key was made of its hashes.
 
     A killed run leaves at most a temporary folder, which is never read and is removed after a day. Several processes
     may build the same entry at once: the first one to finish wins, and all get equal content.
-    Raises UserError where the cache cannot be written.
+    Raises UserError where the cache cannot be written, and where one of `files` has changed meanwhile.
     """
     target = root / kind / key
     _remove_abandoned(target.parent)
@@ -59,6 +60,7 @@ def cached_folder(
         raise _unwritable(root, error.strerror) from None
     try:
         build(work)
+        check_unchanged(files or {})
         write_checksums(work)
         for path in work.iterdir():
             sync_file(path)

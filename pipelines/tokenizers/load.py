@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import UserError, loading_reason
 from ..recipes.schema import TokenizerSection
 from ..storage.cache import cached_folder, sha
+from ..storage.checksums import States
 from ..storage.local_facts import forget_loading
 from .special_tokens import CLS, MASK, SEP, begin_and_end, sentinel, special_tokens, template
 from .train import DEFAULT_VOCAB_SIZE, PAD, TRAINERS, UNKNOWN, Plan
@@ -25,6 +26,8 @@ class Documents(Protocol):
 
     def fingerprint(self) -> str:
         """Identity of the documents."""
+
+    files: States  # as Corpus has them
 
 
 _FORMAT = 1  # raise it when training changes, so that older cache entries are not taken for its result
@@ -74,6 +77,7 @@ def train_or_load_tokenizer(
         "tokenizers",
         _cache_key(plan, section, corpus),
         lambda work: _train(plan, section, corpus, progress).save_pretrained(work),
+        files=corpus.files,
     )
     return forget_loading(PreTrainedTokenizerFast.from_pretrained(folder))
 

@@ -1,12 +1,21 @@
 """Laws of the cache: an entry is complete and unchanged, or it is made again; nothing piles up."""
 
+import json
 import os
 import time
 
 import numpy as np
+import PIL.Image
+import pyarrow
 import pytest
+from anyformer.pipelines.data import tokenization
 from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.tokenization import tokenize_corpus
+from anyformer.pipelines.data.example_store import encode_examples
+from anyformer.pipelines.data.examples import examples_fingerprint, open_examples
+from anyformer.pipelines.data.image_files import open_images
+from anyformer.pipelines.data.image_store import store_images
+from anyformer.pipelines.data.tokenization import Tokenization, tokenize_corpus
+from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums
 from anyformer.pipelines.storage.cache import cached_folder
@@ -117,3 +126,60 @@ def test_what_killed_runs_left_is_removed_when_nobody_has_written_to_it_for_a_da
         os.utime(tmp_path / path, (yesterday, yesterday))
     make("one")
     assert {path.name for path in (tmp_path / "kind").iterdir()} == {"one", ".key-busy.tmp"}
+
+
+def build_of(kind, corpus, folder, monkeypatch):
+    """(file, function that makes an entry of the cache whose key is made of the file's content)"""
+    text, cache = folder / "a.txt", folder / "cache"
+    if kind == "tokenizer":
+        return text, lambda: train_or_load_tokenizer(TokenizerSection(type="char"), corpus, cache, progress=False)
+    if kind in ("store", "shards"):
+        if kind == "shards":
+            monkeypatch.setattr(tokenization, "SHARD_BYTES", 100)
+        tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder / "other", progress=False)
+        return text, lambda: Tokenization(corpus, tokenizer, cache, add_bos=False, add_eos=True).store(False)
+    if kind == "images":
+        image = folder / "cats" / "a.png"
+        image.parent.mkdir()
+        PIL.Image.new("L", (4, 4)).save(image)
+        section, columns = DataSection(files=str(image), validation_fraction=0), {"image_field": "image"}
+        source = open_images(section, columns)["train"]
+        pixels = np.zeros((1, 1, 4, 4), dtype=np.uint8)
+        return image, lambda: store_images(
+            cache, examples_fingerprint(source), "images", lambda: [(pixels, None)], files=source.files
+        )
+    rows = folder / "rows.jsonl"
+    rows.write_text(json.dumps({"text": "one"}))
+    source = open_examples(DataSection(files=str(rows), validation_fraction=0), {"text_field": "text"})["train"]
+    schema = pyarrow.schema([("input_ids", pyarrow.list_(pyarrow.int32()))])
+
+    def batches():
+        yield {"input_ids": [[len(row["text"])] for _, row in source]}
+
+    return rows, lambda: encode_examples(
+        cache, examples_fingerprint(source), source, schema, batches, lambda batch: {"examples": 1}
+    )
+
+
+@pytest.mark.parametrize("change", ["same size", "longer", "another file"])
+@pytest.mark.parametrize("kind", ["tokenizer", "store", "shards", "examples", "images"])
+def test_of_a_file_that_changes_between_its_hash_and_its_reading_nothing_enters_the_cache(
+    tmp_path, corpus, monkeypatch, kind, change
+):
+    file, build = build_of(kind, corpus, tmp_path, monkeypatch)
+    content, make_folder = file.read_bytes(), cache.make_sibling_folder
+
+    def change_and_make_folder(target):  # after the key was made, before anything is read for the entry
+        if change == "another file":
+            (tmp_path / "new").write_bytes(content.replace(b"one", b"two"))
+            os.replace(tmp_path / "new", file)
+        else:
+            file.write_bytes(content.replace(b"one", b"two") + b" " * (change == "longer"))
+        return make_folder(target)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{file} was changed while it was read"):
+        patch.setattr(cache, "make_sibling_folder", change_and_make_folder)
+        build()
+    assert not [path for path in (tmp_path / "cache").glob("*/*") if path.is_file()]
+    assert not [path for path in (tmp_path / "cache").rglob("*.json")]
+    build()  # as it is now
