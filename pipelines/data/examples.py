@@ -203,13 +203,21 @@ class Examples:
     ):
         self.split, self.source, self.rule, self.validation, self.most = split, source, rule, validation, most
         self.name = source.name
+        self._watch: Callable[[dict], None] = lambda row: None
 
     def __iter__(self) -> Iterator[Example]:
         for index, example in enumerate(self.source.items()):
             if index == self.most:
                 return
             if self.rule is None or self.rule.is_validation(index, "") == self.validation:
+                self._watch(example[1])
                 yield example
+
+    def watched(self, watch: Callable[[dict], None]) -> "Examples":
+        """The same examples; `watch` gets each row before it is given."""
+        examples = copy.copy(self)
+        examples._watch = watch
+        return examples
 
     def only(self, column: str) -> "Examples":
         """The same examples with this column, beside which no other one need be read."""

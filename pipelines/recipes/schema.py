@@ -54,7 +54,9 @@ class TokenizerSection:
         "entries, special tokens included; for char the default keeps every character", None, at_least=2, at_most=2**24
     )
     name_or_path: str | None = doc("take this pretrained tokenizer instead of training one")
-    special_tokens: list[str] = doc("further special tokens, after those that the tokenizer has anyway", [])
+    special_tokens: list[str] = doc(
+        "further special tokens, after those that the tokenizer has anyway; written in a text they are text", []
+    )
     framing: Literal["none", "cls_sep", "eos"] | None = doc(
         "what stands around a text: cls_sep: <|cls|> text <|sep|>, and there is a <|mask|>; eos: text <|endoftext|>; "
         "null: what the objective or task needs"

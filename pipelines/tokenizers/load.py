@@ -82,22 +82,17 @@ def train_or_load_tokenizer(
     return forget_loading(PreTrainedTokenizerFast.from_pretrained(folder))
 
 
-def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast", backend=None) -> str:
-    """Equal for tokenizers that give every text the same tokens and frame it with the same ones.
-
-    `backend` is the tokenizer's `plain_backend`, where the caller has it: making one takes a while.
-    """
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Equal for tokenizers that give every text the same tokens and frame it with the same ones."""
     ids = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id]
-    return sha([(backend or plain_backend(tokenizer)).to_str(), ids])
+    return sha([plain_backend(tokenizer).to_str(), ids])
 
 
-def plain_backend(tokenizer: "PreTrainedTokenizerFast"):
-    """A copy of the tokenizers.Tokenizer inside, without the truncation and padding it may have been saved with."""
-    return without_limits(tokenizer.backend_tokenizer)
-
-
-def without_limits(backend: "Tokenizer") -> "Tokenizer":
-    """A copy without truncation and padding."""
+def plain_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+    """The tokenizers.Tokenizer inside where it neither cuts nor pads, else a copy that does not."""
+    backend = tokenizer.backend_tokenizer
+    if backend.truncation is None and backend.padding is None:
+        return backend
     backend = copy.deepcopy(backend)
     backend.no_truncation()
     backend.no_padding()

@@ -153,11 +153,13 @@ def build_of(kind, corpus, folder, monkeypatch):
     source = open_examples(DataSection(files=str(rows), validation_fraction=0), {"text_field": "text"})["train"]
     schema = pyarrow.schema([("input_ids", pyarrow.list_(pyarrow.int32()))])
 
-    def batches():
-        yield {"input_ids": [[len(row["text"])] for _, row in source]}
+    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder / "other", progress=False)
+
+    def batches(examples):
+        yield {"input_ids": [[len(row["text"])] for _, row in examples]}
 
     return rows, lambda: encode_examples(
-        cache, examples_fingerprint(source), source, schema, batches, lambda batch: {"examples": 1}
+        cache, examples_fingerprint(source), source, schema, batches, lambda batch: {"examples": 1}, tokenizer
     )
 
 
