@@ -16,7 +16,7 @@ from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts, cell, cell_names
-from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of, names_of_classes
+from .file_formats import FILE_FORMATS, NOT_UTF8, FileFormat, check_opens, format_of, names_of_classes
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files, real_paths
@@ -95,6 +95,8 @@ class ExampleFiles(ExampleSource):
             check_opens(field, path)
             with readable(field, path):
                 there = file_format.columns(field, path)
+                if there is None:
+                    next(self._rows(path, file_format), None)  # a missing column is found before anything is encoded
             if there is not None:
                 self.check_columns(there, str(path))
 
@@ -113,7 +115,7 @@ class ExampleFiles(ExampleSource):
             return format_of(path).class_names(self.field, path, column)
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Example]:
-        faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": "not UTF-8"}
+        faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}
         columns = list(dict.fromkeys(self.columns.values()))
         for number, row in file_format.rows(self.field, path, columns, self.limits):
             place = f"{path}, {file_format.counts} {number}"

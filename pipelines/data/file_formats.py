@@ -27,6 +27,8 @@ from ..errors import UserError, first_line
 from .documents import Limits, cell
 from .files import bounded_lines, open_file, readable
 
+NOT_UTF8 = "not UTF-8; data.encoding=cp1252, or what it is, reads another encoding"
+
 
 class FileFormat(ABC):
     """One way to keep rows in a file.
@@ -110,6 +112,11 @@ def check_opens(field: str, path: Path) -> None:
             pass
 
 
+def _longest_row(limits: Limits) -> int:
+    """Bytes of a row as it is written: escapes are up to six times as long as the text, and there are other columns."""
+    return 6 * limits.document_bytes + 2**20
+
+
 @register_file_format(".jsonl", ".ndjson")
 class JsonLines(FileFormat):
     """One JSON object in each line."""
@@ -118,8 +125,7 @@ class JsonLines(FileFormat):
     has_own_paths = True
 
     def rows(self, field, path, columns, limits):
-        # A line of JSON may be longer than its text: escapes are up to six times as long, and there are other keys.
-        longest = 6 * limits.document_bytes + 2**20
+        longest = _longest_row(limits)
         with open_file(path, limits.encoding) as stream:
             for number, line in enumerate(bounded_lines(stream, longest), start=1):
                 if line is None:
@@ -161,7 +167,7 @@ class JsonArray(FileFormat):
     has_own_paths = True
 
     def rows(self, field, path, columns, limits):
-        longest = 6 * limits.document_bytes + 2**20  # as of a line of JsonLines
+        longest = _longest_row(limits)
         with open_file(path, limits.encoding) as stream:
             lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape")
             for number, (text, value) in enumerate(self._values(lines, longest, f"{field}: {path}"), start=1):
@@ -215,12 +221,13 @@ class Separated(FileFormat):
         csv.field_size_limit(max(csv.field_size_limit(), limits.document_bytes))
         with open_file(path, limits.encoding) as stream:
             lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
-            table = csv.reader(lines, delimiter=self.delimiter, strict=True)
+            table = csv.reader(self._lines(lines, limits, f"{field}: {path}"), delimiter=self.delimiter, strict=True)
             names, line = None, 1
             try:
                 for values in table:
                     if names is None:
                         names = values
+                        self._check_names(names, columns, f"{field}: {path}")
                     elif values and len(values) != len(names):
                         raise UserError(
                             f"{field}: {path}, line {line} holds {len(values)} instead of {len(names)} values; a value "
@@ -233,6 +240,28 @@ class Separated(FileFormat):
                 raise UserError(
                     f"{field}: {path}, from line {line} on, is not a table ({first_line(error).rstrip('.')})."
                 ) from None
+
+    def _check_names(self, names: list[str], columns: list[str], where: str) -> None:
+        """Raise UserError for a first line in another encoding, or with other separators."""
+        if not _is_unicode("".join(names)):
+            raise UserError(f"{where}, line 1: {NOT_UTF8}")
+        other = next((sign for sign in ";,\t|" if sign in names[0]), None) if len(names) == 1 else None
+        if other and names[0] not in columns:
+            raise UserError(
+                f"{where} separates values by {other!r} instead of {self.delimiter!r}; save it with commas as .csv, or "
+                f"with tabs as .tsv (if its letters are not UTF-8, set data.encoding, too, such as cp1252)"
+            )
+
+    @staticmethod
+    def _lines(stream: IO[str], limits: Limits, where: str) -> Iterator[str]:
+        longest = _longest_row(limits)
+        for number, line in enumerate(iter(lambda: stream.readline(longest + 1), ""), start=1):
+            if len(line) > longest:
+                raise UserError(
+                    f"{where}, line {number}, is longer than {longest:,} characters, which is no row of a table; "
+                    f"data.max_document_bytes={limits.document_bytes} allows no more."
+                )
+            yield line
 
 
 def _is_unicode(text: str) -> bool:

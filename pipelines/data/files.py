@@ -13,6 +13,7 @@ from ..errors import UserError, first_line
 from ..storage.checksums import content_hash
 
 _BOM = b"\xef\xbb\xbf"
+_MARKS = {"utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
 
 
 def name_of_files(paths: list[Path]) -> str:
@@ -53,7 +54,12 @@ def open_file(path: Path, encoding: str = "utf-8") -> IO[bytes]:
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     stream = opener(path, "rb")
     try:
-        if codecs.lookup(encoding).name != "utf-8":
+        codec = codecs.lookup(encoding).name
+        head = stream.peek(4)[:4]
+        if codec in _MARKS and head and not head.startswith(_MARKS[codec]):
+            reason = f"it has no byte order mark; set the encoding to {codec}-le, as on Windows, or {codec}-be"
+            raise UnicodeDecodeError(codec, head, 0, len(head), reason)
+        if codec != "utf-8":
             stream = io.BufferedReader(_Recoded(stream, encoding), 2**18)
         if stream.peek(3)[:3] == _BOM:  # a mark of some editors, not text, and JSON forbids it
             stream.read(3)

@@ -3,6 +3,7 @@
 In the image column stands whatever image_store.decode opens.
 """
 
+import glob
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,9 @@ def open_images(data: DataSection, columns: dict[str, str]) -> dict[str, Example
 def image_files(
     patterns: str | list[str], columns: dict[str, str], limits: Limits, field: str, without: Collection[str] = ()
 ) -> ExampleSource:
-    """Image files where the first file is one, else a table of them."""
+    """Image files where the first file is one, else a table of them. A folder stands for all files in it."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    patterns = [f"{glob.escape(one)}/**/*" if Path(one).expanduser().is_dir() else one for one in patterns]
     first = next(iter(find_files(field, patterns, without)))
     if is_image_file(first) and is_copy(first):
         raise UserError(f"{field}: {first.name} is an image behind a URL; copy its folder, whose name is the class")

@@ -8,14 +8,13 @@ the whole corpus, which is byte for byte what one process would have written, an
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..storage.cache import cached_folder, is_complete, sha
+from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
 from .documents import Corpus
 from .encoded_stream import BEGINNING, Border, EncodedStream, Framing
@@ -109,7 +108,7 @@ class Tokenization:
                 writer.finish(fingerprint, self.corpus.name, skipped=skipped, notes=notes)
 
         store = TokenStore.cached(self.cache, self.key, build, self.corpus.files)
-        shutil.rmtree(self.cache / self._kind, ignore_errors=True)
+        remove_at_once(self.cache / self._kind, beside=store.folder)
         return store
 
     def make_share(self, share: Share, progress: bool) -> int:

@@ -102,7 +102,10 @@ class SourceSection:
 @dataclass
 class MixtureSource(SourceSection):
     weight: float = doc(
-        "share of the training tokens that comes from this source, relative to the other weights", 1.0, above=0
+        "share of the training tokens that comes from this source, relative to the other weights",
+        1.0,
+        at_least=1e-6,
+        at_most=1e6,
     )
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,13 @@ def cached_folder(
     def fault_of(folder: Path) -> str | None:
         return find_change(folder) or find_fault(folder)
 
-    fault = fault_of(target) if target.exists() else "missing"
+    try:
+        fault = fault_of(target) if target.exists() else "missing"
+    except PermissionError as error:
+        raise UserError(
+            f"data.cache_dir={str(root)!r} has {error.filename} of another user, who lets nobody else read it; ask for "
+            f"chmod -R a+rX, or set another folder."
+        ) from None
     if fault is None:
         return target
     try:
@@ -56,6 +63,8 @@ def cached_folder(
         work = make_sibling_folder(target)
         if target.exists():
             _set_aside(target, fault)
+    except FileNotFoundError:  # another process has removed the folder of all such entries (tokenization.py)
+        raise
     except OSError as error:
         raise _unwritable(root, error.strerror) from None
     try:
@@ -86,7 +95,8 @@ def is_complete(folder: Path) -> bool:
 def _set_aside(target: Path, fault: str) -> None:
     """Move a damaged entry out of the way. It is kept for a day: other processes may be reading it."""
     aside = make_sibling_folder(target)
-    os.rename(target, aside / target.name)
+    with suppress(FileNotFoundError):  # another process has done it
+        os.rename(target, aside / target.name)
     print(f"anyformer: {target} is damaged ({fault}); set aside in {aside.name} and made again", file=sys.stderr)
 
 
@@ -104,13 +114,29 @@ def _remove_abandoned(parent: Path) -> None:
 def _rename(work: Path, target: Path, fault_of: Callable[[Path], str | None]) -> None:
     try:
         os.rename(work, target)
-    except OSError:
-        if not target.exists() or fault_of(target) is not None:  # otherwise another process was faster
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not target.exists():  # another process was faster, and it or a third one has moved the entry away since
+            _rename(work, target, fault_of)
+        elif fault_of(target) is not None:
             raise
 
 
+def remove_at_once(folder: Path, beside: Path) -> None:
+    """Remove a folder that others may be reading or filling: they see all of it or nothing. beside: an entry."""
+    if folder.exists():
+        aside = make_sibling_folder(beside)
+        with suppress(OSError):
+            os.rename(folder, aside / "removed")
+        for each in (aside, folder):
+            shutil.rmtree(each, ignore_errors=True)
+
+
 def _unwritable(root: Path, reason: str) -> UserError:
-    return UserError(f"data.cache_dir={str(root)!r} cannot be written ({reason}); set it to a folder with space.")
+    return UserError(
+        f"data.cache_dir={str(root)!r} cannot be written ({reason}); set it to a folder with space that is yours."
+    )
 
 
 def sha(value: Any) -> str:

@@ -31,12 +31,17 @@ def write_checksums(folder: Path) -> None:
 
 
 def find_change(folder: Path) -> str | None:
-    """The first difference between a folder's files and their checksums, in words; None where nothing has changed."""
+    """The first difference between a folder's files and their checksums, in words; None where nothing has changed.
+
+    Raises PermissionError for a file that another user keeps for himself: that is no damage.
+    """
     try:
         stored = json.loads((folder / CHECKSUMS).read_text())
         entries = {name: (int(size), int(checksum)) for name, (size, checksum) in stored.items()}
     except FileNotFoundError:
         return "it has no checksums"
+    except PermissionError:
+        raise
     except (OSError, ValueError, TypeError, AttributeError):
         return f"{CHECKSUMS} cannot be read"
     try:
@@ -51,6 +56,8 @@ def find_change(folder: Path) -> str | None:
         for name, (_, checksum) in entries.items():
             if crc32(folder / name) != checksum:
                 return f"{name} has changed since it was written"
+    except PermissionError:
+        raise
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
     if is_large:

@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -20,6 +23,7 @@ from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums
 from anyformer.pipelines.storage.cache import cached_folder
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from processes import Process
 
 
 def zeroed(content):
@@ -185,3 +189,40 @@ def test_of_a_file_that_changes_between_its_hash_and_its_reading_nothing_enters_
     assert not [path for path in (tmp_path / "cache").glob("*/*") if path.is_file()]
     assert not [path for path in (tmp_path / "cache").rglob("*.json")]
     build()  # as it is now
+
+
+def test_one_user_reads_what_another_one_left_and_what_cannot_be_used_is_a_sentence():
+    root = Path(tempfile.mkdtemp())  # pytest's own folders are for their owner alone
+    root.chmod(0o755)
+
+    def entry(key):
+        return cached_folder(root, "kind", key, lambda folder: (folder / "file").write_text(key))
+
+    def as_another_user():
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setegid(65534)
+            os.seteuid(65534)
+        print(entry("open").name)
+        for key in ("closed file", "closed folder", "new"):
+            try:
+                entry(key)
+            except UserError as error:
+                print(error)
+
+    try:
+        for key in ("open", "closed file", "closed folder"):
+            entry(key)
+        (root / "kind" / "closed file" / "file").chmod(0)
+        (root / "kind" / "closed folder").chmod(0)
+        (root / "kind").chmod(0o555)
+        process = Process(as_another_user, output=root / "log")
+        process.wait()
+        first, *sentences = process.text().splitlines()
+        assert first == "open" and len(sentences) == 3, process.text()
+        assert all("of another user, who lets nobody else read it" in sentence for sentence in sentences[:2])
+        assert "cannot be written (Permission denied)" in sentences[2]
+    finally:
+        for path in (root / "kind", *(root / "kind").iterdir()):
+            path.chmod(0o755)
+        shutil.rmtree(root)
