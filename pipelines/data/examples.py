@@ -193,6 +193,7 @@ class Examples:
     """
 
     files: States = {}
+    _watch: Callable[[dict], None] | None = None
 
     def __init__(
         self,
@@ -205,14 +206,14 @@ class Examples:
     ):
         self.split, self.source, self.rule, self.validation, self.most = split, source, rule, validation, most
         self.name = source.name
-        self._watch: Callable[[dict], None] = lambda row: None
 
     def __iter__(self) -> Iterator[Example]:
         for index, example in enumerate(self.source.items()):
             if index == self.most:
                 return
             if self.rule is None or self.rule.is_validation(index, "") == self.validation:
-                self._watch(example[1])
+                if self._watch is not None:
+                    self._watch(example[1])
                 yield example
 
     def watched(self, watch: Callable[[dict], None]) -> "Examples":

@@ -50,18 +50,19 @@ def cached_folder(
         return find_change(folder) or find_fault(folder)
 
     try:
-        fault = fault_of(target) if target.exists() else "missing"
+        is_there = target.exists()
+        fault = fault_of(target) if is_there else None
     except PermissionError as error:
         raise UserError(
             f"data.cache_dir={str(root)!r} has {error.filename} of another user, who lets nobody else read it; ask for "
             f"chmod -R a+rX, or set another folder."
         ) from None
-    if fault is None:
+    if is_there and fault is None:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = make_sibling_folder(target)
-        if target.exists():
+        if is_there:
             _set_aside(target, fault)
     except FileNotFoundError:  # another process has removed the folder of all such entries (tokenization.py)
         raise
@@ -95,8 +96,10 @@ def is_complete(folder: Path) -> bool:
 def _set_aside(target: Path, fault: str) -> None:
     """Move a damaged entry out of the way. It is kept for a day: other processes may be reading it."""
     aside = make_sibling_folder(target)
-    with suppress(FileNotFoundError):  # another process has done it
+    try:
         os.rename(target, aside / target.name)
+    except FileNotFoundError:  # another process has moved it since
+        return
     print(f"anyformer: {target} is damaged ({fault}); set aside in {aside.name} and made again", file=sys.stderr)
 
 

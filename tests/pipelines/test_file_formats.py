@@ -147,7 +147,7 @@ def test_a_table_without_line_breaks_is_never_held_in_memory(tmp_path):
         for _ in range(40):
             stream.write(b"x" * 10**6)
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"a\.csv\.gz, line 3, is longer than .* data\.max_document_bytes=1000 allows"):
+    with pytest.raises(UserError, match=r"a\.csv\.gz, from line 3 on, is not a table \(field larger than"):
         texts(open_corpora(section(path, max_document_bytes=1000))["train"])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -201,13 +201,10 @@ def test_an_encoding_is_checked_and_part_of_the_fingerprint(tmp_path):
         open_corpora(section(tmp_path / "odd.txt", encoding="utf-16-le"))
     for encoding, order in (("utf-16", "le"), ("utf-16", "be"), ("utf-32", "le")):
         (tmp_path / "bare.txt").write_bytes("text\n".encode(f"{encoding}-{order}"))
-        with pytest.raises(
-            UserError, match=rf"bare\.txt is not {encoding} .*no byte order mark.*{encoding}-le.*or .*-be"
-        ):
+        with pytest.raises(UserError, match=rf"bare\.txt is not {encoding} .*no byte order mark.*-le.*or .*-be"):
             open_corpora(section(tmp_path / "bare.txt", encoding=encoding))
-        assert texts(open_corpora(section(tmp_path / "bare.txt", encoding=f"{encoding}-{order}"))["train"]) == [
-            "text\n"
-        ]
+        told = open_corpora(section(tmp_path / "bare.txt", encoding=f"{encoding}-{order}"))
+        assert texts(told["train"]) == ["text\n"]
     prints = [
         open_corpora(section(tmp_path / "a.txt", encoding=name))["train"].fingerprint() for name in ("utf-8", "cp1252")
     ]
