@@ -215,7 +215,7 @@ class Separated(FileFormat):
     delimiter: str
 
     def rows(self, field, path, columns, limits):
-        csv.field_size_limit(max(csv.field_size_limit(), limits.document_bytes))
+        csv.field_size_limit(max(2**17, limits.document_bytes))  # csv's own limit, or more
         with open_file(path, limits.encoding) as stream:
             lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
             # A longer line comes in parts, of which the reader says that they are no rows; nobody holds it whole.
