@@ -1,6 +1,5 @@
 """The right one of several texts that may go on after a text or answer a question (SWAG, RACE, CommonsenseQA)."""
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,6 +10,7 @@ from ..errors import UserError
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
+from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
 from .classes import ClassScores, held
 from .examples import TextTask
@@ -114,12 +114,12 @@ class MultipleChoice(ClassScores, TextTask):
         key = sha(
             [examples_fingerprint(source), self.processor_fingerprint(), [section.max_length, *fields, schema.names]]
         )
-        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
 
-        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        tokenizer = text_tokenizer(self.tokenizer)
         number = by_letter = None
         for batch in in_batches(examples):
             found = [self._pairs(row, place) for place, row in batch]
