@@ -1,5 +1,6 @@
 """Words for people: numbers with their nouns, and facts as aligned lines."""
 
+import math
 import os
 import sys
 import textwrap
@@ -30,6 +31,14 @@ def human_time(seconds: float) -> str:
 def short_metric(value: float) -> str:
     """A metric for people: 0.8620, 60.3, 12,345.6."""
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def with_deviation(mean: float, deviation: float | None) -> str:
+    """A mean with its standard deviation, both to the second digit of the latter: 727 ± 13, 0.800 ± 0.012."""
+    if not deviation or not math.isfinite(deviation):
+        return short_metric(mean) + ("" if deviation is None else f" ± {deviation:g}")
+    digits = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{mean:,.{digits}f} ± {deviation:,.{digits}f}"
 
 
 def number_in_words(value: float) -> str:

@@ -9,8 +9,13 @@ CLEARLY_BETTER = 0.005
 
 def between(low: float, high: float) -> str:
     """The bounds of a 95 % interval, for people."""
-    digits = 3 if max(abs(low), abs(high)) < 10 else 2
+    digits = digits_of(low, high)
     return f"(95 %: {low:.{digits}f} to {high:.{digits}f})"
+
+
+def digits_of(low: float, high: float) -> int:
+    """How many decimal places the bounds of an interval are written with."""
+    return 3 if max(abs(low), abs(high)) < 10 else 2
 
 
 def interval_of_share(metric: str, value: float, facts: dict) -> tuple[float, float] | None:
