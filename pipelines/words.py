@@ -13,6 +13,11 @@ def counted(number: int, noun: str, nouns: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
+def at_limit(number: int, total: int, limit: str) -> str:
+    """`12 of 5,452 reach max_length=64`: how many are as long as may be, longer ones having been cut."""
+    return f"{number:,} of {total:,} reach {limit}" if number else f"none reaches {limit}"
+
+
 def short_number(count: float) -> str:
     """Return a count as people say it: 4_981_248 -> '4.98M'."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -14,6 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from ..plugins import less_is_better
+from ..publishing.run_facts import validated_on
+from ..words import number_in_words
 from .run_log import RunLog, is_metric, is_number
 
 MOST = 1000  # points of a series: more than a screen has columns for a chart
@@ -24,6 +26,7 @@ KNOWN = {
         "epoch",
         "loss",
         "learning_rate",
+        "muon_learning_rate",
         "grad_norm",
         "tokens_per_second",
         "mfu",
@@ -49,7 +52,8 @@ class Quantity:
 
 
 OF_TRAINING = (
-    Quantity("learning_rate", "Learning rate", "", "number"),
+    Quantity("learning_rate", "Learning rate", "training.learning_rate"),
+    Quantity("muon_learning_rate", "Learning rate of Muon", "training.muon_learning_rate"),
     Quantity("grad_norm", "Gradient norm", "before clipping", noisy=True),
     Quantity("tokens_per_second", "Throughput", "tokens per second", noisy=True),
     Quantity("mfu", "MFU", "share of the peak FLOP/s", "percent", noisy=True),
@@ -117,6 +121,9 @@ def curve(of_runs: list[dict], name: str, run: int, **more: Any) -> dict | None:
 def chart(name: str, title: str, unit: str, found: list[dict | None], **more: Any) -> dict | None:
     """A chart of those series that there are; None where there is none."""
     kept = [one for one in found if one is not None]
+    if kept and all(len(one["x"]) == 1 for one in kept):  # a chart of points does without a scale to read them by
+        values = [f"{one['name']} {number_in_words(one['y'][0])}" for one in kept]
+        unit = ", ".join([unit, *values] if unit else values)
     return (
         {"id": name, "title": title, "unit": unit, "kind": "number", "series": kept, "marks": []} | more
         if kept
@@ -156,12 +163,12 @@ def is_part_of_loss(name: str) -> bool:
 
 def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
     """The charts of one run."""
-    marks = marks_of(log)
+    marks, some = marks_of(log), validated_on(log.run)
     found = [
         chart(
             "loss",
             "Loss",
-            loss_unit,
+            f"{loss_unit}, validation {some}" if some else loss_unit,
             [
                 series(log.train, "loss", "training", noisy=True, of="training"),
                 series(log.validations, "validation_loss", "validation", points=True, of="validation"),
@@ -216,11 +223,12 @@ def _validated(log: RunLog, marks: list[dict]) -> list[dict | None]:
         if name != "validation_loss"
     }
     shares = [one for name, one in found.items() if one is not None and is_share(name, one["y"])]
-    together = chart("shares", "Validation", "", shares[:8], marks=marks) if shares else None
+    some = validated_on(log.run)
+    together = chart("shares", "Validation", some, shares[:8], marks=marks) if shares else None
     if together is not None and len(shares) == 1:
         together["title"] = f"Validation {shares[0]['name']}"
     rest = [
-        chart(name, f"Validation {_words(name.partition('_')[2])}", "", [one])
+        chart(name, f"Validation {_words(name.partition('_')[2])}", some, [one])
         for name, one in found.items()
         if one is not None and one not in shares
     ]

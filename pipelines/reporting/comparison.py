@@ -243,8 +243,8 @@ def difference_in_words(difference: float, low: float, high: float) -> dict[str,
 def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, Any]]:
     """What two variants differ by in each metric, over their seeds: rows as those of pairs_of.
 
-    By Welch's t-test (1947), whose variants may scatter differently; p of all pairs of a metric by Holm. A variant whose
-    runs do not scatter, or that has only one, is left out; of many variants each is compared with the best one.
+    By Welch's t-test (1947), whose variants may scatter differently; p of all pairs of a metric by Holm. A variant
+    of one run, or whose runs do not scatter, is left out; of many variants each is compared with the best one.
     """
     from scipy.stats import ttest_ind
 

@@ -1,6 +1,7 @@
 """What the numbers at the end of a run say, in sentences, and how sure they are."""
 
 from ..plugins import METRICS
+from ..publishing.run_facts import validated_on
 from ..words import counted, short_metric
 
 # A validation that was better than the last one by less than this share is noise of the rows that it was measured on.
@@ -59,6 +60,8 @@ def interpret(run: dict) -> list[str]:
                 found.append(
                     f"the {split} accuracy is not above {share:.4f}, that of always answering {frequent}; {more}"
                 )
+    if run.get("validations") and (some := validated_on(run)):
+        found.append(f"validations during training were {some}; the numbers here are of all rows")
     return [*found, *better_before(run), *mishaps(run)]
 
 

@@ -144,6 +144,13 @@ def test_runs_that_differ_in_the_seed_alone_are_averaged(recorded, tmp_path):
     assert "0.80 ± 0.10" in (tmp_path / "page.html").read_text()
 
 
+def test_a_chart_of_one_point_says_its_value(recorded):
+    folder = recorded(lines=[line(1, 10, 2.0), {"step": 1, "time": 1002.5, "validation_loss": 1.7}])
+    write_report(folder)
+    units = {chart["id"]: chart["unit"] for chart in curves_of(folder / "report.html")["charts"]}
+    assert units["loss"].endswith(", training 2, validation 1.7") and units["memory_gb"].endswith(", memory 1")
+
+
 @pytest.mark.parametrize("place", ["{variant}/seed-{seed}", "{variant}-s{seed}", "{seed}/{variant}"])
 def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(place, recorded, tmp_path):
     """Welch's t-test over the seeds, which says nothing of fewer than three."""
@@ -177,8 +184,14 @@ def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(pla
 
 @pytest.mark.parametrize(
     "mean, deviation, words",
-    [(726.8, 13.1041, "727 ± 13"), (0.8, 0.0123, "0.800 ± 0.012"), (12345.6, 0.03, "12,345.600 ± 0.030")]
-    + [(0.8, 0.0, "0.8000 ± 0"), (726.8, None, "726.8"), (1.0, float("nan"), "1.0000 ± nan")],
+    [
+        (726.8, 13.1041, "727 ± 13"),
+        (0.8, 0.0123, "0.800 ± 0.012"),
+        (12345.6, 0.03, "12,345.600 ± 0.030"),
+        (0.8, 0.0, "0.8000 ± 0"),
+        (726.8, None, "726.8"),
+        (1.0, float("nan"), "1.0000 ± nan"),
+    ],
 )
 def test_a_mean_and_its_deviation_end_in_the_same_digit(mean, deviation, words):
     assert with_deviation(mean, deviation) == words
