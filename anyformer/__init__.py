@@ -58,6 +58,7 @@ _EXPORTS = {
     "EvaluationSuite": "anyformer.pipelines.evaluation.suite",
     "register_objective": "anyformer.pipelines.plugins",
     "register_metric": "anyformer.pipelines.metrics",
+    "load_metric": "anyformer.pipelines.metrics",
     "register_source": "anyformer.pipelines.plugins",
     "from_native": "anyformer.pipelines.interop.conversion",
     "to_native": "anyformer.pipelines.interop.conversion",

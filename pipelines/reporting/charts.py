@@ -19,23 +19,6 @@ from ..words import number_in_words
 from .run_log import RunLog, is_metric, is_number
 
 MOST = 1000  # points of a series: more than a screen has columns for a chart
-KNOWN = {
-    *(
-        "step",
-        "time",
-        "epoch",
-        "loss",
-        "learning_rate",
-        "muon_learning_rate",
-        "grad_norm",
-        "tokens_per_second",
-        "mfu",
-        "data_share",
-        "memory_gb",
-        "tokens",
-    ),
-    *("skipped_steps", "grad_norm_warning"),
-}
 
 
 @dataclass(frozen=True)
@@ -60,6 +43,8 @@ OF_TRAINING = (
     Quantity("data_share", "Waiting for data", "share of the time", "percent", noisy=True),
     Quantity("memory_gb", "Memory", "GB, the most so far"),
 )
+KNOWN = {"step", "time", "epoch", "loss", "tokens", "skipped_steps", "grad_norm_warning"}
+KNOWN |= {quantity.key for quantity in OF_TRAINING}
 OF_ROUTERS = (
     Quantity("router_load_cv", "Balance of the experts", "deviation of their loads, of an equal share"),
     Quantity("router_entropy", "Entropy of the routers", "nats"),

@@ -12,7 +12,7 @@ from anyformer.pipelines.reporting.interpret import interpret, validations_of, w
 from anyformer.pipelines.training.learning_rate import begin_above_zero
 from anyformer.pipelines.training.progress import MetricsFile, describe
 from anyformer.pipelines.training.trackers import Wandb
-from anyformer.pipelines.words import aligned, counted
+from anyformer.pipelines.words import aligned, at_limit, counted
 from transformers import get_scheduler
 from transformers.integrations import WandbCallback
 
@@ -239,3 +239,9 @@ def test_wandb_gets_a_run_of_its_own_each_time_also_after_a_failure(fails, monke
     assert [run.name for run in fake.runs] == ["mine", "mine"] and fake.run is None
     assert fake.runs[1].logged[0] == {"train/loss": 1.0, "validation/loss": 2.0, "train/global_step": 3}
     assert fails or fake.runs[1].logged[1] == {"test/loss": 3.0, "train/global_step": 3}
+
+
+def test_rows_that_reach_a_limit_are_counted():
+    """A share of few rows would be written as 0.0%."""
+    assert at_limit(0, 90, "max_length=128") == "none reaches max_length=128"
+    assert at_limit(2, 5452, "max_length=64") == "2 of 5,452 reach max_length=64"
