@@ -84,23 +84,14 @@ def values_of(lines: Iterable[dict], key: str, scale: float = 1.0) -> dict[int, 
 
 def curve(of_runs: list[dict], name: str, run: int, **more: Any) -> dict | None:
     """The series of one run's {x: y}, or the mean of several runs' at each x that all of them have."""
-    of_runs = [values for values in of_runs if values]
-    points = (
-        {x: [values[x] for values in of_runs] for x in of_runs[0] if all(x in one for one in of_runs)}
-        if of_runs
-        else {}
-    )
+    first, *others = [values for values in of_runs if values] or [{}]
+    points = {x: [y, *(one[x] for one in others)] for x, y in first.items() if all(x in one for one in others)}
     if not points:
         return None
-    found = {"y": [fmean(values) for values in points.values()]}
-    if len(of_runs) > 1:
-        found |= {
-            "low": [min(values) for values in points.values()],
-            "high": [max(values) for values in points.values()],
-        }
-    x, *columns = thinned(list(points), *found.values())
+    how = {"y": fmean, "low": min, "high": max} if others else {"y": fmean}
+    x, *columns = thinned(list(points), *(list(map(summary, points.values())) for summary in how.values()))
     rounds = ([rounded(value) for value in column] for column in columns)
-    return {"name": name, "run": run, "x": x} | dict(zip(found, rounds)) | more
+    return {"name": name, "run": run, "x": x} | dict(zip(how, rounds)) | more
 
 
 def chart(name: str, title: str, unit: str, found: list[dict | None], **more: Any) -> dict | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..publishing.objective_facts import objective_facts
+from ..publishing.run_facts import validated_on
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
 from .charts import axes_of, charts_of_runs, lower_is_better
 from .interpret import between, digits_of
@@ -319,6 +320,9 @@ def notes_of(logs: list[RunLog], names: list[str], units: list[str]) -> list[str
         found.append("The runs did not train on the same data; their fingerprints differ.")
     if len(units) > 1:
         found.append(f"Their losses do not compare: they are in {' and in '.join(units)}.")
+    some = sorted({validated_on(log.run) for log in logs} - {""})
+    if some:
+        found.append(f"Validations during training were {' or '.join(some)}; metrics of finished runs are of all rows.")
     open_ones = [name for log, name in zip(logs, names) if not log.is_finished]
     if open_ones:
         found.append(f"Not finished: {', '.join(open_ones)}; their last validation counts.")

@@ -336,9 +336,11 @@ def test_a_browser_draws_the_curves_and_answers_keys_and_clicks(recorded, tmp_pa
     folder = recorded(
         "first", lines=[*many, {"step": 199, "validation_loss": 0.1}, {"step": 199, "train_runtime": 1.0}]
     )
-    other = recorded("second", settings=["training.seed=7"])
+    other = recorded("second", settings=["training.learning_rate=0.5"])
+    seeds = [recorded(f"seed-{n}", settings=[f"training.seed={n}"]) for n in (1, 2)]
     write_report(folder)
     compare_runs([folder, other], tmp_path / "both.html")
+    compare_runs([other, *seeds], tmp_path / "seeds.html")
 
     def after(file, script: str) -> str:
         clicked = tmp_path / "clicked.html"
@@ -363,4 +365,6 @@ def test_a_browser_draws_the_curves_and_answers_keys_and_clicks(recorded, tmp_pa
     table = after(page, "document.querySelector('#chart-loss details').open = true;")
     assert re.search(r"<td>199</td><td>0.02513</td><td>0.1000</td>", table)
     hidden = after(tmp_path / "both.html", "document.querySelector('[data-run=\"1\"]').click();")
+    banded = after(tmp_path / "seeds.html", "")
+    assert banded.count('class="band"') == len(curves_of(tmp_path / "seeds.html")["charts"])  # of one of two variants
     assert hidden.count('class="series"') < dom.count('class="series"') * 2 and "second" in hidden
