@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
-from ..words import counted
+from ..words import at_limit, counted
 from .examples import TextTask
 from .how_to_use import pipeline_command
 
@@ -143,7 +143,7 @@ class LabelledTexts(TextTask):
         return (
             f"{counted(facts['examples'], 'example')} of {rows.name}, "
             f"{facts['tokens'] / facts['examples']:.0f} tokens each, "
-            f"{facts['at_max_length'] / facts['examples']:.1%} fill max_length={self.settings.max_length}; "
+            f"{at_limit(facts['at_max_length'], facts['examples'], f'max_length={self.settings.max_length}')}; "
             f"{self.label_words(facts)}"
         )
 

@@ -11,7 +11,7 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
-from ..words import counted
+from ..words import at_limit, counted
 from .classes import ClassScores, held
 from .examples import TextTask
 
@@ -218,9 +218,9 @@ class MultipleChoice(ClassScores, TextTask):
         choices = facts["choices"]
         return (
             f"{counted(facts['examples'], 'example')} of {rows.name} with {choices // facts['examples']} choices of "
-            f"{facts['tokens'] / choices:.0f} tokens, {facts['at_max_length'] / choices:.1%} of which fill "
-            f"max_length={self.settings.max_length}; right ones by number: "
-            + ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
+            f"{facts['tokens'] / choices:.0f} tokens, of which "
+            f"{at_limit(facts['at_max_length'], choices, f'max_length={self.settings.max_length}')}; right ones by "
+            "number: " + ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
         )
 
     def collator(self, packed: bool) -> "ChoiceCollator":

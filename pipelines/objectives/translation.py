@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
-from ..words import counted, watched
+from ..words import at_limit, counted, watched
 from .base import SAMPLES, FinishedModel
 from .examples import TextTask
 
@@ -188,7 +188,8 @@ class Translation(TextTask):
         number, target = facts["examples"], facts["target_tokens"]
         return (
             f"{counted(number, 'example')} of {rows.name}, {(facts['tokens'] - target) / number:.1f} source and "
-            f"{target / number:.1f} target tokens each, {facts['at_max_length'] / number:.1%} fill their maximum length"
+            f"{target / number:.1f} target tokens each, "
+            f"{at_limit(facts['at_max_length'], number, 'their maximum length')}"
         )
 
     # ---- the model
