@@ -58,6 +58,7 @@ _EXPORTS = {
     "EvaluationSuite": "anyformer.pipelines.evaluation.suite",
     "register_objective": "anyformer.pipelines.plugins",
     "register_metric": "anyformer.pipelines.metrics",
+    "load_metric": "anyformer.pipelines.metrics",
     "register_source": "anyformer.pipelines.plugins",
     "register_optimizer": "anyformer.pipelines.plugins",
     "register_schedule": "anyformer.pipelines.plugins",

@@ -1,5 +1,6 @@
 """Words for people: numbers with their nouns, and facts as aligned lines."""
 
+import math
 import os
 import sys
 import textwrap
@@ -10,6 +11,11 @@ from contextlib import contextmanager
 def counted(number: int, noun: str, nouns: str | None = None) -> str:
     """1 -> `1 document`, 2345 -> `2,345 documents`; `nouns` is the plural where it is no -s."""
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+def at_limit(number: int, total: int, limit: str) -> str:
+    """`12 of 5,452 reach max_length=64`: how many are as long as may be, longer ones having been cut."""
+    return f"{number:,} of {total:,} reach {limit}" if number else f"none reaches {limit}"
 
 
 def short_number(count: float) -> str:
@@ -30,6 +36,14 @@ def human_time(seconds: float) -> str:
 def short_metric(value: float) -> str:
     """A metric for people: 0.8620, 60.3, 12,345.6."""
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def with_deviation(mean: float, deviation: float | None) -> str:
+    """A mean with its standard deviation, both to the second digit of the latter: 727 ± 13, 0.800 ± 0.012."""
+    if not deviation or not math.isfinite(deviation):
+        return short_metric(mean) + ("" if deviation is None else f" ± {deviation:g}")
+    digits = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{mean:,.{digits}f} ± {deviation:,.{digits}f}"
 
 
 def number_in_words(value: float) -> str:

@@ -35,7 +35,7 @@ def _run_report(args) -> int:
 
     if args.figures is not None and not can_plot():
         raise UserError("--figures needs matplotlib; install it with: pip install anyformer[plots]")
-    from ..reporting.comparison import compare_runs, names_of, read_runs
+    from ..reporting.comparison import compare_runs, read_runs, variants_of
     from ..reporting.report import REPORT, write_report
     from ..reporting.run_log import read_run
 
@@ -55,7 +55,7 @@ def _run_report(args) -> int:
     if args.figures is not None:
         from ..reporting.figures import draw_figures
 
-        files = draw_figures(logs, names_of(logs), Path(args.figures))
+        files = draw_figures(variants_of(logs), Path(args.figures))
         print(f"{len(files)} figures are in {args.figures}")
     return 0
 

@@ -161,7 +161,7 @@ def print_table(runs) -> None:
     from ..experiments.afterwards import PLOT
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
-    from ..words import short_metric
+    from ..words import with_deviation
     from .listing import PIPE_WIDTH
 
     terminal = Console(highlight=False)
@@ -176,9 +176,7 @@ def print_table(runs) -> None:
         table.add_column(name, justify="right" if name else "left")
     for combination, own, mean, deviation in rows:
         values = [written(combination.values[key]) if key in combination.values else "" for key in varied]
-        figure = (
-            "" if mean is None else short_metric(mean) + ("" if deviation is None else f" ± {short_metric(deviation)}")
-        )
+        figure = "" if mean is None else with_deviation(mean, deviation)
         seconds = [run.facts["wall_seconds"] for run in own if run.facts.get("wall_seconds")]
         minutes = f"{sum(seconds) / 60:.1f}" if seconds else ""
         states = dict.fromkeys(run.state for run in own if run.state != "finished")

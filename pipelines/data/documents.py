@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..storage.cache import sha
+from ..storage.checksums import States, hashed_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +170,15 @@ class Source(ABC):
 
 
 class Corpus(ABC):
-    """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents()."""
+    """The documents of one split, in a fixed order. `skipped` belongs to the latest call of documents().
+
+    files: those that the latest fingerprint() has hashed, as they were before.
+    """
 
     split: str
     name: str
     skipped: SkipCounts
+    files: States = {}
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
@@ -189,7 +194,8 @@ class Corpus(ABC):
 
     def fingerprint(self) -> str:
         """Content identity: equal for equal documents from the same specification, also in another process."""
-        return sha(self.identity())
+        with hashed_files() as self.files:
+            return sha(self.identity())
 
     def tally(self) -> Any:
         """What the latest pass has counted up to the latest document, as JSON: all that `skipped` and `notes` need."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..environment import variable
 from ..errors import UserError
+from ..tokenizers.control_tokens import ControlTokens
 from .documents import Corpus, Document
 from .encoding import Encoder
 from .token_store import count_words
@@ -47,20 +48,21 @@ BEGINNING = Border(None, None)
 
 @dataclass
 class Encoded:
-    """Some documents as token ids: all their tokens (N,), the number of each one's, and SIZES of their text."""
+    """Some documents as token ids: all their tokens (N,), the number of each one's, and what TokenWriter adds up."""
 
     tokens: np.ndarray
     lengths: list[int]
-    sizes: dict[str, int]
+    sizes: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Framing:
-    """Ids put before and after each document's, None: nothing; and the type that holds them all."""
+    """Ids put before and after each document's, None: nothing; the type that holds them all; the control tokens."""
 
     bos: int | None
     eos: int | None
     dtype: str
+    control: ControlTokens
 
     def __call__(self, texts: list[str], ids: list[np.ndarray]) -> Encoded:
         before, after = ([] if one is None else [np.array([one], self.dtype)] for one in (self.bos, self.eos))
@@ -68,6 +70,7 @@ class Framing:
         tokens = np.concatenate([part for own in ids for part in (*before, own.astype(self.dtype), *after)])
         num_bytes = sum(len(text.encode()) for text in texts)
         sizes = {"num_bytes": num_bytes, "num_characters": sum(map(len, texts))}
+        sizes["control_tokens"] = self.control.count(texts)
         return Encoded(tokens, [len(own) + around for own in ids], sizes | {"num_words": sum(map(count_words, texts))})
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..tokenizers.load import tokenizer_fingerprint, without_limits
+from ..tokenizers.control_tokens import text_backend
+from ..tokenizers.load import tokenizer_fingerprint
 from .documents import Document
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class Encoder:
-    """Token ids of texts, without special tokens around them.
+    """Token ids of texts, without special tokens around them; those written in them are text (control_tokens.py).
 
     A long text is cut at line breaks where the tokens of the thousand characters on either side are the same with the
     cut and without it. So the result equals one call on the whole text, also with tokenizers that treat the beginning
@@ -43,21 +45,11 @@ class Encoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
         self._own = tokenizer.backend_tokenizer
-        self._copy: Tokenizer | None = None
-        self.fingerprint = tokenizer_fingerprint(tokenizer, self._backend)
+        self.fingerprint = tokenizer_fingerprint(tokenizer)
 
-    @property
+    @cached_property
     def _backend(self) -> "Tokenizer":
-        """The tokenizer itself where nothing in it cuts or pads, else a copy that does not.
-
-        Asked anew for each batch: transformers switches truncation and padding on in the tokenizer itself whenever
-        somebody calls it with them. A copy takes as long as forty thousand tokens.
-        """
-        if self._own.truncation is None and self._own.padding is None:
-            return self._own
-        if self._copy is None:
-            self._copy = without_limits(self._own)
-        return self._copy
+        return text_backend(self._own)
 
     def encode_documents(
         self, documents: Iterable[Document], ahead: bool = False

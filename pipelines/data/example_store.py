@@ -1,10 +1,11 @@
 """Examples as token ids on disk: encoded once, memory-mapped ever after."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow
@@ -12,11 +13,16 @@ import pyarrow.compute
 import torch
 from torch.utils.data import Dataset
 
+from ..storage.cache import sha
+from ..tokenizers.control_tokens import ControlTokens, notes_of
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
 
-_FORMAT = 1  # raise it when the files change
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_FORMAT = 2  # raise it when the files or the way to make them change
 BATCH = 1000  # examples encoded at once
 ARROW = "examples.arrow"
 
@@ -78,25 +84,34 @@ def encode_examples(
     key: str,
     source: Examples,
     schema: pyarrow.Schema,
-    batches: Callable[[], Iterable[dict[str, list]]],
+    batches: Callable[[Examples], Iterable[dict[str, list]]],
     facts: Callable[[dict[str, list]], dict[str, int | dict]],
+    tokenizer: "PreTrainedTokenizerFast",
 ) -> EncodedExamples:
     """The examples that `batches` makes of `source`, column-wise, stored under cache/examples/key.
 
-    facts: numbers of one batch; numbers are added up over all batches, and so are those in dicts.
+    facts: numbers of one batch; numbers are added up over all batches, and so are those in dicts. tokenizer: that of
+    `batches`, whose control tokens are counted in the examples.
     Raises what `batches` raises; nothing is left behind then.
     """
 
     def build(folder: Path) -> None:
-        total: dict = {}
+        total, met, control = {}, Counter(), ControlTokens(tokenizer)
+
+        def count(row: dict[str, Any]) -> None:
+            cells = [row[column] for column in source.source.columns.values()]
+            met.update(control.count([json.dumps(cells, ensure_ascii=False, default=str)]))
+
         with (folder / ARROW).open("wb") as file, pyarrow.ipc.new_stream(file, schema) as writer:
-            for batch in batches():
+            for batch in batches(source.watched(count)):
                 add_up(total, facts(batch))
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
-        told = {"fingerprint": key, "name": source.name, "facts": total, "notes": source.notes()}
-        (folder / META).write_text(json.dumps(told))
+        total |= {"control_tokens": met} if met else {}
+        told = {"fingerprint": changed if met else key, "name": source.name, "facts": total}
+        (folder / META).write_text(json.dumps(told | {"notes": [*source.notes(), *notes_of(met)]}))
 
-    return EncodedExamples.cached(cache, key, build)
+    changed = sha([_FORMAT, key])  # examples without control tokens are encoded as ever, and begun runs go on
+    return EncodedExamples.cached(cache, changed, build, source.files)
 
 
 def add_up(total: dict, more: dict) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 from ..errors import UserError, did_you_mean
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
+from ..storage.checksums import States, hashed_files
 from .documents import UTF8, Corpus, Document, Limits, SkipCounts, cell, cell_names
-from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of, names_of_classes
+from .file_formats import FILE_FORMATS, NOT_UTF8, FileFormat, check_opens, format_of, names_of_classes
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
 from .patterns import find_files, real_paths
@@ -94,6 +95,8 @@ class ExampleFiles(ExampleSource):
             check_opens(field, path)
             with readable(field, path):
                 there = file_format.columns(field, path)
+                if there is None:
+                    next(self._rows(path, file_format), None)  # a missing column is found before anything is encoded
             if there is not None:
                 self.check_columns(there, str(path))
 
@@ -112,7 +115,7 @@ class ExampleFiles(ExampleSource):
             return format_of(path).class_names(self.field, path, column)
 
     def _rows(self, path: Path, file_format: FileFormat) -> Iterator[Example]:
-        faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": "not UTF-8"}
+        faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}
         columns = list(dict.fromkeys(self.columns.values()))
         for number, row in file_format.rows(self.field, path, columns, self.limits):
             place = f"{path}, {file_format.counts} {number}"
@@ -184,7 +187,13 @@ class HubExamples(ExampleSource):
 
 
 class Examples:
-    """The examples of one split: of a source's first `most`, those for validation alone, or the others."""
+    """The examples of one split: of a source's first `most`, those for validation alone, or the others.
+
+    files: those that the latest examples_fingerprint() has hashed, as they were before.
+    """
+
+    files: States = {}
+    _watch: Callable[[dict], None] | None = None
 
     def __init__(
         self,
@@ -203,7 +212,15 @@ class Examples:
             if index == self.most:
                 return
             if self.rule is None or self.rule.is_validation(index, "") == self.validation:
+                if self._watch is not None:
+                    self._watch(example[1])
                 yield example
+
+    def watched(self, watch: Callable[[dict], None]) -> "Examples":
+        """The same examples; `watch` gets each row before it is given."""
+        examples = copy.copy(self)
+        examples._watch = watch
+        return examples
 
     def only(self, column: str) -> "Examples":
         """The same examples with this column, beside which no other one need be read."""
@@ -350,4 +367,5 @@ class RenderedTexts(Corpus):
 
 def examples_fingerprint(examples: Examples) -> str:
     """Content identity, equal for equal examples also in another process."""
-    return sha(examples.identity())
+    with hashed_files() as examples.files:
+        return sha(examples.identity())

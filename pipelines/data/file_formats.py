@@ -20,12 +20,15 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError, first_line
 from .documents import Limits, cell
 from .files import bounded_lines, open_file, readable
+
+NOT_UTF8 = "not UTF-8; data.encoding=cp1252, or what it is, reads another encoding"
 
 
 class FileFormat(ABC):
@@ -212,15 +215,18 @@ class Separated(FileFormat):
     delimiter: str
 
     def rows(self, field, path, columns, limits):
-        csv.field_size_limit(max(csv.field_size_limit(), limits.document_bytes))
+        csv.field_size_limit(max(2**17, limits.document_bytes))  # csv's own limit, or more
         with open_file(path, limits.encoding) as stream:
             lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
-            table = csv.reader(lines, delimiter=self.delimiter, strict=True)
+            # A longer line comes in parts, of which the reader says that they are no rows; nobody holds it whole.
+            parts = iter(partial(lines.readline, 2 * limits.document_bytes + 2**20), "")
+            table = csv.reader(parts, delimiter=self.delimiter, strict=True)
             names, line = None, 1
             try:
                 for values in table:
                     if names is None:
                         names = values
+                        self._check_names(names, columns, f"{field}: {path}")
                     elif values and len(values) != len(names):
                         raise UserError(
                             f"{field}: {path}, line {line} holds {len(values)} instead of {len(names)} values; a value "
@@ -233,6 +239,17 @@ class Separated(FileFormat):
                 raise UserError(
                     f"{field}: {path}, from line {line} on, is not a table ({first_line(error).rstrip('.')})."
                 ) from None
+
+    def _check_names(self, names: list[str], columns: list[str], where: str) -> None:
+        """Raise UserError for a first line in another encoding, or with other separators."""
+        if not _is_unicode("".join(names)):
+            raise UserError(f"{where}, line 1: {NOT_UTF8}")
+        other = next((sign for sign in ";,\t|" if sign in names[0]), None) if len(names) == 1 else None
+        if other and names[0] not in columns:
+            raise UserError(
+                f"{where} separates values by {other!r} instead of {self.delimiter!r}; save it with commas as .csv, or "
+                f"with tabs as .tsv (if its letters are not UTF-8, set data.encoding, too, such as cp1252)"
+            )
 
 
 def _is_unicode(text: str) -> bool:

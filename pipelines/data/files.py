@@ -2,18 +2,18 @@
 
 import codecs
 import gzip
-import hashlib
 import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
 from ..errors import UserError, first_line
+from ..storage.checksums import content_hash
 
 _BOM = b"\xef\xbb\xbf"
+_MARKS = {"utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
 
 
 def name_of_files(paths: list[Path]) -> str:
@@ -26,16 +26,8 @@ def file_identities(field: str, paths: list[Path]) -> list[list]:
     files = []
     for path in paths:
         with readable(field, path):
-            state = path.stat()
-            files.append([path.name, state.st_size, content_hash(str(path), state.st_size, state.st_mtime_ns)])
+            files.append([path.name, path.stat().st_size, content_hash(path)])
     return files
-
-
-@lru_cache(maxsize=4096)
-def content_hash(path: str, size: int, mtime_ns: int) -> str:
-    """SHA-256 of a file's bytes; size and time of change are there so that a changed file is read again."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
@@ -62,7 +54,12 @@ def open_file(path: Path, encoding: str = "utf-8") -> IO[bytes]:
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     stream = opener(path, "rb")
     try:
-        if codecs.lookup(encoding).name != "utf-8":
+        codec = codecs.lookup(encoding).name
+        head = stream.peek(4)[:4]
+        if codec in _MARKS and head and not head.startswith(_MARKS[codec]):
+            reason = f"it has no byte order mark; set the encoding to {codec}-le, as on Windows, or {codec}-be"
+            raise UnicodeDecodeError(codec, head, 0, len(head), reason)
+        if codec != "utf-8":
             stream = io.BufferedReader(_Recoded(stream, encoding), 2**18)
         if stream.peek(3)[:3] == _BOM:  # a mark of some editors, not text, and JSON forbids it
             stream.read(3)

@@ -3,17 +3,19 @@
 In the image column stands whatever image_store.decode opens.
 """
 
+import glob
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..recipes.schema import DataSection
+from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
 from .examples import Example, ExampleFiles, Examples, ExampleSource, HubExamples, open_examples
 from .file_formats import FileFormat
-from .files import content_hash, readable
+from .files import readable
 from .patterns import find_files
 from .remote_files import is_copy
 
@@ -57,9 +59,7 @@ class ImageFiles(ExampleSource):
         files = []
         for path in self.paths:
             with readable(self.field, path):
-                state = path.stat()
-                digest = content_hash(str(path), state.st_size, state.st_mtime_ns)
-            files.append([path.parent.name, path.name, digest])
+                files.append([path.parent.name, path.name, content_hash(path)])
         return {"images": files, "columns": self.columns}
 
     def class_names(self, column: str) -> list[str] | None:
@@ -98,7 +98,9 @@ def open_images(data: DataSection, columns: dict[str, str]) -> dict[str, Example
 def image_files(
     patterns: str | list[str], columns: dict[str, str], limits: Limits, field: str, without: Collection[str] = ()
 ) -> ExampleSource:
-    """Image files where the first file is one, else a table of them."""
+    """Image files where the first file is one, else a table of them. A folder stands for all files in it."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    patterns = [f"{glob.escape(one)}/**/*" if Path(one).expanduser().is_dir() else one for one in patterns]
     first = next(iter(find_files(field, patterns, without)))
     if is_image_file(first) and is_copy(first):
         raise UserError(f"{field}: {first.name} is an image behind a URL; copy its folder, whose name is the class")

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ..errors import UserError
+from ..storage.checksums import States
 from .mapped_store import META, MappedStore
 
 PIXELS, LABELS = "pixels.bin", "labels.npy"
@@ -62,10 +63,12 @@ def store_images(
     name: str,
     batches: Callable[[], Iterable[tuple[np.ndarray, list[int] | None]]],
     label_facts: Callable[[np.ndarray], dict] | None = None,
+    files: States | None = None,
 ) -> ImageStore:
     """The images that `batches` gives as (uint8 (B, C, H, W), classes or None), stored under cache/images/key.
 
-    label_facts: more facts, from all classes. Raises what `batches` raises; nothing is left behind then.
+    label_facts: more facts, from all classes. files: as cached_folder has them. Raises what `batches` raises; nothing
+    is left behind then.
     """
 
     def build(folder: Path) -> None:
@@ -88,7 +91,7 @@ def store_images(
         meta = {"fingerprint": key, "name": name, "shape": [count, *shape], "labels": bool(labels), "facts": facts}
         (folder / META).write_text(json.dumps(meta))
 
-    return ImageStore.cached(cache, key, build)
+    return ImageStore.cached(cache, key, build, files)
 
 
 def decode(value: Any, channels: int, field: str, place: str):

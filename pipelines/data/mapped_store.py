@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..storage.cache import cached_folder
+from ..storage.checksums import States
 
 META = "meta.json"
 
@@ -36,9 +37,12 @@ class MappedStore(ABC):
         return None
 
     @classmethod
-    def cached(cls, cache: Path, key: str, build: Callable[[Path], None]) -> Self:
-        """The store in cache/kind/key; `build` writes its files and meta.json where it is missing or damaged."""
-        return cls(cached_folder(Path(cache), cls.kind, key, build, cls.find_fault))
+    def cached(cls, cache: Path, key: str, build: Callable[[Path], None], files: States | None) -> Self:
+        """The store in cache/kind/key; `build` writes its files and meta.json where it is missing or damaged.
+
+        files: as cached_folder has them.
+        """
+        return cls(cached_folder(Path(cache), cls.kind, key, build, cls.find_fault, files))
 
     def __reduce__(self) -> tuple:
         """Pickled as its folder: a worker process maps the files itself instead of receiving their content."""

@@ -198,6 +198,7 @@ class PackedDataset(Rows, Dataset):
             "bytes": int(store.num_bytes),
             "rows": len(self),
             "fill_rate": round(float(self.fill_rate), 6),
+            **({"control_tokens": store.control_tokens} if store.control_tokens else {}),
             "padding_waste": round(float(self.padding_waste), 6),
             "skipped": {name: int(n) for name, n in vars(store.skipped).items()} if store.skipped else {},
         }

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def _copies(field: str, pattern: str, cache: Path) -> list[Path]:
             raise
         except Exception as error:
             raise UserError(f"{field}={pattern!r}: {place} cannot be read: {_reason(error)}.") from error
-    write_atomically(known, json.dumps(entries))
+    with suppress(OSError):  # of another user's cache, which serves as it is
+        write_atomically(known, json.dumps(entries))
     return [cache / KIND / entry / name for entry, name in entries]
 
 

@@ -170,3 +170,6 @@ class FileSource(Source):
             if columns is not None and self.text_field not in columns:
                 hint = did_you_mean(self.text_field, columns)
                 raise UserError(f"{self.where}.text_field={self.text_field!r}: no such column in {path}{hint}")
+            if columns is None:  # the first row says it; without this a fault is found after hours of tokenising
+                with readable(self.field, path):
+                    next(self._rows(path, file_format), None)

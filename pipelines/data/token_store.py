@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ class TokenStore(MappedStore):
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
     num_bytes, num_characters: of the text, in UTF-8. num_words: words between white space plus one per line, blank
     lines included: WikiText's convention, which word-level perplexity divides by.
-    skipped: documents that were left out, by reason. notes: sentences of the corpus for users.
+    skipped: documents that were left out, by reason. control_tokens: those written in the text, by how often.
+    notes: sentences for users.
     """
 
     kind = "tokens"
@@ -37,6 +39,7 @@ class TokenStore(MappedStore):
         self.num_bytes: int = meta["num_bytes"]
         self.num_characters: int = meta["num_characters"]
         self.num_words: int = meta["num_words"]
+        self.control_tokens: dict[str, int] = meta["control_tokens"]
         self.notes: list[str] = meta["notes"]
         self.skipped = SkipCounts(**meta["skipped"])
         # A file without bytes cannot be mapped.
@@ -101,13 +104,14 @@ def count_words(text: str) -> int:
 class TokenWriter:
     """Writes the files of a store into a folder, a few documents at a time; `finish` makes it one.
 
-    num_bytes: of text, so far. Memory does not grow with what was written.
+    control_tokens: those written in the text so far, by how often. Memory does not grow with what was written.
     """
 
     def __init__(self, folder: Path, dtype: str):
         self.folder, self.dtype = folder, dtype
         self.num_tokens = self.num_documents = 0
         self._sizes = dict.fromkeys(SIZES, 0)
+        self.control_tokens: Counter[str] = Counter()
 
     def __enter__(self) -> "TokenWriter":
         self._tokens = (self.folder / TOKENS).open("wb")
@@ -119,8 +123,8 @@ class TokenWriter:
         self._tokens.close()
         self._offsets.close()
 
-    def add(self, tokens: np.ndarray, lengths: list[int], **sizes: int) -> None:
-        """Documents one after the other: their tokens, the number of each one's, and SIZES of their text."""
+    def add(self, tokens: np.ndarray, lengths: list[int], **sizes: Any) -> None:
+        """Documents one after the other: their tokens, the number of each one's, their SIZES and control_tokens."""
         self._tokens.write(tokens.astype(self.dtype, copy=False).data)
         self._add_ends(np.cumsum(lengths, dtype=np.int64))
         self._add_sizes(sizes)
@@ -135,7 +139,7 @@ class TokenWriter:
             base = self.num_tokens
             while len(ends := np.fromfile(offsets, dtype=np.int64, count=_PIECE)):
                 self._add_ends(ends + (base - self.num_tokens))
-        self._add_sizes({name: meta[name] for name in SIZES})
+        self._add_sizes(meta)
 
     def _add_ends(self, ends: np.ndarray) -> None:
         """Places behind documents, counted from the last one so far."""
@@ -144,12 +148,14 @@ class TokenWriter:
             self.num_tokens += int(ends[-1])
             self.num_documents += len(ends)
 
-    def _add_sizes(self, sizes: dict[str, int]) -> None:
+    def _add_sizes(self, sizes: dict[str, Any]) -> None:
+        self.control_tokens.update(sizes["control_tokens"])
         for name in SIZES:
             self._sizes[name] += sizes[name]
 
     def finish(self, fingerprint: str, name: str, **more: Any) -> None:
         """Write meta.json; more: what else it holds, such as `skipped` (by reason) and `notes` of a whole corpus."""
         counts = {"dtype": self.dtype, "num_tokens": self.num_tokens, "num_documents": self.num_documents}
-        meta = {"fingerprint": fingerprint} | counts | self._sizes | {"name": name, "skipped": {}, "notes": []} | more
+        counts |= {**self._sizes, "control_tokens": self.control_tokens}
+        meta = {"fingerprint": fingerprint} | counts | {"name": name, "skipped": {}, "notes": []} | more
         (self.folder / META).write_text(json.dumps(meta, indent=1))

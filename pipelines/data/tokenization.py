@@ -8,14 +8,14 @@ the whole corpus, which is byte for byte what one process would have written, an
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..storage.cache import cached_folder, is_complete, sha
+from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
+from ..tokenizers.control_tokens import ControlTokens, notes_of
 from .documents import Corpus
 from .encoded_stream import BEGINNING, Border, EncodedStream, Framing
 from .encoding import Encoder
@@ -25,7 +25,7 @@ from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_FORMAT = 1  # raise it when the files or the way to make them change
+_FORMAT = 2  # raise it when the files or the way to make them change
 SHARD_BYTES = 2**26  # of text: some seconds of work
 PART_BYTES = 2**30  # of files: what a machine reads alone
 
@@ -80,10 +80,12 @@ class Tokenization:
     ):
         bos, eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
         # Ids may have gaps, as after added tokens: the greatest one counts, not their number.
-        self.framing = Framing(bos, eos, token_dtype(max(tokenizer.get_vocab().values()) + 1))
+        self.framing = Framing(bos, eos, token_dtype(max(tokenizer.get_vocab().values()) + 1), ControlTokens(tokenizer))
         self.corpus, self.encoder, self.cache = corpus, Encoder(tokenizer), Path(cache_dir)
         self.num_proc = num_proc or 1
-        self.key = sha([_FORMAT, corpus.fingerprint(), self.encoder.fingerprint, bos, eos])
+        # 1: texts without control tokens are encoded as ever, and runs that were begun with them go on.
+        self.fingerprint = sha([1, corpus.fingerprint(), self.encoder.fingerprint, bos, eos])
+        self.key = sha([_FORMAT, self.fingerprint])
 
     def store(self, progress: bool) -> TokenStore:
         """The store of the whole corpus, from the cache or made; shards that are there already are not made again."""
@@ -100,11 +102,13 @@ class Tokenization:
                     self._write(writer, iter(self._stream(self.corpus)), bar)
                 else:
                     self._join(writer, self.shards(WHOLE, bar))
-                skipped, notes = asdict(self.corpus.skipped), self.corpus.notes()
-                writer.finish(self.key, self.corpus.name, skipped=skipped, notes=notes)
+                skipped, met = asdict(self.corpus.skipped), writer.control_tokens
+                fingerprint = self.key if met else self.fingerprint
+                notes = [*self.corpus.notes(), *notes_of(met)]
+                writer.finish(fingerprint, self.corpus.name, skipped=skipped, notes=notes)
 
-        store = TokenStore.cached(self.cache, self.key, build)
-        shutil.rmtree(self.cache / self._kind, ignore_errors=True)
+        store = TokenStore.cached(self.cache, self.key, build, self.corpus.files)
+        remove_at_once(self.cache / self._kind, beside=store.folder)
         return store
 
     def make_share(self, share: Share, progress: bool) -> int:
@@ -144,7 +148,7 @@ class Tokenization:
 
             folder = self.cache / self._kind / name
             if wanted(number) or is_complete(folder):
-                cached_folder(self.cache, self._kind, name, build, TokenStore.find_fault)
+                cached_folder(self.cache, self._kind, name, build, TokenStore.find_fault, self.corpus.files)
                 meta = json.loads((folder / META).read_text())
                 border = Border(meta["next"], meta["tally"])
                 if not is_made:

@@ -18,8 +18,8 @@ from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluatio
 class ModelComparison:
     """Two models measured on the same examples.
 
-    differences: as metrics/comparison.py's `differences`; {}: what is measured is not of single examples; None: their
-    rows hold other examples, or the classes have other numbers.
+    differences: as metrics/comparison.py's `differences`. Empty: the metrics are not per example. None: the two models
+    were not asked the same questions.
     """
 
     first: Evaluation

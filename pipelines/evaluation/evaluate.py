@@ -76,7 +76,7 @@ class Evaluation:
 
 @dataclass
 class PreparedEvaluation:
-    """What it takes to measure a model, but for its weights; whatever a user can have wrong has been looked at.
+    """A checked evaluation: everything but the weights. All user errors have been raised by now.
 
     names: metrics to report. rows, train: of the split, and of the training split where it was asked for. chosen: the
     numbers of the rows that are measured.

@@ -161,9 +161,7 @@ class SweepRuns:
         """Write comparison.html, where there are runs to compare."""
         finished = self.finished()
         if len(finished) > 1:
-            # Variants differ in settings that need not be short, or one each: their folders say what they are.
-            varied = None if self.sweep.variants else [*self.sweep.varied]
-            compare_runs(finished, self.folder / PAGE, varied=varied)
+            compare_runs(finished, self.folder / PAGE)
 
     def measure(self, at_once: int) -> int:
         """Measure what the sweep asks for of its finished runs; returns as `train`."""

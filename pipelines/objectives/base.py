@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..data.batch_keys import EPOCH, ROW_IDS
@@ -69,7 +70,9 @@ class Objective(ABC):
     shifts_labels: whether labels stand beside their own token and the model shifts them by one.
     compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
     names none. validates_metrics: whether validations during training measure them all (`metrics_of_validations`).
-    asks_for_classes: whether `questions` gives its examples as texts with a class each.
+    asks_for_classes: whether `questions` gives its examples as texts with a class each; it then has `label_names`.
+    parts: the objectives that it is made of, by their names; of most objectives there are none. usual_for: families
+    whose presets are planned as if it trained them.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
     hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
@@ -97,6 +100,9 @@ class Objective(ABC):
     default_metrics: ClassVar[tuple[str, ...]] = ()
     validates_metrics: ClassVar[bool] = False
     asks_for_classes: ClassVar[bool] = False
+    label_names: list[str]
+    parts: Mapping[str, "Objective"] = MappingProxyType({})
+    usual_for: ClassVar[tuple[str, ...]] = ()
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
     hub_task: ClassVar[str | None] = None
@@ -153,6 +159,10 @@ class Objective(ABC):
     def metrics(self) -> list[str]:
         """The metrics that are reported beside the loss, by their names in the registry."""
         return self.recipe.evaluation.metrics
+
+    def text_columns(self) -> dict[str, str]:
+        """{setting: the column of the data that it names} of the texts of an example; {} where it reads none."""
+        return {}
 
     # ---- the recipe, before anything is read
 

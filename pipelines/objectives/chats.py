@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.documents import Corpus, Document, SkipCounts
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
+from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from .base import SAMPLES, FinishedModel
 from .examples import TextTask
 
@@ -194,17 +195,39 @@ class ChatTask(TextTask):
 
         Raises UserError for a prompt whose last space is in one token with the answer's first word: that word would not
         be learned, and the prompt of a generation, which ends in the space alone, would be unlike that of the training.
+
+        A control token in a message is ordinary text, those of the template are control tokens: while the template
+        writes the conversation, marks stand in place of the former.
         """
-        parts = [self.answers_in(messages, place, last_only) for place, messages in conversations]
-        texts = [text for text, _ in parts]
-        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+        control = ControlTokens(self.tokenizer)
+        hidden = [
+            (place, [message | {"content": control.hide(message["content"])} for message in messages])
+            for place, messages in conversations
+        ]
+        parts = [self.answers_in(messages, place, last_only) for place, messages in hidden]
         found = []
-        for (text, spans), ids, offsets in zip(parts, encoded["input_ids"], encoded["offset_mapping"]):
+        for (text, spans), (ids, offsets) in zip(parts, self._tokens([text for text, _ in parts], control)):
             for begin, _ in spans:
                 if text[:begin].endswith(" ") and any(start < begin < end for start, end in offsets):
                     raise joined(text[:begin])
             found.append((ids, [any(a <= start and end <= b for a, b in spans) for start, end in offsets]))
         return found
+
+    def _tokens(self, texts: list[str], control: ControlTokens) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+        """(token ids, where each stands) of each text, which may hold marks of control tokens."""
+        encoded, as_text = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True), None
+        for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"]):
+            parts = control.split(text)
+            if any(name for _, name in parts):
+                ids, offsets, begin, as_text = [], [], 0, as_text or text_tokenizer(self.tokenizer)
+                for part, name in parts:
+                    read = self.tokenizer if name is None else as_text
+                    own = read(name or part, add_special_tokens=False, return_offsets_mapping=True)
+                    spans = own["offset_mapping"] if name is None else [(0, len(part))] * len(own["input_ids"])
+                    ids += own["input_ids"]
+                    offsets += [(begin + start, begin + end) for start, end in spans]
+                    begin += len(part)
+            yield ids, offsets
 
     def encoded(self, source: "Examples", split: str, cache: Path, columns: list[tuple]) -> "EncodedExamples":
         """What `_batches` makes of a split, stored: these columns of numbers (name, pyarrow type).
@@ -222,7 +245,7 @@ class ChatTask(TextTask):
         schema = pyarrow.schema(columns)
         settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, schema.names]
         key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
-        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
 
     @abstractmethod
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:

@@ -312,6 +312,7 @@ def names_in_data(
         lambda work: (work / "names.json").write_text(
             json.dumps(_scan(f"{section}.{setting}={column!r}", column, splits, classes_in))
         ),
+        files={path: state for examples in splits.values() for path, state in examples.files.items()},
     )
     return json.loads((folder / "names.json").read_text())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..words import counted
+from ..words import at_limit, counted
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .text import TokenPredictions
 
@@ -112,8 +112,8 @@ class InstructionTuning(TokenPredictions, ChatTask):
         number = facts["examples"]
         text = (
             f"{counted(number, 'conversation')} of {rows.name}, {facts['tokens'] / number:.0f} tokens each, of which "
-            f"{facts['answer_tokens'] / number:.0f} are answers; {facts['at_max_length'] / number:.1%} fill "
-            f"max_length={self.settings.max_length}"
+            f"{facts['answer_tokens'] / number:.0f} are answers; "
+            f"{at_limit(facts['at_max_length'], number, f'max_length={self.settings.max_length}')}"
         )
         if facts["left_out"]:
             text += f"; {counted(facts['left_out'], 'more')} left out, whose prompt alone is longer"

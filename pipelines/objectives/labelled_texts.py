@@ -1,6 +1,5 @@
 """What tasks share that read one answer, a class or a number, off a text or a pair of texts."""
 
-import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
-from ..words import counted
+from ..tokenizers.control_tokens import text_tokenizer
+from ..words import at_limit, counted
 from .examples import TextTask
 from .how_to_use import pipeline_command
 
@@ -92,7 +92,7 @@ class LabelledTexts(TextTask):
                 [self.settings.max_length, self.label_identity(), schema.names],
             ]
         )
-        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
 
     def text_schema(self) -> "list[tuple[str, pyarrow.DataType]]":
         """The columns that `encoded` gives: input_ids and, for a pair of texts, token_type_ids."""
@@ -111,7 +111,7 @@ class LabelledTexts(TextTask):
         from ..data.examples import filled_text_of
 
         columns = self.text_columns()
-        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
             texts = [
                 [filled_text_of(row, column, field, place) for place, row in batch] for field, column in columns.items()
@@ -143,7 +143,7 @@ class LabelledTexts(TextTask):
         return (
             f"{counted(facts['examples'], 'example')} of {rows.name}, "
             f"{facts['tokens'] / facts['examples']:.0f} tokens each, "
-            f"{facts['at_max_length'] / facts['examples']:.1%} fill max_length={self.settings.max_length}; "
+            f"{at_limit(facts['at_max_length'], facts['examples'], f'max_length={self.settings.max_length}')}; "
             f"{self.label_words(facts)}"
         )
 

@@ -54,6 +54,12 @@ class MaskingObjective(TextObjective):
     def check(self) -> None:
         super().check()
         section = self.settings
+        if round(section.mask_probability * section.sequence_length) < 1:
+            length = section.sequence_length
+            raise UserError(
+                f"objective.mask_probability={show(section.mask_probability)} hides no token of a row of "
+                f"objective.sequence_length={length}; set it to at least {1 / length:.2g}"
+            )
         if section.mask_replace + section.random_replace > 1:
             raise UserError(
                 f"objective.mask_replace={show(section.mask_replace)} and "

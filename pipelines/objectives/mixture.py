@@ -37,7 +37,9 @@ class PartSettings(OneOfSeveral):
     """What each part has beside the settings of its objective, which `name` names."""
 
     label: str | None = doc("what its numbers are called: code makes validation_loss_code; null: its objective's name")
-    weight: float = doc("share of the training rows that are of it, relative to the other weights", 1.0, above=0)
+    weight: float = doc(
+        "share of the training rows that are of it, relative to the other weights", 1.0, at_least=1e-6, at_most=1e6
+    )
     data: DataSection | None = doc("its own data section; null: the recipe's")
     sequence_length: int | None = doc("its own tokens per row; null: the mixture's", at_least=2, at_most=2**24)
 

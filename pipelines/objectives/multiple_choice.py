@@ -1,6 +1,5 @@
 """The right one of several texts that may go on after a text or answer a question (SWAG, RACE, CommonsenseQA)."""
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,7 +10,8 @@ from ..errors import UserError
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-from ..words import counted
+from ..tokenizers.control_tokens import text_tokenizer
+from ..words import at_limit, counted
 from .classes import ClassScores, held
 from .examples import TextTask
 
@@ -114,12 +114,12 @@ class MultipleChoice(ClassScores, TextTask):
         key = sha(
             [examples_fingerprint(source), self.processor_fingerprint(), [section.max_length, *fields, schema.names]]
         )
-        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
 
-        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        tokenizer = text_tokenizer(self.tokenizer)
         number = by_letter = None
         for batch in in_batches(examples):
             found = [self._pairs(row, place) for place, row in batch]
@@ -218,9 +218,9 @@ class MultipleChoice(ClassScores, TextTask):
         choices = facts["choices"]
         return (
             f"{counted(facts['examples'], 'example')} of {rows.name} with {choices // facts['examples']} choices of "
-            f"{facts['tokens'] / choices:.0f} tokens, {facts['at_max_length'] / choices:.1%} of which fill "
-            f"max_length={self.settings.max_length}; right ones by number: "
-            + ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
+            f"{facts['tokens'] / choices:.0f} tokens, of which "
+            f"{at_limit(facts['at_max_length'], choices, f'max_length={self.settings.max_length}')}; right ones by "
+            "number: " + ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
         )
 
     def collator(self, packed: bool) -> "ChoiceCollator":

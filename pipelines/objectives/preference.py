@@ -10,7 +10,7 @@ from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..words import counted, watched
+from ..words import at_limit, counted, watched
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
 
@@ -187,7 +187,7 @@ class Preference(ChatTask):
         number = facts["examples"]
         text = (
             f"{counted(number, 'pair')} of {rows.name}, {facts['tokens'] / (2 * number):.0f} tokens in each of the two "
-            f"conversations; {facts['at_max_length'] / number:.1%} fill max_length={self.settings.max_length}"
+            f"conversations; {at_limit(facts['at_max_length'], number, f'max_length={self.settings.max_length}')}"
         )
         if facts["left_out"]:
             text += f"; {counted(facts['left_out'], 'more')} left out, whose prompt alone is longer"

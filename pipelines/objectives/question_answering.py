@@ -1,6 +1,5 @@
 """The answer to a question, as a span of a context (SQuAD)."""
 
-import copy
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
+from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
 from .base import SAMPLES, FinishedModel, evenly_spread
@@ -138,12 +138,12 @@ class QuestionAnswering(TextTask):
                 [section.max_length, section.stride, section.max_question_length, section.no_answer, schema.names],
             ]
         )
-        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
 
-        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        tokenizer = text_tokenizer(self.tokenizer)
         before = 0
         for batch in in_batches(examples, 200):
             columns = self.text_columns().items()

@@ -34,6 +34,7 @@ class SpanCorruption(Reconstruction):
     """
 
     name = "span_corruption"
+    usual_for = ("seq2seq",)
     sentinels = SENTINELS
     Settings = SpanCorruptionSettings
 

@@ -1,6 +1,5 @@
 """A tag for each word of a sentence: named entities, parts of speech."""
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import UserError
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
+from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
 from .classes import ClassTask, NamedClassSettings, held
 from .examples import TextTask
@@ -137,8 +137,8 @@ class TokenClassification(ClassTask, TextTask):
                 ["tags of spaces"] * (split == "train"),
             ]
         )
-        make = partial(self._batches, source, labelled, learns_spaces=split == "train")
-        rows = encode_examples(cache, key, source, schema, make, self._facts)
+        make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
+        rows = encode_examples(cache, key, source, schema, make, self._facts, self.tokenizer)
         if not len(rows):
             raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
         self.remember_classes(split, rows.facts.get("tags", {}))
@@ -149,7 +149,7 @@ class TokenClassification(ClassTask, TextTask):
         from ..data.batch_keys import IGNORE_INDEX
         from ..data.example_store import in_batches
 
-        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        tokenizer = text_tokenizer(self.tokenizer)
         longest = self.settings.max_length
         for batch in in_batches(examples):
             sentences = [self._sentence(row, place) for place, row in batch]

@@ -1,6 +1,5 @@
 """A text in one language from a text in another, or any other text from a text."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
-from ..words import counted, watched
+from ..tokenizers.control_tokens import text_tokenizer
+from ..words import at_limit, counted, watched
 from .base import SAMPLES, FinishedModel
 from .examples import TextTask
 
@@ -127,7 +127,7 @@ class Translation(TextTask):
                 [self.settings.max_length, self.max_target_length, schema.names, *self.encoding_key()],
             ]
         )
-        return encode_examples(cache, key, source, schema, lambda: self._batches(source), self._facts)
+        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
 
     def source_text(self, text: str) -> str:
         """What the model reads of a source; a subclass may put a prefix before it."""
@@ -140,7 +140,7 @@ class Translation(TextTask):
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
 
-        tokenizer = copy.deepcopy(self.tokenizer)  # calling it leaves truncation switched on, which would be saved
+        tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
             source, target, reference = self.texts_of(batch)
             read = [self.source_text(text) for text in source]
@@ -154,7 +154,7 @@ class Translation(TextTask):
 
     def labels_of(self, texts: list[str], tokenizer=None) -> list[list[int]]:
         """What the decoder has to write of each text. tokenizer: a copy of the model's, where there is one already."""
-        tokenizer = copy.deepcopy(self.tokenizer) if tokenizer is None else tokenizer
+        tokenizer = text_tokenizer(self.tokenizer) if tokenizer is None else tokenizer
         labels = tokenizer(text_target=texts, truncation=True, max_length=self.max_target_length)
         return [self._ended(ids, self.max_target_length) for ids in labels["input_ids"]]
 
@@ -188,7 +188,8 @@ class Translation(TextTask):
         number, target = facts["examples"], facts["target_tokens"]
         return (
             f"{counted(number, 'example')} of {rows.name}, {(facts['tokens'] - target) / number:.1f} source and "
-            f"{target / number:.1f} target tokens each, {facts['at_max_length'] / number:.1%} fill their maximum length"
+            f"{target / number:.1f} target tokens each, "
+            f"{at_limit(facts['at_max_length'], number, 'their maximum length')}"
         )
 
     # ---- the model
@@ -263,7 +264,7 @@ class Translation(TextTask):
         """Translations of texts that stand in no row."""
         import torch
 
-        tokenizer, longest = copy.deepcopy(self.tokenizer), self.settings.max_length
+        tokenizer, longest = text_tokenizer(self.tokenizer), self.settings.max_length
         read = [self.source_text(text) for text in sources]
         ids = tokenizer(read, truncation=True, max_length=longest)["input_ids"]
         return self._answers(model, [torch.tensor(self._ended(row, longest)) for row in ids])

@@ -21,7 +21,7 @@ from ..storage.checkpoints import write_atomically
 from ..storage.local_facts import path_name
 from ..storage.model_folder import ModelFolder, open_model_folder, read_json
 from .objective_facts import objective_facts
-from .run_facts import SIZES, RunFacts
+from .run_facts import SIZES, RunFacts, validated_on
 
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
 CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)
@@ -196,6 +196,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "sizes": [size for size in SIZES if any(size in known for known in splits.values())],
         "fingerprint": (run.get("data") or {}).get("fingerprint"),
         "metrics": facts.metrics,
+        "validated_on": validated_on(run | {"recipe": facts.recipe}),
         "suite_metrics": facts.suite_metrics,
         "signatures": run.get("signatures") or {},
         "samples": facts.samples,

@@ -161,6 +161,16 @@ class RunFacts:
         return [s for s in self.run.get("samples") or [] if isinstance(s, dict) and s.get("text")]
 
 
+def validated_on(run: dict[str, Any]) -> str:
+    """`on 32 of 1,821 rows`: what validations measured during training; empty where that is all, or not known.
+
+    run: what run.json holds.
+    """
+    facts = (run.get("data") or {}).get("validation") or {}
+    rows, most = facts.get("rows", facts.get("examples")), (run["recipe"].get("evaluation") or {}).get("max_rows")
+    return f"on {most:,} of {rows:,} rows" if rows and most and most < rows else ""
+
+
 def _suites(folder: Path) -> list[dict[str, Any]]:
     """The results of suites that `anyformer evaluate` has left in a model's folder."""
     found = []

@@ -3,6 +3,7 @@
 Everything here reads the recipe alone; what depends on data or checkpoints is checked where they are opened.
 """
 
+import codecs
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -209,8 +210,8 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
 def _check_encoding(source: SourceSection, path: str) -> None:
     field = f"{path}.encoding={show(source.encoding)}"
     try:
-        "".encode(source.encoding)
-    except LookupError:
+        codecs.getincrementaldecoder(source.encoding)("surrogateescape").decode("a text".encode(source.encoding), True)
+    except (LookupError, ValueError):  # also of idna, which is for names of hosts
         raise UserError(f"{field} is no encoding that Python knows, such as utf-8, latin-1, cp1252 or utf-16") from None
     files = [getattr(source, name, None) for name in ("files", "validation_files", "test_files")]
     if source.encoding != "utf-8" and not any(files):

@@ -5,18 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
+from ..plugins import OBJECTIVES
 from .compose import load_preset, load_recipe, recipe_with_overrides
 from .files import shipped
 from .schema import Recipe
 
-# What a preset, which is no run, is planned for: the family's first use, rows of its own length, one on each device.
-RUN_OF_FAMILY = {
-    "decoder": {"objective": {"name": "causal"}},
-    "moe": {"objective": {"name": "causal"}},
-    "encoder": {"objective": {"name": "masked"}},
-    "seq2seq": {"objective": {"name": "span_corruption"}},
-    "vit": {"task": {"name": "image_classification"}},
-}
 LONGEST_ROW, USUAL_ROW = 4096, 512  # of a preset with many positions, and of one that names no number
 
 
@@ -36,7 +29,9 @@ def planned_recipe(
             f"{name!r} is neither a recipe, nor a file, nor a preset{did_you_mean(name, [*recipes, *presets])}"
         )
     family, fields = load_preset(name)
-    run, tokenizer = RUN_OF_FAMILY[family], {}
+    # A preset is no run: it is planned for the family's usual objective, rows of its own length, one on each device.
+    learned = next(objective for _, objective in OBJECTIVES.items() if family in objective.usual_for)
+    run, tokenizer = {learned.section: {"name": learned.name}}, {}
     if "objective" in run:
         most = fields.get("max_position_embeddings") or USUAL_ROW
         run = {"objective": run["objective"] | {"sequence_length": min(most, LONGEST_ROW)}}

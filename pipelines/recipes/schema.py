@@ -60,7 +60,9 @@ class TokenizerSection:
         "entries, special tokens included; for char the default keeps every character", None, at_least=2, at_most=2**24
     )
     name_or_path: str | None = doc("take this pretrained tokenizer instead of training one")
-    special_tokens: list[str] = doc("further special tokens, after those that the tokenizer has anyway", [])
+    special_tokens: list[str] = doc(
+        "further special tokens, after those that the tokenizer has anyway; written in a text they are text", []
+    )
     framing: Literal["none", "cls_sep", "eos"] | None = doc(
         "what stands around a text: cls_sep: <|cls|> text <|sep|>, and there is a <|mask|>; eos: text <|endoftext|>; "
         "null: what the objective or task needs"
@@ -106,7 +108,10 @@ class SourceSection:
 @dataclass
 class MixtureSource(SourceSection):
     weight: float = doc(
-        "share of the training tokens that comes from this source, relative to the other weights", 1.0, above=0
+        "share of the training tokens that comes from this source, relative to the other weights",
+        1.0,
+        at_least=1e-6,
+        at_most=1e6,
     )
 
 

@@ -84,7 +84,7 @@ function inWords(chart, one) {
 // ---- one chart
 
 function Chart(chart, box) {
-  const several = chart.series.length > 1, isPositive = chart.series.every((one) => one.y.every((y) => y > 0));
+  const several = chart.series.length > 1, isPositive = chart.series.every((one) => (one.low || one.y).every((y) => y > 0));
   const ratio = Math.max(...chart.series.flatMap((one) => one.y)) / Math.min(...chart.series.flatMap((one) => one.y));
   const self = {log: false, at: null, zoom: null};
   const bySteps = () => Boolean(chart.across) || state.x === "step";
@@ -113,12 +113,12 @@ function Chart(chart, box) {
     plot.setAttribute("aria-label", chart.title + (chart.unit ? ", " + chart.unit : "") + ". " + visible.map((one) => inWords(chart, one)).join("; ") + ". Arrow keys read values.");
     plot.replaceChildren(tip);
     if (!visible.length) { plot.append(make("p", "no run is shown", {className: "soft"})); return; }
-    const lines = visible.map((one) => ({one, number: chart.series.indexOf(one), xs: one.x.map((step) => toPlace(one.run, step)), raw: one.y, ys: isSmooth(one) ? smoothed(one.y) : one.y}));
+    const lines = visible.map((one) => ({one, number: chart.series.indexOf(one), xs: one.x.map((step) => toPlace(one.run, step)), raw: one.y, ys: isSmooth(one) ? smoothed(one.y) : one.y, edges: one.low ? [one.low, one.high].map((ys) => isSmooth(one) ? smoothed(ys) : ys) : []}));
     const most = Math.max(...lines.flatMap((line) => line.xs)), whole = [bySteps() ? Math.min(...lines.flatMap((line) => line.xs), most - 1) : 0, most || 1];
     const [x0, x1] = self.zoom || whole;
     const inside = (line, ys) => ys.filter((_, n) => line.xs[n] >= x0 && line.xs[n] <= x1);
-    const faint = (line) => isSmooth(line.one);
-    let all = lines.flatMap((line) => inside(line, line.ys));
+    const faint = (line) => isSmooth(line.one) && !line.edges.length;
+    let all = lines.flatMap((line) => [line.ys, ...line.edges].flatMap((ys) => inside(line, ys)));
     const sorted = lines.flatMap((line) => faint(line) ? inside(line, line.raw) : []).sort((a, b) => a - b);
     if (sorted.length) all = all.concat(sorted[Math.floor(sorted.length * 0.005)], sorted[Math.ceil(sorted.length * 0.995) - 1]); // what is drawn faint may leave the chart
     if (!all.length) all = lines.flatMap((line) => line.ys);
@@ -152,6 +152,7 @@ function Chart(chart, box) {
     const path = (line, ys) => ys.map((y, n) => (n ? "L" : "M") + px(line.xs[n]).toFixed(1) + " " + py(y).toFixed(1)).join("");
     for (const line of lines) {
       const group = svg("g", {class: "series" + (state.lit !== null && state.lit !== line.one.run ? " dim" : "") + (state.lit === line.one.run ? " lit" : ""), style: `--color: ${color(line.one, line.number)}`});
+      if (line.edges.length) group.append(svg("path", {d: path(line, line.edges[0]) + line.edges[1].map((y, n) => "L" + px(line.xs[n]).toFixed(1) + " " + py(y).toFixed(1)).reverse().join("") + "Z", class: "band"}));
       if (faint(line)) group.append(svg("path", {d: path(line, line.raw), class: "faint"}));
       const dash = page.runs.length > 1 ? Math.floor(line.one.run / COLORS) : 0;
       group.append(svg("path", {d: path(line, line.ys), class: "line" + (line.number && page.runs.length < 2 && !line.one.points ? " second" : ""), ...(dash ? {"stroke-dasharray": dash % 2 ? "6 3" : "2 3"} : {})}));
@@ -182,7 +183,7 @@ function Chart(chart, box) {
       const row = make("div"), dot = make("span", undefined, {className: "dot"});
       dot.style.background = color(line.one, line.number);
       const far = Math.abs(px(line.xs[n]) - px(at)) > 12 ? " (" + acrossOf(chart) + " " + inAxis(line.xs[n]) + ")" : "";
-      row.append(dot, (several ? line.one.name + " " : ""), make("b", value(chart, line.ys[n], true)), far + (isSmooth(line.one) ? " (here " + value(chart, line.raw[n], true) + ")" : ""));
+      row.append(dot, (several ? line.one.name + " " : ""), make("b", value(chart, line.ys[n], true)), far + (line.edges.length ? " (" + line.edges.map((ys) => value(chart, ys[n], true)).join(" to ") + ")" : "") + (faint(line) ? " (here " + value(chart, line.raw[n], true) + ")" : ""));
       cross.append(svg("circle", {cx: px(line.xs[n]), cy: py(line.ys[n]), r: 4, class: "dotted", style: `fill: ${color(line.one, line.number)}`}));
       tip.append(row);
     }

@@ -2,35 +2,23 @@
 
 A chart: {"id", "title", "unit", "kind", "series", "marks"}. kind: how its numbers are written (number, percent, rate).
 A series: {"name", "run", "x", "y"} and, where they hold, "noisy" (drawn faint below its moving mean), "points" (each
-value is a measurement of its own) and "of" ("training" or "validation"). x are steps; "axes" of each run say what
+value is a measurement of its own), "of" ("training" or "validation"), and "low" and "high" (y is the mean of several
+seeds, which lie between them). x are steps; "axes" of each run say what
 tokens and seconds they stand for. zero: the axis begins at 0. A chart with "across" has x of its own, such as layers.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ..plugins import less_is_better
+from ..publishing.run_facts import validated_on
+from ..words import number_in_words
 from .run_log import RunLog, is_metric, is_number
 
 MOST = 1000  # points of a series: more than a screen has columns for a chart
-KNOWN = {
-    *(
-        "step",
-        "time",
-        "epoch",
-        "loss",
-        "learning_rate",
-        "grad_norm",
-        "tokens_per_second",
-        "mfu",
-        "data_share",
-        "memory_gb",
-        "tokens",
-    ),
-    *("skipped_steps", "grad_norm_warning"),
-}
 
 
 @dataclass(frozen=True)
@@ -47,13 +35,16 @@ class Quantity:
 
 
 OF_TRAINING = (
-    Quantity("learning_rate", "Learning rate", "", "number"),
+    Quantity("learning_rate", "Learning rate", "training.learning_rate"),
+    Quantity("muon_learning_rate", "Learning rate of Muon", "training.muon_learning_rate"),
     Quantity("grad_norm", "Gradient norm", "before clipping", noisy=True),
     Quantity("tokens_per_second", "Throughput", "tokens per second", noisy=True),
     Quantity("mfu", "MFU", "share of the peak FLOP/s", "percent", noisy=True),
     Quantity("data_share", "Waiting for data", "share of the time", "percent", noisy=True),
     Quantity("memory_gb", "Memory", "GB, the most so far"),
 )
+KNOWN = {"step", "time", "epoch", "loss", "tokens", "skipped_steps", "grad_norm_warning"}
+KNOWN |= {quantity.key for quantity in OF_TRAINING}
 OF_ROUTERS = (
     Quantity("router_load_cv", "Balance of the experts", "deviation of their loads, of an equal share"),
     Quantity("router_entropy", "Entropy of the routers", "nats"),
@@ -63,16 +54,16 @@ OF_ROUTERS = (
 )
 
 
-def thinned(x: list, y: list) -> tuple[list, list]:
-    """At most about MOST points: the least and the greatest value of each stretch, so that no spike is lost."""
+def thinned(x: list, y: list, *columns: list) -> tuple[list, ...]:
+    """At most about MOST points: the least and the greatest y of each stretch, so that no spike is lost."""
     if len(x) <= MOST:
-        return x, y
+        return x, y, *columns
     size, places = len(x) / (MOST // 2), set()
     for number in range(MOST // 2):
         stretch = range(int(number * size), min(len(x), int((number + 1) * size)))
         places |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}
     chosen = sorted(places | {0, len(x) - 1})
-    return [x[place] for place in chosen], [y[place] for place in chosen]
+    return tuple([column[place] for place in chosen] for column in (x, y, *columns))
 
 
 def rounded(value: float) -> float:
@@ -82,17 +73,33 @@ def rounded(value: float) -> float:
 
 def series(lines: Iterable[dict], key: str, name: str, run: int = 0, scale: float = 1.0, **more: Any) -> dict | None:
     """The values of a key in some lines of a log; None where it is in none of them."""
+    return curve([values_of(lines, key, scale)], name, run, **more)
+
+
+def values_of(lines: Iterable[dict], key: str, scale: float = 1.0) -> dict[int, float]:
+    """{step: value} of a key, without NaN and infinity."""
     pairs = [(line["step"], line[key] * scale) for line in lines if is_number(line.get(key))]
-    pairs = [(x, y) for x, y in pairs if y - y == 0]  # neither NaN nor infinite
-    if not pairs:
+    return {x: y for x, y in pairs if y - y == 0}
+
+
+def curve(of_runs: list[dict], name: str, run: int, **more: Any) -> dict | None:
+    """The series of one run's {x: y}, or the mean of several runs' at each x that all of them have."""
+    first, *others = [values for values in of_runs if values] or [{}]
+    points = {x: [y, *(one[x] for one in others)] for x, y in first.items() if all(x in one for one in others)}
+    if not points:
         return None
-    x, y = thinned(*(list(column) for column in zip(*pairs)))
-    return {"name": name, "run": run, "x": x, "y": [rounded(value) for value in y]} | more
+    how = {"y": fmean, "low": min, "high": max} if others else {"y": fmean}
+    x, *columns = thinned(list(points), *(list(map(summary, points.values())) for summary in how.values()))
+    rounds = ([rounded(value) for value in column] for column in columns)
+    return {"name": name, "run": run, "x": x} | dict(zip(how, rounds)) | more
 
 
 def chart(name: str, title: str, unit: str, found: list[dict | None], **more: Any) -> dict | None:
     """A chart of those series that there are; None where there is none."""
     kept = [one for one in found if one is not None]
+    if kept and all(len(one["x"]) == 1 for one in kept):  # a chart of points does without a scale to read them by
+        values = [f"{one['name']} {number_in_words(one['y'][0])}" for one in kept]
+        unit = ", ".join([unit, *values] if unit else values)
     return (
         {"id": name, "title": title, "unit": unit, "kind": "number", "series": kept, "marks": []} | more
         if kept
@@ -132,12 +139,12 @@ def is_part_of_loss(name: str) -> bool:
 
 def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
     """The charts of one run."""
-    marks = marks_of(log)
+    marks, some = marks_of(log), validated_on(log.run)
     found = [
         chart(
             "loss",
             "Loss",
-            loss_unit,
+            f"{loss_unit}, validation {some}" if some else loss_unit,
             [
                 series(log.train, "loss", "training", noisy=True, of="training"),
                 series(log.validations, "validation_loss", "validation", points=True, of="validation"),
@@ -152,7 +159,7 @@ def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
         _router_loads(log),
         *(_of_training(log, quantity) for quantity in OF_ROUTERS),
         *_others(log),
-        _by_position([log], [""]),
+        _by_position({"perplexity": [log]}),
     ]
     return [one for one in found if one is not None]
 
@@ -192,11 +199,12 @@ def _validated(log: RunLog, marks: list[dict]) -> list[dict | None]:
         if name != "validation_loss"
     }
     shares = [one for name, one in found.items() if one is not None and is_share(name, one["y"])]
-    together = chart("shares", "Validation", "", shares[:8], marks=marks) if shares else None
+    some = validated_on(log.run)
+    together = chart("shares", "Validation", some, shares[:8], marks=marks) if shares else None
     if together is not None and len(shares) == 1:
         together["title"] = f"Validation {shares[0]['name']}"
     rest = [
-        chart(name, f"Validation {_words(name.partition('_')[2])}", "", [one])
+        chart(name, f"Validation {_words(name.partition('_')[2])}", some, [one])
         for name, one in found.items()
         if one is not None and one not in shares
     ]
@@ -227,15 +235,13 @@ def _others(log: RunLog) -> list[dict | None]:
 # ---------------------------------------------------------------------------------------------------- other axes
 
 
-def layers_of(line: dict) -> dict[str, tuple[list[int], list[float]]]:
-    """{stack: (numbers of its layers, from 1, and the norms of their gradients)} of a line of gradients.jsonl."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+def layers_of(line: dict) -> dict[str, dict[int, float]]:
+    """{stack: {number of a layer, from 1: the norm of its gradient}} of a line of gradients.jsonl."""
+    found: dict[str, dict[int, float]] = {}
     for name, norm in line["layers"].items():
         stack, _, number = name.rpartition(".")
         if number.isdecimal() and is_number(norm) and norm - norm == 0:
-            numbers, norms = found.setdefault(stack, ([], []))
-            numbers.append(int(number) + 1)
-            norms.append(rounded(norm))
+            found.setdefault(stack, {})[int(number) + 1] = norm
     return found
 
 
@@ -256,42 +262,41 @@ def _norms_of_layers(log: RunLog) -> list[dict | None]:
     stacks = layers_of(lines[0])
     found = []
     for stack in stacks:
-        rows = []
-        for place in chosen:
-            numbers, norms = layers_of(lines[place]).get(stack, ([], []))
-            one = {"name": f"step {lines[place]['step']:,}", "run": 0, "x": numbers, "y": norms, "points": True}
-            rows.append(one if numbers else None)
+        norms = {f"step {lines[place]['step']:,}": [layers_of(lines[place]).get(stack, {})] for place in chosen}
+        rows = [curve(of_step, name, 0, points=True) for name, of_step in norms.items()]
         found.append(_norms_chart(stack, len(stacks), "", rows))
     return found
 
 
-def _norms_of_runs(logs: list[RunLog], names: list[str]) -> list[dict | None]:
-    """The same of several runs, a series each: in the first step that was logged, and in the last one."""
-    of_runs = [[line for line in log.gradients if isinstance(line.get("layers"), dict)] for log in logs]
-    if not any(of_runs):
+def _norms_of_runs(variants: dict[str, list[RunLog]]) -> list[dict | None]:
+    """The same of several variants, a series each: in the first step that was logged, and in the last one."""
+    lines_of = {
+        name: [[line for line in log.gradients if isinstance(line.get("layers"), dict)] for log in logs]
+        for name, logs in variants.items()
+    }
+    logged = [lines for of_runs in lines_of.values() for lines in of_runs if lines]
+    if not logged:
         return []
-    stacks = layers_of(next(lines for lines in of_runs if lines)[0])
+    stacks = layers_of(logged[0][0])
     found = []
     for stack in stacks:
         for place, when in ((0, ", first step logged"), (-1, ", last step logged")):
             rows = []
-            for run, (lines, name) in enumerate(zip(of_runs, names)):
-                numbers, norms = layers_of(lines[place]).get(stack, ([], [])) if lines else ([], [])
-                one = {"name": name, "run": run, "x": numbers, "y": norms, "points": True}
-                rows.append(one if numbers else None)
+            for number, (name, of_runs) in enumerate(lines_of.items()):
+                norms = [layers_of(lines[place]).get(stack, {}) for lines in of_runs if lines]
+                rows.append(curve(norms, name, number, points=True))
             found.append(_norms_chart(stack, len(stacks), when, rows))
     return found
 
 
-def _by_position(logs: list[RunLog], names: list[str]) -> dict | None:
+def _by_position(variants: dict[str, list[RunLog]]) -> dict | None:
     """The perplexity of the finished models by how many tokens stand before, where a sweep has measured it."""
     rows, trained = [], set()
-    for run, (log, name) in enumerate(zip(logs, names)):
-        found = log.by_position
-        if found.get("tokens_before") and found.get("perplexity"):
-            x, y = found["tokens_before"], [rounded(value) for value in found["perplexity"]]
-            rows.append({"name": name or "perplexity", "run": run, "x": x, "y": y, "points": True})
-            trained |= {found["trained_length"]} if found.get("trained_length") else set()
+    for number, (name, logs) in enumerate(variants.items()):
+        measured = [log.by_position for log in logs if log.by_position.get("perplexity")]
+        perplexities = [dict(zip(one["tokens_before"], one["perplexity"])) for one in measured]
+        rows.append(curve(perplexities, name, number, points=True))
+        trained |= {one["trained_length"] for one in measured if one.get("trained_length")}
     marks = [{"x": length, "label": "trained length"} for length in sorted(trained)]
     more = {"across": "tokens before the predicted one", "marks": marks, "wide": True}
     return chart("by_position", "Perplexity by position", "", rows, **more)
@@ -300,32 +305,35 @@ def _by_position(logs: list[RunLog], names: list[str]) -> dict | None:
 # ---------------------------------------------------------------------------------------------------- several runs
 
 
-def charts_of_runs(logs: list[RunLog], names: list[str], loss_unit: str = "nats") -> list[dict]:
-    """A chart for each quantity, with a series for each run that has it."""
-    found = []
+def charts_of_runs(variants: dict[str, list[RunLog]], loss_unit: str = "nats") -> list[dict]:
+    """A chart for each quantity, with a series for each variant that has it: of its run, or the mean of its seeds."""
+    found, all_logs = [], [log for logs in variants.values() for log in logs]
 
     def add(key: str, title: str, unit: str, lines, noisy=False, points=False, **more):
         rows = [
-            series(lines(log), key, name, run, noisy=noisy, points=points)
-            for run, (log, name) in enumerate(zip(logs, names))
+            curve([values_of(lines(log), key) for log in logs], name, number, noisy=noisy, points=points)
+            for number, (name, logs) in enumerate(variants.items())
         ]
         found.append(chart(key, title, unit, rows, **more))
 
     add("loss", "Training loss", loss_unit, lambda log: log.train, noisy=True, wide=True)
-    metrics = list(dict.fromkeys(key for log in logs for key in _keys(log.validations) if is_metric(key)))
+    metrics = list(dict.fromkeys(key for log in all_logs for key in _keys(log.validations) if is_metric(key)))
     for key in sorted(metrics, key=lambda key: key != "validation_loss"):
         is_loss = is_part_of_loss(f"_{key}") or key == "validation_loss"
         add(key, f"V{_words(key)[1:]}", loss_unit if is_loss else "", lambda log: log.validations, points=True)
     parts = list(
         dict.fromkeys(
-            key for log in logs for key in _keys(log.train) if is_part_of_loss(key) and not key.startswith("router_")
+            key
+            for log in all_logs
+            for key in _keys(log.train)
+            if is_part_of_loss(key) and not key.startswith("router_")
         )
     )
     for key in parts:
         add(key, f"Training, {_words(key)}", loss_unit, lambda log: log.train, noisy=True)
     for one in (*OF_TRAINING, *OF_ROUTERS):
         add(one.key, one.title, one.unit, lambda log: log.train, noisy=one.noisy, kind=one.kind, zero=one.zero)
-    found += [*_norms_of_runs(logs, names), _by_position(logs, names)]
+    found += [*_norms_of_runs(variants), _by_position(variants)]
     return [one for one in found if one is not None]
 
 

@@ -1,6 +1,8 @@
 """Several runs on one page: curves on common axes, the settings that differ, metrics and what is sure of them."""
 
 import json
+import os
+import re
 import statistics
 from itertools import combinations
 from pathlib import Path
@@ -8,9 +10,10 @@ from typing import Any
 
 from ..errors import UserError
 from ..publishing.objective_facts import objective_facts
-from ..words import counted, human_time, number_in_words, short_metric, short_number
+from ..publishing.run_facts import validated_on
+from ..words import counted, human_time, number_in_words, short_number, with_deviation
 from .charts import axes_of, charts_of_runs, lower_is_better
-from .interpret import between
+from .interpret import between, digits_of
 from .metrics_table import Measured, measured, newcombe
 from .page import write_page
 from .run_log import RunLog, is_number, read_run
@@ -21,48 +24,49 @@ COUNTS_RIGHT = ("accuracy", "exact_match")  # shares of predictions that are equ
 SEED = "training.seed"
 NO_SETTINGS = ("name", "description", "training.output_dir")
 LONGEST_LABEL = 16  # characters
-MOST_PAIRS = 45  # differences between two runs that are told one by one
+MOST_PAIRS = 45  # differences between two runs or variants that are told one by one
+FEWEST_SEEDS = 3  # of a variant; the deviation of fewer says next to nothing
 
 
-def compare_runs(folders: list[Path], out: Path, *, varied: list[str] | None = None) -> int:
+def compare_runs(folders: list[Path], out: Path) -> int:
     """Write the page of several runs, and return its bytes.
 
     Args:
         folders: of runs, finished or not; of the latter the last validation counts.
-        varied: paths of the settings that a sweep has varied, such as training.learning_rate, by which the runs are
-            then called; None: they are called by their folders.
 
     Raises:
         UserError: a folder that holds no run, the same run twice, or one that has logged nothing yet.
     """
     logs = read_runs(folders)
     differing = settings_that_differ(logs)
-    names = names_of(logs, varied)
+    names, variants = names_of(logs), variants_of(logs)
+    has_seeds = len(variants) < len(logs)
+    place_of = {log.folder: place for place, runs in enumerate(variants.values()) for log in runs}
     units = dict.fromkeys(objective_facts(log.recipe).loss_unit for log in logs)
     metrics = metrics_table(logs, names)
     values = {
         "title": f"{len(logs)} runs compared",
         "heading": f"{counted(len(logs), 'run')} compared",
         "notes": notes_of(logs, names, list(units)),
-        "rows": [row_of(log, name, differing, varied) for log, name in zip(logs, names)],
-        "row_settings": row_settings(differing, varied),
+        "rows": [row_of(log, name, differing, place_of[log.folder]) for log, name in zip(logs, names)],
+        "row_settings": row_settings(differing),
         "row_metrics": row_metrics(logs),
         "row_columns": row_columns(logs),
         "number_in_words": number_in_words,
         "names": names,
-        "labels": labels_of(names),
-        "folders": [str(log.folder) for log in logs],
+        "labels": labels_of([*variants]),
         "settings": [(path, [in_words(value) for value in row]) for path, row in differing.items()],
         "metrics": metrics,
-        "pairs": pairs_of(logs, names),
-        "seeds": over_seeds(logs, differing),
+        "pairs": pairs_of_variants(variants, row_metrics(logs)) if has_seeds else pairs_of(logs, names),
+        "fewest_seeds": FEWEST_SEEDS,
+        "seeds": over_seeds(variants) if has_seeds else [],
     }
     return write_page(
         out,
         "comparison.html.jinja",
-        charts=charts_of_runs(logs, names, next(iter(units)) if len(units) == 1 else "each in its own unit"),
-        axes=[axes_of(log) for log in logs],
-        runs=names,
+        charts=charts_of_runs(variants, next(iter(units)) if len(units) == 1 else "each in its own unit"),
+        axes=[axes_of(runs[0]) for runs in variants.values()],
+        runs=[*variants],
         **values,
     )
 
@@ -82,24 +86,42 @@ def read_runs(folders: list[Path]) -> list[RunLog]:
     return logs
 
 
-def names_of(logs: list[RunLog], varied: list[str] | None = None) -> list[str]:
-    """Short names that tell the runs apart: by what was varied, else the ends of their folders' paths."""
-    if varied:
-        given = [
-            ", ".join(f"{path.rpartition('.')[2]}={in_words(log.settings.get(path))}" for path in varied)
-            for log in logs
-        ]
-        if len(set(given)) == len(given):
-            return given
-        given = [f"{name}, seed={in_words(log.settings.get(SEED))}" for name, log in zip(given, logs)]
-        if len(set(given)) == len(given):
-            return given
-    paths = [log.folder.resolve().parts for log in logs]
-    for length in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(parts[-length:]) for parts in paths]
+def names_of(logs: list[RunLog]) -> list[str]:
+    """Short names that tell the runs apart: the ends of their folders' paths."""
+    return ends_of([log.folder.resolve() for log in logs])
+
+
+def ends_of(paths: list[Path]) -> list[str]:
+    """The ends of some paths, as long as it takes to tell them apart."""
+    for length in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
             break
     return names
+
+
+def variants_of(logs: list[RunLog]) -> dict[str, list[RunLog]]:
+    """{name: runs that differ in the seed alone}; where no two runs do, each run is a variant, named as `names_of`.
+
+    Variants are named by what the folders of their runs have in common, else by the settings that differ.
+    """
+    others = {path: row for path, row in settings_that_differ(logs).items() if path != SEED}
+    groups: dict[str, list[RunLog]] = {}
+    for number, log in enumerate(logs):
+        settings = ", ".join(f"{path.rpartition('.')[2]}={in_words(row[number])}" for path, row in others.items())
+        groups.setdefault(settings, []).append(log)
+    seeds = [[log.settings.get(SEED) for log in runs] for runs in groups.values()]
+    if len(groups) == len(logs) or any(len(set(of_variant)) < len(of_variant) for of_variant in seeds):
+        return {name: [log] for name, log in zip(names_of(logs), logs)}
+    by_folders = ends_of([common_folder(runs) for runs in groups.values()])
+    names = by_folders if len(set(by_folders)) == len(groups) else groups
+    return dict(zip(names, groups.values()))
+
+
+def common_folder(runs: list[RunLog]) -> Path:
+    """What the folders of a variant's runs begin with, without the word seed: of v/seed-1 and v/seed-2, v."""
+    common = os.path.commonprefix([str(log.folder.resolve()) for log in runs])  # noqa: RUF071 (also of a-1 and a-2)
+    return Path(re.sub(r"([-_/.=,]+s(eed)?[-_=]*\d*)?[-_/.=,]*$", "", common))
 
 
 def labels_of(names: list[str]) -> list[str]:
@@ -119,12 +141,9 @@ def settings_that_differ(logs: list[RunLog]) -> dict[str, list[Any]]:
     return {path: row for path, row in rows.items() if any(value != row[0] for value in row[1:])}
 
 
-def row_settings(differing: dict[str, list[Any]], varied: list[str] | None) -> list[str]:
-    """The settings that stand in the table of the runs: those varied, else what differs where it is little."""
-    chosen = list(varied or []) + [path for path in differing if path == SEED and path not in (varied or [])]
-    if not varied:
-        chosen = list(differing) if len(differing) <= 5 else []
-    return chosen
+def row_settings(differing: dict[str, list[Any]]) -> list[str]:
+    """The settings that stand in the table of the runs: what differs, where it is little."""
+    return list(differing) if len(differing) <= 5 else []
 
 
 def row_metrics(logs: list[RunLog]) -> list[str]:
@@ -140,15 +159,16 @@ def row_columns(logs: list[RunLog]) -> list[str]:
     return list(dict.fromkeys(name for log in logs for name, value in log.columns.items() if is_number(value)))
 
 
-def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], varied: list[str] | None) -> dict[str, Any]:
-    """What the table of the runs says of one."""
+def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], variant: int) -> dict[str, Any]:
+    """What the table of the runs says of one. variant: the number of its own."""
     parameters = log.run.get("parameters")
     total = log.total_steps
     return {
         "name": name,
+        "variant": variant,
         "folder": str(log.folder),
         "state": "finished" if log.is_finished else f"{log.steps / total:.0%} done" if total else "not finished",
-        "settings": [in_words(log.settings.get(path, MISSING)) for path in row_settings(differing, varied)],
+        "settings": [in_words(log.settings.get(path, MISSING)) for path in row_settings(differing)],
         "columns": log.columns,
         "steps": f"{log.steps:,}",
         "tokens": short_number(log.tokens) if log.tokens else "-",
@@ -204,15 +224,50 @@ def pairs_of(logs: list[RunLog], names: list[str]) -> list[dict[str, Any]]:
                 "metric": f"{first.split} {first.metric.replace('_', ' ')}",
                 "first": names[a],
                 "second": names[b],
-                "difference": f"{second.value - first.value:+.4f}",
-                "interval": between(low, high)[1:-1].removeprefix("95 %: "),
-                "sure": low > 0 or high < 0,
+                **difference_in_words(second.value - first.value, low, high),
+                "verdict": "yes" if low > 0 or high < 0 else "no",
                 "test": "Newcombe",
             }
             p = paired_test(kept[a], kept[b], first, second)
             if p is not None:
-                row |= {"sure": p < 0.05, "test": f"McNemar, exact: p = {p:.4f}"}
+                row |= {"verdict": "yes" if p < 0.05 else "no", "test": f"McNemar, exact: p = {p:.4f}"}
             found.append(row)
+    return found[:MOST_PAIRS]
+
+
+def difference_in_words(difference: float, low: float, high: float) -> dict[str, str]:
+    """A difference and its interval, to the same digit."""
+    interval = between(low, high)[1:-1].removeprefix("95 %: ")
+    return {"difference": f"{difference:+.{digits_of(low, high)}f}", "interval": interval}
+
+
+def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, Any]]:
+    """What two variants differ by in each metric, over their seeds: rows as those of pairs_of.
+
+    By Welch's t-test (1947), whose variants may scatter differently; p of all pairs of a metric by Holm. A variant
+    of one run, or whose runs do not scatter, is left out; of many variants each is compared with the best one.
+    """
+    from scipy.stats import ttest_ind
+
+    from ..metrics.comparison import holm
+
+    found = []
+    for key in metrics:
+        values = {name: [log.metrics[key] for log in runs] for name, runs in variants.items()}
+        values = {name: row for name, row in values.items() if len(set(row)) > 1}
+        pairs = list(combinations(values, 2))
+        if len(pairs) > MOST_PAIRS / 3:
+            sign = 1 if lower_is_better(key.partition("_")[2]) else -1
+            best = min(values, key=lambda name: sign * statistics.fmean(values[name]))
+            pairs = [(name, best) for name in values if name != best]
+        tests = [ttest_ind(values[second], values[first], equal_var=False) for first, second in pairs]
+        for (first, second), test, p in zip(pairs, tests, holm([float(test.pvalue) for test in tests])):
+            difference = statistics.fmean(values[second]) - statistics.fmean(values[first])
+            too_few = min(len(values[first]), len(values[second])) < FEWEST_SEEDS
+            row = {"metric": key.replace("_", " "), "first": first, "second": second}
+            row |= difference_in_words(difference, *test.confidence_interval(0.95))
+            row |= {"verdict": "too few seeds" if too_few else "yes" if p < 0.05 else "no"}
+            found.append(row | {"test": f"Welch, p = {p:.4f}"})
     return found[:MOST_PAIRS]
 
 
@@ -244,25 +299,16 @@ def paired_test(first: list[dict] | None, second: list[dict] | None, a: Measured
     return mcnemar(*right)[2]
 
 
-def over_seeds(logs: list[RunLog], differing: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Runs that differ in the seed alone, together: {"settings", "runs", "metrics": {name: words}}."""
-    if SEED not in differing:
-        return []
-    others = [path for path in differing if path != SEED]
-    groups: dict[str, list[int]] = {}
-    for number in range(len(logs)):
-        words = ", ".join(f"{path} = {in_words(differing[path][number])}" for path in others)
-        groups.setdefault(words or "all", []).append(number)
+def over_seeds(variants: dict[str, list[RunLog]]) -> list[dict[str, Any]]:
+    """The variants and their metrics over the seeds: {"name", "runs", "metrics": {name: words}} of each."""
     found = []
-    for words, numbers in groups.items():
-        if len(numbers) > 1:
-            common = [key for key in logs[numbers[0]].metrics if all(key in logs[n].metrics for n in numbers)]
-            values = {key: [logs[n].metrics[key] for n in numbers] for key in common}
-            told = {
-                key: f"{short_metric(statistics.fmean(row))} ± {short_metric(statistics.stdev(row))}"
-                for key, row in values.items()
-            }
-            found.append({"settings": words, "runs": len(numbers), "metrics": told})
+    for name, runs in variants.items():
+        values = {key: [log.metrics[key] for log in runs if key in log.metrics] for key in runs[0].metrics}
+        words = {
+            key: with_deviation(statistics.fmean(row), statistics.stdev(row) if len(row) > 1 else None)
+            for key, row in values.items()
+        }
+        found.append({"name": name, "runs": len(runs), "metrics": words})
     return found
 
 
@@ -274,6 +320,9 @@ def notes_of(logs: list[RunLog], names: list[str], units: list[str]) -> list[str
         found.append("The runs did not train on the same data; their fingerprints differ.")
     if len(units) > 1:
         found.append(f"Their losses do not compare: they are in {' and in '.join(units)}.")
+    some = sorted({validated_on(log.run) for log in logs} - {""})
+    if some:
+        found.append(f"Validations during training were {' or '.join(some)}; metrics of finished runs are of all rows.")
     open_ones = [name for log, name in zip(logs, names) if not log.is_finished]
     if open_ones:
         found.append(f"Not finished: {', '.join(open_ones)}; their last validation counts.")

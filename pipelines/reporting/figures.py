@@ -26,20 +26,21 @@ def draw_loss(folder: Path) -> bool:
     return bool(charts)
 
 
-def draw_figures(logs: list[RunLog], names: list[str], folder: Path) -> list[Path]:
-    """Draw each chart of a run, or of several, as PNG and SVG; returns the files.
+def draw_figures(variants: dict[str, list[RunLog]], folder: Path) -> list[Path]:
+    """Draw each chart of a run, or of several variants (comparison.py), as PNG and SVG; returns the files.
 
     Raises UserError where matplotlib is not installed, or the runs have logged nothing yet.
     """
+    logs = [log for runs in variants.values() for log in runs]
     unit = objective_facts(logs[0].recipe).loss_unit
-    charts = charts_of_run(logs[0], unit) if len(logs) == 1 else charts_of_runs(logs, names, unit)
+    charts = charts_of_run(logs[0], unit) if len(logs) == 1 else charts_of_runs(variants, unit)
     if not charts:
         raise UserError(f"RUN={logs[0].folder} has logged nothing yet, so there are no figures; train it first")
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{one['id']}.{kind}" for one in charts for kind in KINDS]
     for one in charts:
         for kind in KINDS:
-            draw(one, names, folder / f"{one['id']}.{kind}")
+            draw(one, [*variants], folder / f"{one['id']}.{kind}")
     return files
 
 
@@ -58,8 +59,10 @@ def draw(chart: dict, runs: list[str], path: Path, width: float = 5.4, height: f
         for number, one in enumerate(chart["series"]):
             color = COLORS[(one["run"] if len(runs) > 1 else number) % len(COLORS)]
             values = one["y"]
+            if "low" in one:
+                axes.fill_between(one["x"], one["low"], one["high"], color=color, alpha=0.2, linewidth=0)
             if one.get("noisy") and len(values) > 40:
-                axes.plot(one["x"], values, color=color, alpha=0.25, linewidth=0.7)
+                axes.plot(one["x"], values, color=color, alpha=0.25, linewidth=0 if "low" in one else 0.7)
                 values = smoothed(values)
             marker = "o" if (one.get("points") and len(values) <= 60) or len(values) == 1 else None
             axes.plot(one["x"], values, color=color, linewidth=1.6, marker=marker, markersize=3.5, label=one["name"])

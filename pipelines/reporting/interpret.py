@@ -1,6 +1,7 @@
 """What the numbers at the end of a run say, in sentences, and how sure they are."""
 
 from ..plugins import METRICS
+from ..publishing.run_facts import validated_on
 from ..words import counted, short_metric
 
 # A validation that was better than the last one by less than this share is noise of the rows that it was measured on.
@@ -9,8 +10,13 @@ CLEARLY_BETTER = 0.005
 
 def between(low: float, high: float) -> str:
     """The bounds of a 95 % interval, for people."""
-    digits = 3 if max(abs(low), abs(high)) < 10 else 2
+    digits = digits_of(low, high)
     return f"(95 %: {low:.{digits}f} to {high:.{digits}f})"
+
+
+def digits_of(low: float, high: float) -> int:
+    """How many decimal places the bounds of an interval are written with."""
+    return 3 if max(abs(low), abs(high)) < 10 else 2
 
 
 def interval_of_share(metric: str, value: float, facts: dict) -> tuple[float, float] | None:
@@ -54,6 +60,8 @@ def interpret(run: dict) -> list[str]:
                 found.append(
                     f"the {split} accuracy is not above {share:.4f}, that of always answering {frequent}; {more}"
                 )
+    if run.get("validations") and (some := validated_on(run)):
+        found.append(f"validations during training were {some}; the numbers here are of all rows")
     return [*found, *better_before(run), *mishaps(run)]
 
 

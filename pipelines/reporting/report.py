@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..publishing.objective_facts import objective_facts
-from ..publishing.run_facts import RunFacts
+from ..publishing.run_facts import RunFacts, validated_on
 from ..recipes.strict_yaml import format_yaml
 from ..storage.checkpoints import list_checkpoints
 from ..words import counted, human_time, short_metric, short_number
@@ -166,10 +166,11 @@ def throughput(log: RunLog) -> str:
 
 def metrics_note(log: RunLog, loss_unit: str) -> str:
     """How the metrics are to be read."""
+    some = validated_on(log.run)
     of_last = (
         ""
         if log.is_finished
-        else f"Of the last validation, at step {log.validations[-1]['step']:,}. "
+        else f"Of the last validation, at step {log.validations[-1]['step']:,}{f', {some}' if some else ''}. "
         if log.validations
         else ""
     )

@@ -8,12 +8,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from .atomic import make_sibling_folder, sync_file
-from .checksums import find_change, write_checksums
+from .checksums import States, check_unchanged, find_change, write_checksums
 from .full_disk import is_disk_full
 
 _ABANDONED = 24 * 3600  # seconds without a write after which nobody fills a temporary folder any more
@@ -30,16 +31,17 @@ def cached_folder(
     key: str,
     build: Callable[[Path], None],
     find_fault: Callable[[Path], str | None] = lambda folder: None,
+    files: States | None = None,
 ) -> Path:
     """The folder root/kind/key. Where it is missing, `build` fills a temporary folder, which is then renamed to it.
 
     The files get checksums, which are compared before the entry is used (see checksums.find_change). A changed entry is
     set aside and built again, and one line on standard error says so. find_fault: what else may be wrong with the
-    content of unchanged files, in words.
+    content of unchanged files, in words. files: what `build` reads, as it was before the key was made of its hashes.
 
     A killed run leaves at most a temporary folder, which is never read and is removed after a day. Several processes
     may build the same entry at once: the first one to finish wins, and all get equal content.
-    Raises UserError where the cache cannot be written.
+    Raises UserError where the cache cannot be written, and where one of `files` has changed meanwhile.
     """
     target = root / kind / key
     _remove_abandoned(target.parent)
@@ -47,18 +49,28 @@ def cached_folder(
     def fault_of(folder: Path) -> str | None:
         return find_change(folder) or find_fault(folder)
 
-    fault = fault_of(target) if target.exists() else "missing"
-    if fault is None:
+    try:
+        is_there = target.exists()
+        fault = fault_of(target) if is_there else None
+    except PermissionError as error:
+        raise UserError(
+            f"data.cache_dir={str(root)!r} has {error.filename} of another user, who lets nobody else read it; ask for "
+            f"chmod -R a+rX, or set another folder."
+        ) from None
+    if is_there and fault is None:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = make_sibling_folder(target)
-        if target.exists():
+        if is_there:
             _set_aside(target, fault)
+    except FileNotFoundError:  # another process has removed the folder of all such entries (tokenization.py)
+        raise
     except OSError as error:
         raise _unwritable(root, error.strerror) from None
     try:
         build(work)
+        check_unchanged(files or {})
         write_checksums(work)
         for path in work.iterdir():
             sync_file(path)
@@ -84,7 +96,10 @@ def is_complete(folder: Path) -> bool:
 def _set_aside(target: Path, fault: str) -> None:
     """Move a damaged entry out of the way. It is kept for a day: other processes may be reading it."""
     aside = make_sibling_folder(target)
-    os.rename(target, aside / target.name)
+    try:
+        os.rename(target, aside / target.name)
+    except FileNotFoundError:  # another process has moved it since
+        return
     print(f"anyformer: {target} is damaged ({fault}); set aside in {aside.name} and made again", file=sys.stderr)
 
 
@@ -102,13 +117,29 @@ def _remove_abandoned(parent: Path) -> None:
 def _rename(work: Path, target: Path, fault_of: Callable[[Path], str | None]) -> None:
     try:
         os.rename(work, target)
-    except OSError:
-        if not target.exists() or fault_of(target) is not None:  # otherwise another process was faster
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not target.exists():  # another process was faster, and it or a third one has moved the entry away since
+            _rename(work, target, fault_of)
+        elif fault_of(target) is not None:
             raise
 
 
+def remove_at_once(folder: Path, beside: Path) -> None:
+    """Remove a folder that others may be reading or filling: they see all of it or nothing. beside: an entry."""
+    if folder.exists():
+        aside = make_sibling_folder(beside)
+        with suppress(OSError):
+            os.rename(folder, aside / "removed")
+        for each in (aside, folder):
+            shutil.rmtree(each, ignore_errors=True)
+
+
 def _unwritable(root: Path, reason: str) -> UserError:
-    return UserError(f"data.cache_dir={str(root)!r} cannot be written ({reason}); set it to a folder with space.")
+    return UserError(
+        f"data.cache_dir={str(root)!r} cannot be written ({reason}); set it to a folder with space that is yours."
+    )
 
 
 def sha(value: Any) -> str:

@@ -7,10 +7,15 @@ sizes, inodes and times of change (also the inode's own, which cannot be set by 
 """
 
 import contextlib
+import hashlib
 import json
 import zlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 
+from ..errors import UserError
 from .atomic import write_atomically
 
 CHECKSUMS = "checksums.json"  # {file: [bytes, CRC-32]}
@@ -26,12 +31,17 @@ def write_checksums(folder: Path) -> None:
 
 
 def find_change(folder: Path) -> str | None:
-    """The first difference between a folder's files and their checksums, in words; None where nothing has changed."""
+    """The first difference between a folder's files and their checksums, in words; None where nothing has changed.
+
+    Raises PermissionError for a file that another user keeps for himself: that is no damage.
+    """
     try:
         stored = json.loads((folder / CHECKSUMS).read_text())
         entries = {name: (int(size), int(checksum)) for name, (size, checksum) in stored.items()}
     except FileNotFoundError:
         return "it has no checksums"
+    except PermissionError:
+        raise
     except (OSError, ValueError, TypeError, AttributeError):
         return f"{CHECKSUMS} cannot be read"
     try:
@@ -46,6 +56,8 @@ def find_change(folder: Path) -> str | None:
         for name, (_, checksum) in entries.items():
             if crc32(folder / name) != checksum:
                 return f"{name} has changed since it was written"
+    except PermissionError:
+        raise
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
     if is_large:
@@ -66,6 +78,53 @@ def crc32(path: Path) -> int:
 def _state(path: Path) -> list[int]:
     state = path.stat()
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+
+
+States = dict[Path, tuple[int, ...] | None]  # file -> its size, time of change and inode; None: it is not there
+_watching: ContextVar[tuple[States, ...]] = ContextVar("watching", default=())
+
+
+@contextlib.contextmanager
+def hashed_files() -> Iterator[States]:
+    """The files whose `content_hash` is asked for within, each with its state before it was read."""
+    states: States = {}
+    token = _watching.set((*_watching.get(), states))
+    try:
+        yield states
+    finally:
+        _watching.reset(token)
+
+
+def check_unchanged(states: States) -> None:
+    """Raise UserError for a file that is not as it was before it was hashed: what was read may not be what was hashed.
+
+    Without this, data made of the new content would stand in the cache under the fingerprint of the old one.
+    """
+    for path, state in states.items():
+        if _content_state(path) != state:
+            raise UserError(f"data: {path} was changed while it was read; start again once it is written.")
+
+
+def content_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes, which are read again only where the file was touched."""
+    state = _content_state(path)
+    for states in _watching.get():
+        states[path] = state
+    return _sha256(path, state)
+
+
+@lru_cache(maxsize=4096)
+def _sha256(path: Path, state: tuple[int, ...] | None) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _content_state(path: Path) -> tuple[int, ...] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_size, state.st_mtime_ns, state.st_ino
 
 
 def _compared(folder: Path) -> dict | None:

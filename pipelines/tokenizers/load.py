@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import UserError, loading_reason
 from ..recipes.schema import TokenizerSection
 from ..storage.cache import cached_folder, sha
+from ..storage.checksums import States
 from ..storage.local_facts import forget_loading
 from .special_tokens import CLS, MASK, SEP, begin_and_end, sentinel, special_tokens, template
 from .train import DEFAULT_VOCAB_SIZE, PAD, TRAINERS, UNKNOWN, Plan
@@ -25,6 +26,8 @@ class Documents(Protocol):
 
     def fingerprint(self) -> str:
         """Identity of the documents."""
+
+    files: States  # as Corpus has them
 
 
 _FORMAT = 1  # raise it when training changes, so that older cache entries are not taken for its result
@@ -74,26 +77,22 @@ def train_or_load_tokenizer(
         "tokenizers",
         _cache_key(plan, section, corpus),
         lambda work: _train(plan, section, corpus, progress).save_pretrained(work),
+        files=corpus.files,
     )
     return forget_loading(PreTrainedTokenizerFast.from_pretrained(folder))
 
 
-def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast", backend=None) -> str:
-    """Equal for tokenizers that give every text the same tokens and frame it with the same ones.
-
-    `backend` is the tokenizer's `plain_backend`, where the caller has it: making one takes a while.
-    """
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Equal for tokenizers that give every text the same tokens and frame it with the same ones."""
     ids = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id]
-    return sha([(backend or plain_backend(tokenizer)).to_str(), ids])
+    return sha([plain_backend(tokenizer).to_str(), ids])
 
 
-def plain_backend(tokenizer: "PreTrainedTokenizerFast"):
-    """A copy of the tokenizers.Tokenizer inside, without the truncation and padding it may have been saved with."""
-    return without_limits(tokenizer.backend_tokenizer)
-
-
-def without_limits(backend: "Tokenizer") -> "Tokenizer":
-    """A copy without truncation and padding."""
+def plain_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+    """The tokenizers.Tokenizer inside where it neither cuts nor pads, else a copy that does not."""
+    backend = tokenizer.backend_tokenizer
+    if backend.truncation is None and backend.padding is None:
+        return backend
     backend = copy.deepcopy(backend)
     backend.no_truncation()
     backend.no_padding()

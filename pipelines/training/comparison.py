@@ -4,7 +4,7 @@ import statistics
 
 from rich.table import Table
 
-from ..words import short_metric
+from ..words import short_metric, with_deviation
 
 
 def compared(runs: dict[str, dict[str, float]]) -> dict[str, dict]:
@@ -27,7 +27,6 @@ def comparing_table(runs: dict[str, dict[str, float]]) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     for name, row in compared(runs).items():
-        spread = "" if row["deviation"] is None else f" ± {short_metric(row['deviation'])}"
         values = [short_metric(value) for value in row["values"].values()]
-        table.add_row(name.replace("_", " "), *values, f"{short_metric(row['mean'])}{spread}")
+        table.add_row(name.replace("_", " "), *values, with_deviation(row["mean"], row["deviation"]))
     return table

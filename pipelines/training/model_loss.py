@@ -45,8 +45,8 @@ class ModelLoss:
         own: the objective's loss (objectives/losses.py), which takes the place of the model's; None: it has none.
         logits_of: as in Objective (objectives/base.py).
 
-    `function` computes the training loss from outputs and labels, or from outputs and the whole batch where the loss is
-    the objective's, with the losses of a model's routers; None where the model's own is used.
+    `function(outputs, labels)`: the training loss, router losses included; it gets the whole batch if the objective
+    has its own loss. None: the model computes it.
     """
 
     def __init__(

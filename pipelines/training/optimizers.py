@@ -193,6 +193,14 @@ def muon_of_arguments(model, decay_names: set[str], muon_lr: float, args: Traini
     )
 
 
+def rates_of(optimizer) -> dict[str, float]:
+    """{"learning_rate": AdamW's, "muon_learning_rate": Muon's}, as the schedule has set them, of what is there."""
+    return {
+        "muon_learning_rate" if "ns_steps" in group else "learning_rate": group["lr"]
+        for group in optimizer.param_groups
+    }
+
+
 def matrices_only(model, names: list[str]) -> list[str]:
     """`names` without vectors, such as biases, norms' weights and learned positions."""
     vectors = {n for n, p in model.named_parameters() if len(getattr(p, "ds_shape", p.shape)) < 2}

@@ -59,6 +59,11 @@ def describe_batch(found: dict | None) -> list[tuple[str, str]]:
     return [("batch", f"{found['rows']} rows at a time, accumulated {found['accumulated']} times ({found['how']})")]
 
 
+def backend_words(trainer) -> str:
+    """`attention by sdpa`, and what computes the experts where there are some."""
+    return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
+
+
 def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None, found: dict | None) -> None:
     """Model, data, plan and devices of the run that begins. found: by training.auto_batch."""
     arguments, section = trainer.args, recipe.training
@@ -67,8 +72,12 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     engine = trainer.accelerator.distributed_type.value
     engine = engine if section.parallelism is None else words_of(section.parallelism)
     how = "" if engine == "NO" else f" ({engine})"
-    by = ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
-    plan = f"{per_step} {data.objective.step_words()}, {section.optim}, {section.lr_scheduler_type}, {precision}, {by}"
+    optim = section.optim
+    if optim == "muon":
+        muon, adamw = section.muon_learning_rate, section.learning_rate
+        optim = f"muon at {muon:g} (muon_learning_rate), adamw at {adamw:g} (learning_rate)"
+    by = backend_words(trainer)
+    plan = f"{per_step} {data.objective.step_words()}, {optim}, {section.lr_scheduler_type}, {precision}, {by}"
     facts = [
         ("model", describe_model(trainer.model)),
         *describe_data(data),
@@ -92,7 +101,7 @@ def print_dry_run(data: PreparedData, trainer, facts: dict) -> None:
         f"{'finite' if facts['finite'] else 'NOT finite'}, peak memory {peak_memory(trainer.args.device) / 1e9:.1f} GB"
     )
     batches = [f"one batch of {split}: loss {loss:.4f}" for split, loss in facts["other losses"].items()]
-    tried = "\n".join([step, *batches, f"training costs {flops} FLOPs per token"])
+    tried = "\n".join([f"{step}, {backend_words(trainer)}", *batches, f"training costs {flops} FLOPs per token"])
     known = [("model", describe_model(trainer.model)), *describe_data(data), *describe_batch(facts["auto_batch"])]
     print_facts([*known, ("tried", tried)])
     console.print("dry run: nothing was trained or written", markup=False)

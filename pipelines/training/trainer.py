@@ -45,7 +45,7 @@ from .loss_parts import LossParts
 from .main_process import told_by_main
 from .mesh_trainer import MeshTrainer
 from .model_loss import ModelLoss, without_cache
-from .optimizers import matrices_only, muon_of_arguments, remember_absent
+from .optimizers import matrices_only, muon_of_arguments, rates_of, remember_absent
 from .part_losses import PartLosses, parts_of_rows
 from .plain_data import plain_data_alone
 from .progress import MetricsFile, ProgressLine, with_split_names
@@ -110,6 +110,7 @@ class AnyformerTrainer(MeshTrainer):
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, parts_of
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
+        self.rates: dict[str, float] = {}
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         parts = parts_of_rows(parts_of, kwargs.get("train_dataset"))
         self.part_losses = None if parts is None else PartLosses(*parts, shifts_labels)
@@ -331,11 +332,17 @@ class AnyformerTrainer(MeshTrainer):
 
     # ---- the log
 
+    def _get_learning_rate(self):
+        if self.muon_learning_rate is not None:  # Trainer would log that of the first group, Muon's, for all
+            self.rates = rates_of(self.optimizer)
+        return super()._get_learning_rate()
+
     def log(self, logs, start_time=None):
         if self.position.stream is not None:
             self.state.epoch = float(self.position.passes)  # Trainer takes all steps for one pass
         if "loss" in logs:
             self.guard.check()
+            logs.update(self.rates)
             logs.update(self.throughput.collect(self.accelerator.reduce))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))

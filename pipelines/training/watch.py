@@ -1,4 +1,4 @@
-"""How a training looks after itself, in one object for the trainer."""
+"""Settings of the trainer's safety checks."""
 
 from dataclasses import dataclass, field
 

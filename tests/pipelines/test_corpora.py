@@ -510,8 +510,8 @@ def bad_input(tmp_path):
         "revision": (files("good.txt", revision="v2"), ["data.revision='v2' has no effect without data.dataset"]),
         "max": (files("good.txt", max_documents=0), ["data.max_documents=0", "at least 1"]),
         "weight": (
-            DataSection(mixture=[MixtureSource(files=good, weight=0)]),
-            ["data.mixture.0.weight=0", "above 0"],
+            DataSection(mixture=[MixtureSource(files=good, weight=1e-300)]),
+            ["data.mixture.0.weight=1e-300", "at least 1e-06"],
         ),
         "mixture": (
             DataSection(mixture=[MixtureSource()]),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 
 import pyarrow
 import pyarrow.parquet
@@ -117,7 +118,9 @@ BROKEN = {
     "end.json": ('[{"text": "a"}] more', ["row 2", "text after the end of the array"]),
     "number.json": ("[1, 2]", ["row 1", "not a JSON object but int"]),
     "other.json": ('{"rows": []}', ["data.text_field='text'", "known: rows"]),
-    "semicolon.csv": ("review;sentiment\ngood;1\n", ["data.text_field='text'", "line 2", "known: review;sentiment"]),
+    "semicolon.csv": ("text;label\ngood;1\n", ["separates values by ';' instead of ','", "commas", "data.encoding"]),
+    "tabs.csv": ("text\tlabel\ngood\t1\n", ["separates values by '\\t' instead of ','", "tabs as .tsv"]),
+    "cp1252.csv": (b"text,gr\xf6\xdfe\ngood,1\n", ["line 1: not UTF-8; data.encoding=cp1252"]),
     "commas.csv": ("text,label\nwell, I liked it,1\n", ["line 2 holds 3 instead of 2 values", "needs quotes"]),
     "few.csv": ("text,label\ngood,1\nbad\n", ["line 3 holds 1 instead of 2 values"]),
     "quote.csv": ('text,label\ngood,1\n"bad,1\nbad,1\n', ["from line 3 on, is not a table"]),
@@ -130,11 +133,37 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_file_is_one_sentence(tmp_path, name):
     content, says = BROKEN[name]
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as caught:
         texts(open_corpora(section(tmp_path / name))["train"])
     sentence = str(caught.value)
     assert name in sentence and "\n" not in sentence and all(words in sentence for words in says), sentence
+
+
+def test_a_table_without_line_breaks_is_never_held_in_memory(tmp_path):
+    path = tmp_path / "a.csv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        stream.write(b"text,label\r\ngood,1\r")
+        for _ in range(40):
+            stream.write(b"x" * 10**6)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"a\.csv\.gz, from line 3 on, is not a table \(field larger than"):
+        texts(open_corpora(section(path, max_document_bytes=1000))["train"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6
+
+
+@pytest.mark.parametrize("split", ["files", "validation_files", "test_files"])
+@pytest.mark.parametrize("name", ["b.jsonl", "b.json", "b.csv"])
+def test_a_column_that_a_later_file_of_any_split_lacks_is_found_when_they_are_opened(tmp_path, split, name):
+    (tmp_path / "a.csv").write_text("text,label\ngood,1\nbad,0\n")
+    (tmp_path / name).write_text("txet,label\ngood,1\n" if "csv" in name else '{"txet": "good", "label": 1}\n')
+    good, both = str(tmp_path / "a.csv"), [str(tmp_path / "a.csv"), str(tmp_path / name)]
+    data = DataSection(**{"files": good, "validation_files": good, "test_files": good} | {split: both})
+    for function in (open_corpora, lambda data: open_examples(data, {"text_field": "text"})):
+        with pytest.raises(UserError, match=rf"text_field='text': no such .*{name}.*did you mean txet\?"):
+            function(data)
 
 
 # Encodings
@@ -162,14 +191,20 @@ def test_files_in_other_encodings_are_read_where_the_recipe_names_them(tmp_path,
 
 def test_an_encoding_is_checked_and_part_of_the_fingerprint(tmp_path):
     (tmp_path / "a.txt").write_text("text\n")
-    for encoding in ("rot13", "lattin-1"):
-        with pytest.raises(UserError, match=rf"data\.encoding='{encoding}' is no encoding that Python knows"):
+    for encoding in ("rot13", "lattin-1", "idna", "punycode", "utf-8\0"):
+        with pytest.raises(UserError, match=r"data\.encoding=.* is no encoding that Python knows"):
             open_corpora(section(tmp_path / "a.txt", encoding=encoding))
     with pytest.raises(UserError, match=r"data\.encoding='latin-1' has no effect without data\.files"):
         open_corpora(DataSection(source="stdlib", encoding="latin-1"))
     (tmp_path / "odd.txt").write_bytes(b"abc")
     with pytest.raises(UserError, match=r"odd\.txt is not utf-16"):
         open_corpora(section(tmp_path / "odd.txt", encoding="utf-16-le"))
+    for encoding, order in (("utf-16", "le"), ("utf-16", "be"), ("utf-32", "le")):
+        (tmp_path / "bare.txt").write_bytes("text\n".encode(f"{encoding}-{order}"))
+        with pytest.raises(UserError, match=rf"bare\.txt is not {encoding} .*no byte order mark.*-le.*or .*-be"):
+            open_corpora(section(tmp_path / "bare.txt", encoding=encoding))
+        told = open_corpora(section(tmp_path / "bare.txt", encoding=f"{encoding}-{order}"))
+        assert texts(told["train"]) == ["text\n"]
     prints = [
         open_corpora(section(tmp_path / "a.txt", encoding=name))["train"].fingerprint() for name in ("utf-8", "cp1252")
     ]

@@ -200,6 +200,11 @@ def test_documents_begin_with_a_token_for_encoders_alone_unless_the_recipe_says_
     ("sections", "overrides", "sentence"),
     [
         (MASKED, ["objective.mask_probability=0"], "objective.mask_probability=0.0 must be above 0"),
+        (
+            MASKED,
+            ["objective.mask_probability=1e-9"],
+            "objective.mask_probability=1e-09 hides no token of a row of objective.sequence_length=48; set it to at",
+        ),
         (MASKED, ["objective.mask_probability=1"], "objective.mask_probability=1.0 must be below 1"),
         (MASKED, ["objective.mask_replace=0.95"], "together they must be at most 1"),
         (MASKED, ["objective.noise_density=0.2"], "no effect with objective.name=masked; it belongs to span"),

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import shlex
 import subprocess
 import sys
 
@@ -26,7 +28,7 @@ def lines_of(run):
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
-def test_a_classifier_learns_and_is_evaluated(tmp_path, command, capsys):
+def test_a_classifier_learns_and_is_evaluated(tmp_path, command, capsys, monkeypatch):
     recipe = image_recipe(
         tmp_path,
         training={"max_steps": 60, "label_smoothing_factor": 0.1},
@@ -43,6 +45,18 @@ def test_a_classifier_learns_and_is_evaluated(tmp_path, command, capsys):
     assert command("evaluate", run, recipe) == 0
     result = json.loads((run / "evaluation-recipe.json").read_text())["metrics"]
     assert result["accuracy"] == metrics["test_accuracy"] and result["loss"] == pytest.approx(metrics["test_loss"])
+    capsys.readouterr()
+
+    # The printed command and the card's lines answer without asking whether the folder's code may run.
+    asked = []
+    monkeypatch.setattr("builtins.input", asked.append)
+    picture(False, random.Random(5)).save(tmp_path / "your_image.png")
+    monkeypatch.chdir(tmp_path)
+    printed_line = next(line for line in printed.splitlines() if line.startswith("next: "))
+    exec(shlex.split(printed_line)[3])
+    of_card = re.findall(r"```python\n(.*?)```", card, re.S)[-1].replace("path/to/run", str(run))
+    exec(of_card)
+    assert capsys.readouterr().out.count("'label': 'right'") == 2 and not asked
 
 
 @pytest.mark.slow

@@ -88,13 +88,17 @@ def test_folders_tables_and_data_sets_of_the_same_images_are_equal(tmp_path, mon
     for name, where in {
         "table": {"files": str(tmp_path / "table" / "train.parquet")},
         "folder": {"files": str(pattern)},
+        "folder of class folders": {"files": str(tmp_path / "folder")},
         "data set": {"dataset": str(tmp_path / "table")},
     }.items():
         examples = open_images(DataSection(**where, validation_fraction=0), COLUMNS)["train"]
         assert examples.source.class_names("label") == NAMES
         rows = [(row["label"], decode(row["image"], 1, "f", place)) for place, row in examples]
         found[name] = sorted((NAMES.index(y) if y in NAMES else y, np.asarray(x).tobytes()) for y, x in rows)
-    assert found["table"] == found["folder"] == found["data set"] and len(found["table"]) == 24
+    assert (
+        found["table"] == found["folder"] == found["folder of class folders"] == found["data set"]
+        and len(found["table"]) == 24
+    )
 
 
 def test_json_lines_name_images_beside_them(tmp_path):

@@ -69,6 +69,21 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
     law()
 
 
+def test_control_tokens_in_a_message_are_text_and_those_of_the_template_are_control_tokens(tmp_path):
+    data = prepared(tmp_path, task={"packing": False}, data={"test_files": None})
+    tokenizer, end = data.tokenizer, "<|endoftext|>"
+    answer = f"so {end}{end} and <|pad|>"
+    asked = [
+        {"role": "user", "content": f"{end} why{end}"},
+        {"role": "assistant", "content": answer},
+    ]
+    plain = [message | {"content": message["content"].replace("<|", "<!")} for message in asked]
+    (ids, learned), (others, _) = data.objective.encode([("here", asked), ("there", plain)])
+    assert ids.count(tokenizer.eos_token_id) == others.count(tokenizer.eos_token_id) == 2
+    assert tokenizer.pad_token_id not in ids and tokenizer.decode(ids) == tokenizer.decode(others).replace("<!", "<|")
+    assert tokenizer.decode([number for number, own in zip(ids, learned) if own]) == answer + end
+
+
 def test_packed_conversations_learn_what_they_learn_alone(tmp_path):
     import transformers
     from anyformer.pipelines.training.models import model_config

@@ -12,7 +12,7 @@ from anyformer.pipelines.reporting.interpret import interpret, validations_of, w
 from anyformer.pipelines.training.learning_rate import begin_above_zero
 from anyformer.pipelines.training.progress import MetricsFile, describe
 from anyformer.pipelines.training.trackers import Wandb
-from anyformer.pipelines.words import aligned, counted
+from anyformer.pipelines.words import aligned, at_limit, counted
 from transformers import get_scheduler
 from transformers.integrations import WandbCallback
 
@@ -56,20 +56,30 @@ def lines_of(run):
 
 
 def test_validations_the_last_step_and_the_end_are_logged_by_one_name(tiny_recipe, command, tmp_path, capsys):
-    training = {"max_steps": 12, "logging_steps": 7, "save_steps": 12}
+    training = {"max_steps": 12, "logging_steps": 7, "save_steps": 12, "optim": "muon", "warmup_steps": 0}
     assert command("train", tiny_recipe(training=training, evaluation={"every_steps": 6})) == 0
     lines = lines_of(tmp_path / "run")
     assert [line["step"] for line in lines if "loss" in line] == [1, 7, 12]
-    assert min(line["learning_rate"] for line in lines if "loss" in line) > 0
+    trained = [line for line in lines if "loss" in line]
+    assert min(line["learning_rate"] for line in trained) > 0
+    # Each of the two rates by the name of its setting: 5e-3 for AdamW, 0.02 for Muon.
+    assert [line["muon_learning_rate"] / line["learning_rate"] for line in trained] == pytest.approx([4, 4, 4])
     measured = [line for line in lines if "validation_loss" in line]
     assert [line["step"] for line in measured] == [6, 12, 12]  # the last one on all rows
     assert all(line["validation_perplexity"] > 1 for line in measured)
     assert not any(name.startswith("eval_") for line in lines for name in line)
-    final = json.loads((tmp_path / "run" / "run.json").read_text())["metrics"]
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    final, total = run["metrics"], run["data"]["validation"]["rows"]
     assert {name: value for line in lines for name, value in line.items() if name in final} == final
     printed = capsys.readouterr().out.splitlines()
-    assert sum("validation loss" in line and "perplexity" in line for line in printed) == 2
+    some = f"on 8 of {total} rows"
+    assert sum("validation loss" in line and line.endswith(some) for line in printed) == 2
+    assert sum(f"validations during training were {some}" in line for line in printed) == 1
+    assert f"validations during training were {some}" in (tmp_path / "run" / "README.md").read_text()
+    assert (tmp_path / "run" / "report.html").read_text().count(f"validation {some}") == 1
+    assert any("muon at 0.02 (muon_learning_rate), adamw at 0.005 (learning_rate)" in line for line in printed)
     steps = {line.split()[1]: line for line in printed if line.startswith("step ") and "epoch" in line}
+    assert f"lr {trained[0]['learning_rate']:.2e}, Muon {trained[0]['muon_learning_rate']:.2e}  " in steps["1/12"]
     assert "ETA" not in steps["1/12"] and "ETA" in steps["7/12"] and "epoch 0." in steps["1/12"]
 
 
@@ -229,3 +239,9 @@ def test_wandb_gets_a_run_of_its_own_each_time_also_after_a_failure(fails, monke
     assert [run.name for run in fake.runs] == ["mine", "mine"] and fake.run is None
     assert fake.runs[1].logged[0] == {"train/loss": 1.0, "validation/loss": 2.0, "train/global_step": 3}
     assert fails or fake.runs[1].logged[1] == {"test/loss": 3.0, "train/global_step": 3}
+
+
+def test_rows_that_reach_a_limit_are_counted():
+    """A share of few rows would be written as 0.0%."""
+    assert at_limit(0, 90, "max_length=128") == "none reaches max_length=128"
+    assert at_limit(2, 5452, "max_length=64") == "2 of 5,452 reach max_length=64"

@@ -15,6 +15,8 @@ from anyformer.pipelines.metrics import AVERAGES, METRICS, check_metrics, load_m
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import anyformer
+
 CLASSES = [name for name, row in METRICS.items() if row.compares == "classes"]
 AVERAGED = [name for name in METRICS if name.startswith(("f1", "precision", "recall"))]
 COMPARED = [name for name, row in METRICS.items() if row.load is not None and row.missing() is None]
@@ -246,6 +248,8 @@ def test_a_metric_that_does_not_fit_is_one_sentence_before_any_work(names, compa
 def test_an_unknown_metric_names_the_nearest():
     with pytest.raises(UserError, match=r"metric 'chrff' is not known; did you mean chrf\?"):
         load_metric("chrff")
+    found = anyformer.load_metric("accuracy").compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
+    assert found == {"accuracy": 0.75}
 
 
 def test_the_table_of_metrics_imports_nothing_heavy():

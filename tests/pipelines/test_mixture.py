@@ -251,7 +251,7 @@ REFUSED = {
     f"{CAUSAL}, {{name: prefix_lm, fim_rate: 0.5}}": "objective.parts.1.fim_rate has no effect with "
     "objective.parts.1.name=prefix_lm; it belongs to fill_in_the_middle",
     f"{CAUSAL}, {{name: fill_in_the_middle, fim_rate: 2}}": "objective.parts.1.fim_rate=2.0 must be at most 1",
-    f"{CAUSAL}, {{name: prefix_lm, weight: 0}}": "objective.parts.1.weight=0.0 must be above 0",
+    f"{CAUSAL}, {{name: prefix_lm, weight: 0}}": "objective.parts.1.weight=0.0 must be at least 1e-06",
     f"{CAUSAL}, {{name: prefix_lm, shortest_prefix: 0.8, longest_prefix: 0.5}}": "objective.parts, prefix_lm: "
     "objective.shortest_prefix=0.8 is more than",
     f"{CAUSAL}, {{name: denoising}}": "objective.parts, denoising: model.family=decoder does not go with "

@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.comparison import mcnemar
@@ -23,6 +24,7 @@ from anyformer.pipelines.reporting.rows import as_html
 from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
 from anyformer.pipelines.training.recorded_rows import as_png
 from anyformer.pipelines.training.report import ReportPage
+from anyformer.pipelines.words import with_deviation
 from processes import end_in_micro_batch
 
 import anyformer
@@ -41,7 +43,7 @@ def recorded(tmp_path):
 
     def make(name="run", *, lines=None, tail="", finished=True, settings=(), accuracy=0.8, **facts):
         folder = tmp_path / name
-        folder.mkdir()
+        folder.mkdir(parents=True)
         overrides = ["data.files=reviews.jsonl", f"training.output_dir={folder}", *settings]
         recipe = load_recipe("imdb_classify", overrides).to_dict()
         run = {"recipe": recipe, "seed": 42, "versions": {"torch": "2"}, "world_size": 1, "total_steps": 8}
@@ -126,10 +128,8 @@ def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
     settings = text.split("Settings that differ</h2>")[1]
     assert re.findall(r"<tr><td>([\w.]+)</td>", settings) == ["training.learning_rate"] and loads_nothing(out)
     assert re.search(
-        r"slow</td><td class=\"left\">fast</td><td>\+0.1000</td><td>0.069 to 0.131</td>.*yes.*Newcombe", text
+        r"slow</td><td class=\"left\">fast</td><td>\+0.100</td><td>0.069 to 0.131</td>.*yes.*Newcombe", text
     )
-    compare_runs([slow, fast], out, varied=["training.learning_rate"])
-    assert curves_of(out)["runs"][1] == "learning_rate=0.5"
     for folder, wrong in ((slow, 200), (fast, 100)):
         answers = [{"row": n, "prediction": int(n >= wrong), "reference": 1} for n in range(1000)]
         (folder / "predictions.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
@@ -141,7 +141,60 @@ def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
 def test_runs_that_differ_in_the_seed_alone_are_averaged(recorded, tmp_path):
     folders = [recorded(f"seed-{n}", settings=[f"training.seed={n}"], accuracy=0.7 + n / 10) for n in (0, 1, 2)]
     compare_runs(folders, tmp_path / "page.html")
-    assert "0.8000 ± 0.1000" in (tmp_path / "page.html").read_text()
+    assert "0.80 ± 0.10" in (tmp_path / "page.html").read_text()
+
+
+def test_a_chart_of_one_point_says_its_value(recorded):
+    folder = recorded(lines=[line(1, 10, 2.0), {"step": 1, "time": 1002.5, "validation_loss": 1.7}])
+    write_report(folder)
+    units = {chart["id"]: chart["unit"] for chart in curves_of(folder / "report.html")["charts"]}
+    assert units["loss"].endswith(", training 2, validation 1.7") and units["memory_gb"].endswith(", memory 1")
+
+
+@pytest.mark.parametrize("place", ["{variant}/seed-{seed}", "{variant}-s{seed}", "{seed}/{variant}"])
+def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(place, recorded, tmp_path):
+    """Welch's t-test over the seeds, which says nothing of fewer than three."""
+    values = {"slow": [0.70, 0.72, 0.74], "fast": [0.80, 0.81, 0.85], "new": [0.9, 0.91]}
+    rates = {"slow": 0.1, "fast": 0.2, "new": 0.3}
+    folders = [
+        recorded(
+            place.format(variant=variant, seed=seed),
+            settings=[f"training.seed={seed}", f"training.learning_rate={rates[variant]}"],
+            accuracy=accuracy,
+            lines=[line(step, 10, 1.0 + step + seed) for step in (1, 2)],
+        )
+        for variant, of_seeds in values.items()
+        for seed, accuracy in enumerate(of_seeds)
+    ]
+    compare_runs(folders, tmp_path / "page.html")
+    drawn, text = curves_of(tmp_path / "page.html"), (tmp_path / "page.html").read_text()
+    called = [f"learning_rate={rate}" for rate in rates.values()] if place.startswith("{seed}") else [*values]
+    assert drawn["runs"] == called
+    loss = {one["name"]: one for one in drawn["charts"][0]["series"]}
+    assert [loss[called[0]][of] for of in ("y", "low", "high")] == [[3, 4], [2, 3], [4, 5]] and len(loss) == 3
+    test = scipy.stats.ttest_ind(values["fast"], values["slow"], equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    rows = re.findall(r"<tr><td>test accuracy</td><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td>(.*?)</tr>", text)
+    told = {(first, second): re.sub("<[^>]*>", " ", rest).split() for first, second, rest in rows}
+    assert len(told) == 3 and told[called[0], called[1]][:4] == ["+0.100", f"{low:.3f}", "to", f"{high:.3f}"]
+    ranked = [f"{count * test.pvalue:.4f}" for count in (1, 2, 3)]  # Holm: by its rank among the three pairs
+    assert told[called[0], called[1]][4:7] == ["yes", "Welch,", "p"] and told[called[0], called[1]][-1] in ranked
+    assert all("too few seeds" in " ".join(told[pair]) for pair in told if called[2] in pair)
+
+
+@pytest.mark.parametrize(
+    "mean, deviation, words",
+    [
+        (726.8, 13.1041, "727 ± 13"),
+        (0.8, 0.0123, "0.800 ± 0.012"),
+        (12345.6, 0.03, "12,345.600 ± 0.030"),
+        (0.8, 0.0, "0.8000 ± 0"),
+        (726.8, None, "726.8"),
+        (1.0, float("nan"), "1.0000 ± nan"),
+    ],
+)
+def test_a_mean_and_its_deviation_end_in_the_same_digit(mean, deviation, words):
+    assert with_deviation(mean, deviation) == words
 
 
 def test_the_interval_of_a_difference_is_newcombes():
@@ -283,9 +336,11 @@ def test_a_browser_draws_the_curves_and_answers_keys_and_clicks(recorded, tmp_pa
     folder = recorded(
         "first", lines=[*many, {"step": 199, "validation_loss": 0.1}, {"step": 199, "train_runtime": 1.0}]
     )
-    other = recorded("second", settings=["training.seed=7"])
+    other = recorded("second", settings=["training.learning_rate=0.5"])
+    seeds = [recorded(f"seed-{n}", settings=[f"training.seed={n}"]) for n in (1, 2)]
     write_report(folder)
     compare_runs([folder, other], tmp_path / "both.html")
+    compare_runs([other, *seeds], tmp_path / "seeds.html")
 
     def after(file, script: str) -> str:
         clicked = tmp_path / "clicked.html"
@@ -310,4 +365,6 @@ def test_a_browser_draws_the_curves_and_answers_keys_and_clicks(recorded, tmp_pa
     table = after(page, "document.querySelector('#chart-loss details').open = true;")
     assert re.search(r"<td>199</td><td>0.02513</td><td>0.1000</td>", table)
     hidden = after(tmp_path / "both.html", "document.querySelector('[data-run=\"1\"]').click();")
+    banded = after(tmp_path / "seeds.html", "")
+    assert banded.count('class="band"') == len(curves_of(tmp_path / "seeds.html")["charts"])  # of one of two variants
     assert hidden.count('class="series"') < dom.count('class="series"') * 2 and "second" in hidden

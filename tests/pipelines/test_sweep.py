@@ -101,6 +101,7 @@ def test_a_sweep_that_cannot_be_is_one_sentence(words, says, tiny_recipe, tmp_pa
 @pytest.mark.parametrize("name", list(shipped("experiments")))
 def test_each_shipped_experiment_makes_recipes(name):
     sweep = read_sweep(name, [])
+    assert len(grid(sweep)) > 1
     for combination in grid(sweep):
         load_recipe(sweep.settings.recipe, [*sweep.fixed, *combination.settings])
 

@@ -292,6 +292,32 @@ def test_texts_are_framed_cut_and_their_pairs_marked(tmp_path, prepare):
     assert tokenizer.backend_tokenizer.truncation is None and tokenizer.model_max_length == 24
 
 
+@pytest.mark.parametrize(
+    "kind, fields",
+    [
+        ("sequence_classification", {}),
+        ("translation", {"source_field": "text", "target_field": "other"}),
+        ("token_classification", {"tokens_field": "words", "tags_field": "tags"}),
+        ("sentence_similarity", {"text_field": "text", "text_pair_field": "other", "label_range": [0, 1]}),
+    ],
+)
+def test_control_tokens_in_examples_are_text_and_told(tmp_path, prepare, kind, fields):
+    def texts(end):
+        return {"text": f"a{end} b", "other": f"b {end} c", "words": ["a", end, "b"], "tags": ["O", "B-X", "O"]}
+
+    control = "<|endoftext|>" if kind == "translation" else "<|sep|>"
+    rows = [{**texts(control if i == 3 else "x" * len(control)), "label": i % 2} for i in range(20)]
+    files = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0}
+    sections = {"data": files, "task": fields, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+    data = prepare(kind, **sections)
+    number = data.tokenizer.convert_tokens_to_ids(control)
+    counts = [row["input_ids"].tolist().count(number) for row in data.rows["train"]]
+    assert len(counts) == 20 and len(set(counts)) == 1  # those around the texts
+    told = 1 if kind in ("sequence_classification", "token_classification") else 2
+    assert data.facts["train"]["control_tokens"] == {control: told}
+    assert f"ordinary text: {control} ({told} times)" in data.rows["train"].notes[-1]
+
+
 def test_every_target_ends_also_one_that_is_cut(prepare):
     data = prepare("translation", "task.max_target_length=5")
     ends = [row["labels"][-1].item() for row in data.rows["train"]]

@@ -1,5 +1,6 @@
 """Laws of large corpora: shards change no token, nothing finished is made again, memory does not grow with the text."""
 
+import errno
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from anyformer.pipelines.data.tokenization import Share, Tokenization, tokenize_
 from anyformer.pipelines.data.validation_split import SourceCorpus
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
-from anyformer.pipelines.storage import checksums
+from anyformer.pipelines.storage import cache, checksums
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from processes import Process
 
@@ -91,6 +92,41 @@ def test_mixtures_and_documents_without_tokens_are_joined_as_they_are_written_at
     make_some_shards(killed, tokenizer, tmp_path / "cache", 3)
     assert content(store_of(resumed, tokenizer, tmp_path / "cache")) == content(whole)
     assert "mixture: " in whole.notes[0] and "runs out" in whole.notes[0]
+
+
+@pytest.mark.parametrize("moment", ["before a folder is made", "before it is renamed", "between renaming and looking"])
+def test_a_process_that_is_overtaken_takes_the_store_of_the_faster_one(
+    corpus, tokenizer, tmp_path, small_shards, monkeypatch, moment
+):
+    """The faster one has joined the shards and removed them."""
+    make_folder, rename, target = cache.make_sibling_folder, os.rename, tmp_path / "cache"
+    calls = []
+
+    def overtake():
+        calls.append(moment)
+        if len(calls) == 3:  # after two shards
+            monkeypatch.setattr(cache, "make_sibling_folder", make_folder)
+            monkeypatch.setattr(os, "rename", rename)
+            store_of(corpus, tokenizer, target)
+            return True
+
+    def overtaken_make(folder):
+        overtake()
+        return make_folder(folder)
+
+    def overtaken_rename(source, to):
+        if overtake() and moment.startswith("between"):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")  # it was there then
+        rename(source, to)
+
+    if moment == "before a folder is made":
+        monkeypatch.setattr(cache, "make_sibling_folder", overtaken_make)
+    else:
+        monkeypatch.setattr(os, "rename", overtaken_rename)
+    found = content(store_of(corpus, tokenizer, target))
+    monkeypatch.undo()
+    assert len(calls) >= 3 and found == content(store_of(corpus, tokenizer, tmp_path / "alone"))
+    assert not list(target.glob("shards/*"))
 
 
 def make_some_shards(corpus, tokenizer, cache, number):

@@ -9,10 +9,13 @@ from anyformer.pipelines.data import encoding
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Document
 from anyformer.pipelines.data.encoding import Encoder
+from anyformer.pipelines.data.packing import PackedDataset, tokenize_corpus
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.recipes.types import build
+from anyformer.pipelines.storage.cache import sha
 from anyformer.pipelines.tokenizers import load
+from anyformer.pipelines.tokenizers.control_tokens import ControlTokens, text_tokenizer
 from anyformer.pipelines.tokenizers.load import tokenizer_fingerprint, train_or_load_tokenizer
 from anyformer.pipelines.tokenizers.train import WRITES_EVERY_TEXT
 from hypothesis import given, settings
@@ -315,3 +318,68 @@ def test_truncation_and_padding_saved_with_a_tokenizer_do_not_touch_documents(tr
         assert np.array_equal(np.concatenate(encoder.encode([TEXT])), plain)
     assert tokenizer.backend_tokenizer.truncation is not None  # what others asked for stays
     assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(trained["char"][0])
+
+
+# Control tokens that are written in a text
+
+
+@pytest.fixture(scope="module")
+def control_tokenizers(trained):
+    """Ours, and two whose vocabularies hold control tokens as words, which tokenizers' own switch does not keep out."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    entries = ["<pad>", "</s>", "<unk>", *"▁ab<>/psd"]
+    unigram = Tokenizer(models.Unigram([(entry, -3.0 * (i > 2)) for i, entry in enumerate(entries)], unk_id=2))
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    words = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    found = {name: tokenizer for name, (tokenizer, _) in trained.items()}
+    for name, backend in {"t5": unigram, "words": words}.items():
+        backend.add_special_tokens(["</s>", "<pad>"])
+        backend.add_tokens(["plain added"])
+        backend.add_special_tokens(["<late>"])
+        after = {"single": "$A </s>", "pair": "$A </s> $B </s>", "special_tokens": [("</s>", 1)]}
+        backend.post_processor = processors.TemplateProcessing(**after)
+        names = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+        found[name] = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    return found
+
+
+@pytest.mark.parametrize("name", [*SECTIONS, "t5", "words"])
+def test_control_tokens_written_in_a_text_are_text_and_all_else_is_as_ever(control_tokenizers, name):
+    tokenizer = control_tokenizers[name]
+    control = {token for token in tokenizer.all_special_tokens if token != tokenizer.unk_token} | {tokenizer.eos_token}
+    texts = [f"a{token} b {token} a" for token in control]
+    plain = "a plain added b a/ps"
+    encode, copied = Encoder(tokenizer).encode, text_tokenizer(tokenizer)
+    before = tokenizer(plain, plain)
+    assert copied(plain, plain, truncation=True, max_length=500) == before
+    assert encode([plain])[0].tolist() == tokenizer(plain, add_special_tokens=False).input_ids
+    numbers = set(tokenizer.convert_tokens_to_ids([*control]))
+    for text, ids in zip(texts, encode(texts)):
+        assert numbers & set(tokenizer(text, add_special_tokens=False).input_ids)
+        assert not numbers & {*ids.tolist(), *copied(text, add_special_tokens=False).input_ids}
+        ends = tokenizer.num_special_tokens_to_add()
+        assert len(copied(text).input_ids) == len(ids) + ends  # those around it stay
+    assert tokenizer(plain, plain) == before and tokenizer.backend_tokenizer.truncation is None
+    assert ControlTokens(tokenizer).count(texts) == dict.fromkeys(control, 2)
+
+
+def test_a_store_tells_of_control_tokens_and_only_then_has_another_identity(trained, tmp_path):
+    tokenizer = trained["byte_bpe"][0]
+
+    def store(text):
+        corpus = corpus_of(tmp_path, text)
+        return corpus, tokenize_corpus(corpus, tokenizer, tmp_path, add_bos=False, add_eos=True, progress=False)
+
+    corpus, plain = store(TEXT)
+    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    before = sha([1, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), None, ends[1]])  # of 0.1
+    assert plain.fingerprint == before and not plain.control_tokens and not plain.notes
+    corpus, told = store(TEXT + "an <|endoftext|> and <|pad|>, an <|endoftext|>")
+    assert told.tokens.tolist().count(ends[1]) == 1 and told.control_tokens == {"<|endoftext|>": 2, "<|pad|>": 1}
+    assert told.fingerprint != sha([1, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), None, ends[1]])
+    assert "<|endoftext|> (2 times), <|pad|> (1 times)" in told.notes[0]
+    facts = PackedDataset(told, 32, tail="pad", pad_token_id=1).facts
+    assert facts["control_tokens"] == told.control_tokens

@@ -23,6 +23,8 @@ TEXTS = [topics[name] for name in sorted(topics)[:12]]
 
 
 class Texts:
+    files = {}
+
     def documents(self):
         return iter([SimpleNamespace(text=text) for text in [*TEXTS, OTHER_SCRIPTS]])
 
