@@ -81,9 +81,9 @@ class Kind:
     that all layers are of this kind. lookback: config -> how many tokens before a query a layer may look at, for kinds
     whose cache is states or segments. memories: such a cache's matrices (K x (K + 1) in fp32 for each key/value head).
     windowed: whether a query sees the `sliding_window` tokens before it (in an encoder, to each side) only.
-    near, stride: config -> where a mask that depends on distances only shows keys, so that rows can be computed in
-    blocks (attention_blocks.py): the most tokens before and after a query that it may see one by one, and the distance
-    of further ones before them, of causal kinds only. None: anywhere; none further.
+    near, stride: config -> where a mask that depends on distances only shows keys, from which memory is planned: the
+    most tokens before and after a query that it may see one by one, and the distance of further ones before them, of
+    causal kinds only. None: anywhere; none further.
     flash: whether flash kernels compute it, or it runs without a backend. separable: whether packed documents can be
     attended one by one. segments: whether it attends block by block. global_tokens: whether some tokens see all.
     own_scores: whether a class of its own computes it (role "attention"); otherwise it is a mask (role "mask", unless

@@ -146,7 +146,6 @@ def packed(setup) -> None:
         if family == "encoder":
             model.set_attn_implementation("sdpa")
             setup.attempt("encoder: padded rows", padded_rows, setup, model.train(), documents)
-    setup.attempt("kernel for documents", kernel_for_documents, setup)
 
 
 def positions(setup, lengths) -> torch.Tensor:
@@ -190,32 +189,6 @@ def padded_rows(setup, model, documents) -> None:
     compare(setup, "encoder: padded rows, fp32", apart(outcome(model, batch, real=real), expected), FP32)
     granted = max(TWICE * apart(rounded, expected), BF16)
     compare(setup, "encoder: padded rows, bf16", apart(outcome(model, batch, bf16=True, real=real), expected), granted)
-
-
-def kernel_for_documents(setup) -> None:
-    """varlen_sdpa with and without window, causal and not, fewer key heads: torch's flash kernel against one by one."""
-    from anyformer.modeling import attention_varlen
-
-    lengths = [5, 1, 30, 28] if setup.tiny else [100, 1, 300, 111]
-    drawn = torch.Generator().manual_seed(0)
-    shapes = ((1, 4, sum(lengths), 64), (1, 2, sum(lengths), 64), (1, 2, sum(lengths), 64))
-    inputs = [torch.randn(shape, generator=drawn).to(setup.device) for shape in shapes]
-    probe = inputs[0].to(torch.bfloat16)
-    if not attention_varlen._has_kernel(probe, 0.125, 0.0):
-        setup.absent("kernel for documents", "torch's flash kernel for documents needs a GPU and torch >= 2.11")
-    for causal in (True, False):
-        for window in (None, 16):
-
-            def attended(dtype, causal=causal, window=window):
-                leaves = [x.to(dtype, copy=True).requires_grad_() for x in inputs]
-                out = attention_varlen.varlen_sdpa(*leaves, lengths, causal, 0.125, window=window)
-                (out.float() * torch.linspace(-1, 1, 64, device=setup.device)).sum().backward()
-                return [out.detach().float(), *(x.grad.float() for x in leaves)]
-
-            what = f"documents by one kernel, {'causal' if causal else 'both sides'}, window {window}"
-            error = setup.attempt(what, lambda a=attended: apart(a(torch.bfloat16), a(torch.float32)))
-            if error is not None:
-                compare(setup, what, error, 2**-5)  # inputs, scores, output and gradient, each rounded to 2^-9
 
 
 # ------------------------------------------------------------------------------------------------------------ golden

@@ -49,6 +49,7 @@ measure windows length.py --dtype fp32 bf16 --length 1024 4096 --rounds 7 --plot
     --kinds full "full, two-sided" sliding strided local+global none
 measure length length.py --dtype fp32 --rounds 3
 measure backends attention_backends.py
+measure native_attention native_attention.py
 measure generate generate.py --rounds 9
 measure generate_static generate.py --rounds 9 --model medium --prompt 32 --static
 measure decoding decoding_throughput.py --rounds 5
