@@ -183,7 +183,7 @@ function Chart(chart, box) {
       const row = make("div"), dot = make("span", undefined, {className: "dot"});
       dot.style.background = color(line.one, line.number);
       const far = Math.abs(px(line.xs[n]) - px(at)) > 12 ? " (" + acrossOf(chart) + " " + inAxis(line.xs[n]) + ")" : "";
-      row.append(dot, (several ? line.one.name + " " : ""), make("b", value(chart, line.ys[n], true)), far + (line.edges.length ? " (" + line.edges.map((ys) => value(chart, ys[n], true)).join(" to ") + ")" : "") + (faint(line) ? " (here " + value(chart, line.raw[n], true) + ")" : ""));
+      row.append(dot, (several ? line.one.name + " " : ""), make("b", value(chart, line.ys[n], true)), far + (line.edges.length ? " (" + line.edges.map((ys) => value(chart, ys[n], true)).join(" to ") + ")" : isSmooth(line.one) ? " (here " + value(chart, line.raw[n], true) + ")" : ""));
       cross.append(svg("circle", {cx: px(line.xs[n]), cy: py(line.ys[n]), r: 4, class: "dotted", style: `fill: ${color(line.one, line.number)}`}));
       tip.append(row);
     }

@@ -31,7 +31,9 @@ documents = st.lists(st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=9
 
 
 def trained(folder, section, texts):
-    corpus = SimpleNamespace(documents=lambda: map(lambda t: SimpleNamespace(text=t), texts), fingerprint=lambda: "f")
+    corpus = SimpleNamespace(
+        documents=lambda: map(lambda t: SimpleNamespace(text=t), texts), fingerprint=lambda: "f", files={}
+    )
     return train_or_load_tokenizer(section, corpus, folder, progress=False)
 
 

@@ -365,6 +365,7 @@ def test_a_browser_draws_the_curves_and_answers_keys_and_clicks(recorded, tmp_pa
     table = after(page, "document.querySelector('#chart-loss details').open = true;")
     assert re.search(r"<td>199</td><td>0.02513</td><td>0.1000</td>", table)
     hidden = after(tmp_path / "both.html", "document.querySelector('[data-run=\"1\"]').click();")
-    banded = after(tmp_path / "seeds.html", "")
+    banded = after(tmp_path / "seeds.html", press)
+    assert " 1.500 (1.500 to 1.500)" in re.search(r'aria-live="polite">([^<]*)<', banded)[1]
     assert banded.count('class="band"') == len(curves_of(tmp_path / "seeds.html")["charts"])  # of one of two variants
     assert hidden.count('class="series"') < dom.count('class="series"') * 2 and "second" in hidden
