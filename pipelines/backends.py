@@ -119,13 +119,17 @@ def backend_arguments(attention: str, experts: str, config, half: bool) -> dict[
 def fastest_attention(config, half: bool) -> str | None:
     """A flash kernel, where it is installed, can compute the model, and a GPU computes in half precision; else None.
 
-    None is transformers' choice: sdpa, or eager where sdpa cannot. Of native models only the class knows what kernels
-    compute, so that they get transformers' choice, too.
+    None is the class's own choice: ours, the backend `anyformer`. Native models get it, too, where no GPU is and their
+    class takes it; else transformers' choice, sdpa, or eager where sdpa cannot.
     """
     import torch
+    from anyformer.modeling.kernels import computes
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-    if not half or not torch.cuda.is_available() or config.model_type not in FAMILIES:
+    if config.model_type not in FAMILIES:
+        known = computes(type(config)) and not config.is_encoder_decoder  # of pairs none has been measured
+        return "anyformer" if known and not torch.cuda.is_available() else None
+    if not half or not torch.cuda.is_available():
         return None
     hopper = torch.cuda.get_device_capability()[0] == 9  # the kernels of version 3 are written for it
     installed = {"flash_attention_3": hopper and is_flash_attn_3_available()}

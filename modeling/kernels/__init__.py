@@ -4,10 +4,10 @@ They are chosen by name, `attn_implementation="anyformer"`. This folder does not
 sdpa where the package is absent.
 """
 
-from transformers import AttentionInterface
+from transformers import MODEL_MAPPING, AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from .tiles import tiles_attention, tiles_mask
+from .tiles import supports_sdpa, tiles_attention, tiles_mask
 
 NAME = "anyformer"
 
@@ -16,3 +16,11 @@ def register() -> None:
     """Add the backend to transformers' registries."""
     AttentionInterface.register(NAME, tiles_attention)
     AttentionMaskInterface.register(NAME, tiles_mask)
+
+
+def computes(config_class: type) -> bool:
+    """Whether transformers' class of a config is known to compute its attention by a backend, and to run under sdpa."""
+    try:
+        return config_class in MODEL_MAPPING and supports_sdpa(config_class)
+    except ValueError:
+        return False

@@ -229,11 +229,11 @@ class _Layer:
         pairs = 0
         for kind in set(kinds):
             in_tiles = self.keys_in_tiles(kind, length)
+            if biased:
+                pairs += length * self.H * self.compute
             if in_tiles is not None:
                 pairs += in_tiles * FP32 * (self.H if biased else 1)
-            elif biased:
-                pairs += length * self.H * self.compute
-            elif ATTENTION_KINDS[kind].windowed or ATTENTION_KINDS[kind].needs:
+            elif not biased and (ATTENTION_KINDS[kind].windowed or ATTENTION_KINDS[kind].needs):
                 pairs += length
         return tokens * (last + first + self.dropout() + pairs)
 

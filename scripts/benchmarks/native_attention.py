@@ -4,6 +4,8 @@ Rows are packed with documents of 50 to 400 tokens, or see a window of 128, or b
 is forward and backward pass with loss. Memory is the peak beyond weights and inputs, as torch's profiler records it.
 """
 
+import copy
+
 import method
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
@@ -28,8 +30,11 @@ def steps_of(tokens: int, window: int | None, is_packed: bool) -> dict:
     """{arm: a training step that returns its loss}, of equal weights."""
     native = LlamaConfig(**SIZES) if window is None else MistralConfig(**SIZES, sliding_window=window)
     torch.manual_seed(0)
-    models = {"native sdpa": AutoModelForCausalLM.from_config(native, attn_implementation="sdpa")}
-    models["native anyformer"] = AutoModelForCausalLM.from_config(native, attn_implementation="anyformer")
+    # The backend's name is kept in the config, which models share.
+    models = {
+        f"native {name}": AutoModelForCausalLM.from_config(copy.deepcopy(native), attn_implementation=name)
+        for name in ("sdpa", "anyformer")
+    }
     models["native anyformer"].load_state_dict(models["native sdpa"].state_dict())
     models["ours"] = anyformer.from_native(models["native sdpa"])
     ids = torch.randint(512, (2, tokens), generator=torch.Generator().manual_seed(1))

@@ -32,8 +32,8 @@ def trained(family: str, folder, **backend) -> tuple[list[float], dict]:
 @pytest.mark.parametrize("family", ["decoder", pytest.param("seq2seq", marks=pytest.mark.slow)])
 def test_twenty_steps_are_the_same_on_every_backend_of_attention(family, tmp_path, capsys):
     losses, run = trained(family, tmp_path / "auto")
-    assert len(losses) == 20 and run["backends"]["attention"] == "sdpa"
-    assert "| attention by | sdpa |" in (tmp_path / "auto" / "run" / "README.md").read_text()
+    assert len(losses) == 20 and run["backends"]["attention"] == "anyformer"
+    assert "| attention by | anyformer |" in (tmp_path / "auto" / "run" / "README.md").read_text()
     found, run = trained(family, tmp_path / "eager", attn_implementation="eager")
     assert run["backends"]["attention"] == "eager" and "attention by eager" in capsys.readouterr().out
     assert found == pytest.approx(losses, abs=TOLERANCE)
@@ -42,7 +42,7 @@ def test_twenty_steps_are_the_same_on_every_backend_of_attention(family, tmp_pat
 @pytest.mark.slow
 def test_twenty_steps_are_the_same_on_every_backend_of_experts(tmp_path):
     losses, run = trained("moe", tmp_path / "auto")
-    assert run["backends"] == {"attention": "sdpa", "experts": "anyformer_grouped"}
+    assert run["backends"] == {"attention": "anyformer", "experts": "anyformer_grouped"}
     for name in ("eager", "grouped_mm"):
         found, run = trained("moe", tmp_path / name, experts_implementation=name)
         assert run["backends"]["experts"] == name
@@ -59,7 +59,7 @@ def test_evaluate_generate_and_convert_take_backends_too(third, tmp_path, capsys
         words = ["evaluate", run, f"model.attn_implementation={name}", "--split", "validation", "--output", str(output)]
         assert cli.main(words) == 0
         found = json.loads(output.read_text())
-        assert found["backends"] == {"attention": "sdpa" if name == "auto" else name}
+        assert found["backends"] == {"attention": "anyformer" if name == "auto" else name}
         losses[name] = found["metrics"]["loss"]
     assert list(losses.values()) == pytest.approx([losses["sdpa"]] * 3, abs=TOLERANCE)
     capsys.readouterr()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from anyformer.modeling import linear_cross_entropy
+from anyformer.modeling.kernels import tiles
 from anyformer.pipelines.accounting import activations as accounting
 from anyformer.pipelines.accounting.activations import Batch, How, activations
 from anyformer.pipelines.accounting.caches import cache_size
@@ -243,7 +244,7 @@ MEASURED = {
     "seq2seq": WIDE | {"intermediate_size": 352, "decoder_start_token_id": 0},
 }
 WINDOWS = {"attention_pattern": ["sliding_attention"], "sliding_window": 64}
-IN_BLOCKS = {
+IN_TILES = {
     "sliding": ("decoder", WINDOWS),
     "sliding_alibi": ("decoder", WINDOWS | {"position_encoding": "alibi"}),
     "strided": ("decoder", {"attention_pattern": ["strided_attention"], "attention_stride": 64}),
@@ -308,16 +309,16 @@ def test_activations_of_a_trained_bias_are_within_a_tenth(family, checkpointing)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", IN_BLOCKS)
-def test_activations_of_attention_in_blocks_are_within_a_tenth(kind):
-    family, fields = IN_BLOCKS[kind]
+@pytest.mark.parametrize("kind", IN_TILES)
+def test_activations_of_attention_in_tiles_are_within_a_tenth(kind):
+    family, fields = IN_TILES[kind]
     measured, planned = measured_and_planned(family, 1, 2048, **fields)
     assert planned == pytest.approx(measured, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", IN_BLOCKS)
-def test_attention_in_blocks_is_planned_to_grow_as_the_row_does(kind):
-    family, fields = IN_BLOCKS[kind]
+@pytest.mark.parametrize("kind", ["sliding", "two_sided"])  # not far keys, and biases of all pairs
+def test_attention_in_tiles_is_planned_to_grow_as_the_row_does(kind):
+    family, fields = IN_TILES[kind]
     config = AutoConfig.for_model(f"anyformer_{family}", **(MEASURED[family] | fields))
     short, long = (activations(config, Batch(1, tokens), How()).peak for tokens in (4096, 65_536))
     assert long == 16 * short
@@ -326,6 +327,8 @@ def test_attention_in_blocks_is_planned_to_grow_as_the_row_does(kind):
 
 
 def test_what_is_copied_from_files_that_need_torch_is_the_same_there():
+    for name in ("TILE", "SHORTEST_ROW", "MOST_TILES"):
+        assert getattr(accounting, name) == getattr(tiles, name)
     for name in ("CHUNK_SHARE", "CHUNK_BYTES"):
         assert getattr(accounting, name) == getattr(linear_cross_entropy, name)
 

@@ -156,7 +156,7 @@ def test_a_dry_run_makes_one_full_step_and_measures_one_batch_and_writes_nothing
     assert command("train", recipe, "--dry-run") == 0
     printed = capsys.readouterr().out
     assert "one step of 4 rows: loss 6." in printed and "gradients finite, peak memory" in printed
-    assert "attention by sdpa" in printed
+    assert "attention by anyformer" in printed
     assert "one batch of validation: loss 6." in printed and "FLOPs per token" in printed
     assert shapes == [("train", 4, 48), ("validation", 4, 48)]
     assert not (tmp_path / "run").exists()
