@@ -16,7 +16,6 @@ LEAVES = {
     "backends",
     "environment",
     "errors",
-    "freed_memory",
     "generation",
     "json_text",
     "plots",

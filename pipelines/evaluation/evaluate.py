@@ -22,7 +22,6 @@ from ..backends import backend_arguments, backends_of, check_got, explain, is_ha
 from ..data.rows import Rows
 from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
-from ..freed_memory import freed_memory_kept
 from ..json_text import json_text
 from ..metrics.comparison import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import FinishedModel, Objective
@@ -143,11 +142,11 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         check_documents_apart(model, recipe.model.name_or_path, objective, [rows])
     measured = rows if len(chosen) == len(rows) else Subset(rows, chosen)
     arguments = training_arguments(recipe)
-    with kept_comparisons() as of_pass, freed_memory_kept(arguments.device):
+    with kept_comparisons() as of_pass:
         result = evaluate_rows(recipe, objective, model, measured, rows.is_packed)
     metrics = {"loss": result["loss"]} | objective.metrics_of_pass(prepared.names, result, rows, prepared.train)
     finished = FinishedModel(recipe.model.name_or_path, lambda: model, arguments.per_device_eval_batch_size)
-    with kept_comparisons() as of_answers, freed_memory_kept(arguments.device):
+    with kept_comparisons() as of_answers:
         metrics |= objective.measure(finished, rows, chosen, prepared.train)
     taken = [chosen[number] for number in evaluation_order(measured)]
     compared = [each.of_rows(taken) for each in of_pass]

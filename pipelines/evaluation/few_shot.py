@@ -20,7 +20,6 @@ from rich.table import Table
 import anyformer
 
 from ..errors import UserError, did_you_mean
-from ..freed_memory import freed_memory_kept
 from ..metrics import compute_metrics
 from ..metrics.comparison import intervals, kept_comparisons
 from ..objectives.base import Objective, evenly_spread
@@ -128,10 +127,9 @@ def evaluate_few_shot(
     found, answers = {}, []
     for number in shots.numbers:
         prompts = [prompt_of(solved[:number], question, words) for question in questions]
-        with freed_memory_kept(arguments.device):
-            scores, cut = class_scores(
-                model, objective.tokenizer, prompts, words, arguments.per_device_eval_batch_size, shots.normalized
-            )
+        scores, cut = class_scores(
+            model, objective.tokenizer, prompts, words, arguments.per_device_eval_batch_size, shots.normalized
+        )
         found[number] = measured(recipe, scores, questions) | {"cut": cut}
         answers += [
             {

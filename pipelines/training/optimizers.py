@@ -20,8 +20,8 @@ ROUTERS = ("gate", "router")  # how the names of modules beside `experts` end th
 class BatchedMuon(torch.optim.Muon):
     """torch.optim.Muon with matrices of equal shape multiplied in one batch, in the dtype that the device is fast in.
 
-    torch's own takes some twenty kernels for each matrix, one by one, in bf16 alone, which CPUs that `prefers_bf16`
-    names slow in it take ten times as long for. State and parameter groups are those of torch.optim.Muon, so either can
+    torch.optim.Muon launches about twenty kernels per matrix and always computes in bf16, ten times slower on CPUs
+    without fast bf16. State and parameter groups are those of torch.optim.Muon, so either can
     load the other's checkpoints.
 
     A parameter with three axes (experts, rows, columns) is a matrix for each expert; torch's own refuses it.

@@ -21,7 +21,6 @@ from ..adapters import ADAPTER_CONFIG, load_model
 from ..backends import backends_of
 from ..data.reference import weights_identity
 from ..errors import UserError, reader_left
-from ..freed_memory import freed_memory_kept
 from ..generation import locate_model
 from ..json_text import finite
 from ..objectives.base import FinishedModel, Objective
@@ -107,7 +106,7 @@ def train(
         told_by_main(main, lambda: set_aside_before(folder.path))
     stop = StopAtOnce(active=main)
     try:
-        with folder.held() if main else nullcontext(), stop, freed_memory_kept(arguments.device):
+        with folder.held() if main else nullcontext(), stop:
             return start(recipe, folder, arguments, quiet, began)
     except BaseException as error:
         if stop.received is not None:  # whatever it was, the signal was before it

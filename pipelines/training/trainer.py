@@ -22,7 +22,6 @@ from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
-from ..freed_memory import FreedMemoryLimit
 from ..publishing.model_card import write_model_card
 from ..recipes.parallelism import MESH
 from ..storage.checkpoints import check_intact, list_checkpoints
@@ -150,7 +149,6 @@ class AnyformerTrainer(MeshTrainer):
             MetricsFile(folder),
             self.routers,
             self.resumed,  # before those that read the best metric
-            FreedMemoryLimit(),
             self.early_stopping,
             average,
             self.audit,

@@ -4,8 +4,7 @@ A model of 2 layers without a head processes one row: a forward pass without gra
 pass. The kinds compute different functions, so only their costs are compared. Memory is the peak beyond weights and
 inputs, as torch's profiler records it. The plot is written beside this file.
 
-"none" is the same model with values passed through in place of attention: what no kind can be faster than. Memory that
-a pass frees stays with the process, as in every run and evaluation on a CPU (pipelines/freed_memory.py).
+"none" is the same model with values passed through in place of attention: what no kind can be faster than.
 
 In bf16 (autocast) and fp32. The ratios of each kind to full attention, with their goals, are those of the longest row;
 then whether its memory per token grows with the row, and the length from which it takes less time, interpolated between
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import method
 import torch
-from anyformer.pipelines.freed_memory import freed_memory_kept
 from anyformer.pipelines.plots import plot_against_length
 from transformers import AttentionInterface
 
@@ -124,9 +122,7 @@ def main(argv=None):
         print(HEADER if number == 0 else f"\n{HEADER}")
         rows = []
         for length in args.length:
-            with freed_memory_kept(torch.device("cpu")):
-                found = measure(length, args, dtype)
-            rows += print_rows(found, args, dtype, length)
+            rows += print_rows(measure(length, args, dtype), args, dtype, length)
         compare_with_full(rows, args, dtype)
         if args.plot and number == 0:
             plot_against_length(rows, Path(args.plot))
