@@ -6,7 +6,7 @@ from typing import Any
 from ..errors import UserError
 
 
-def told_by_main(main: bool, look: Callable[[], Any]) -> Any:
+def broadcast_from_main(main: bool, look: Callable[[], Any]) -> Any:
     """What `look` returns, called by the main process alone and told to all; its UserError is raised by all."""
     from accelerate.utils import broadcast_object_list
 

@@ -52,7 +52,7 @@ from .gradient_norms import GradientNorms, check_gradient_norms
 from .hardware import hardware_words
 from .learning_rate import share_of_steps
 from .lora import plain, trainable_parameters
-from .main_process import told_by_main
+from .main_process import broadcast_from_main
 from .mesh import engine_name, parameters_of
 from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
@@ -103,7 +103,7 @@ def train(
         return check_by_trying(recipe, arguments, found, sets_aside)
     folder, main = RunFolder(recipe, {}, auto_batch=found), arguments.process_index == 0
     if sets_aside:
-        told_by_main(main, lambda: set_aside_before(folder.path))
+        broadcast_from_main(main, lambda: set_aside_before(folder.path))
     stop = StopAtOnce(active=main)
     try:
         with folder.held() if main else nullcontext(), stop:
@@ -206,10 +206,10 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool, began: floa
     main = arguments.process_index == 0
     if main and recipe.publish.repo_id is not None:
         resolve_repo_id(recipe.publish.repo_id)
-    data, arguments = prepared(recipe, arguments, told_by_main(main, folder.rows_per_step_before))
+    data, arguments = prepared(recipe, arguments, broadcast_from_main(main, folder.rows_per_step_before))
     folder.data, folder.total_steps = data.facts, total_steps_with(data, arguments)
     folder.rows_per_step = rows_of(arguments)
-    finished = told_by_main(main, folder.finished)
+    finished = broadcast_from_main(main, folder.finished)
     if finished is not None:
         if main and not quiet:
             print_result(folder.path, finished, data.objective, again=True)
@@ -224,7 +224,7 @@ def start(recipe: Recipe, folder: RunFolder, arguments, quiet: bool, began: floa
         recipe, arguments, folder.auto_batch = with_found_batch(recipe, data, model, arguments)
         folder.recipe = recipe
     trainer = build_trainer(recipe, folder, arguments, data, model)
-    checkpoint = told_by_main(main, lambda: checkpoint_to_go_on(trainer, folder))
+    checkpoint = broadcast_from_main(main, lambda: checkpoint_to_go_on(trainer, folder))
     if main:
         if checkpoint is not None:
             folder.keep_versions_of(checkpoint)

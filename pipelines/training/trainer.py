@@ -41,7 +41,7 @@ from .learning_rate import begin_above_zero, replace_shares
 from .lora import is_adapted, save_adapted_config
 from .loss_guard import LossGuard
 from .loss_parts import LossParts
-from .main_process import told_by_main
+from .main_process import broadcast_from_main
 from .mesh_trainer import MeshTrainer
 from .model_loss import ModelLoss, without_cache
 from .optimizers import matrices_only, muon_of_arguments, rates_of, remember_absent
@@ -443,7 +443,7 @@ class AnyformerTrainer(MeshTrainer):
         return len(newest)
 
     def _check_intact(self, *checkpoints_and_words) -> None:
-        told_by_main(self.is_world_process_zero(), partial(check_intact, *checkpoints_and_words))
+        broadcast_from_main(self.is_world_process_zero(), partial(check_intact, *checkpoints_and_words))
 
     def _get_output_dir(self, trial):
         # Trainer calls this to write a checkpoint, and at the end of training to find the last ones.
