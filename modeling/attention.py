@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .normalization import build_norm
-from .positions_rotary import rotate
+from .block import build_norm
+from .positions import rotate
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .attention import Attention
-from .normalization import build_norm
+from .block import build_norm
 from .traits import implements
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from .attention import Attention
 from .attention_segments import token_positions, with_zeros
 from .attention_states import state_layer
-from .positions_rotary import rotate
+from .positions import rotate
 from .traits import implements
 
 CHUNK = 64  # tokens whose scores are computed as a square; all before them are one state

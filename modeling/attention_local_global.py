@@ -8,7 +8,7 @@ from torch import nn
 from transformers.masking_utils import create_bidirectional_mask
 
 from .attention import Attention
-from .positions_rotary import rotate
+from .positions import rotate
 from .traits import implements
 
 

@@ -12,7 +12,7 @@ from .attention import Attention
 from .attention_linear import feature_map, normalised, with_ones
 from .attention_segments import block_distances, block_size, in_blocks, seen_in_blocks, token_positions, with_zeros
 from .attention_states import state_layer
-from .positions_rotary import rotate
+from .positions import rotate
 from .traits import ATTENTION_KINDS, implements
 
 

@@ -1,31 +1,105 @@
-"""One layer: attention and feed-forward, each with a residual connection and a norm before or after it."""
+"""The parts of a layer, and the layer: norms, feed-forwards, and the block that puts attention and both together.
 
+A feed-forward maps (..., D) to (..., D), position by position, and returns (output, None): the second value is what a
+layer with experts has to tell about its routing (experts.py).
+"""
+
+import torch
 from torch import nn
+from torch.nn.functional import rms_norm
+from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention import Attention, build_attention
-from .feed_forward import build_feed_forward
-from .normalization import build_norm
+from .traits import implementation
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang and Sennrich 2019, eq. 4), in fp32 at least.
+
+    transformers initialises norms by their classes' names, which contain LayerNorm or RMSNorm.
+    """
+
+    def forward(self, x):
+        """(..., D) -> (..., D), of the input's type."""
+        wide = torch.promote_types(x.dtype, self.weight.dtype)  # torch has no operation for two types
+        return rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps).to(x.dtype)
+
+
+def build_norm(config, size: int | None = None) -> nn.Module:
+    """LayerNorm (Ba et al. 2016) or RMSNorm over the last axis.
+
+    `size` is the length of that axis; None: `hidden_size`.
+    """
+    size = config.hidden_size if size is None else size
+    if config.norm_type == "rmsnorm":
+        return RMSNorm(size, eps=config.norm_eps)
+    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
+
+
+class MLP(nn.Module):
+    """down(act(up(x))), Vaswani et al. 2017, eq. 2, with any activation of transformers.
+
+    `channels` (None: the config's `intermediate_size`) is the width between.
+    """
+
+    def __init__(self, config, channels: int | None = None):
+        super().__init__()
+        channels = config.intermediate_size if channels is None else channels
+        self.up_proj = nn.Linear(config.hidden_size, channels, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(channels, config.hidden_size, bias=config.mlp_bias)
+        self.down_proj.writes_residual = True
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x_BTD) -> tuple:
+        return self.down_proj(self.act_fn(self.up_proj(x_BTD))), None
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), Shazeer 2020, eq. 6; SwiGLU with hidden_act='silu'."""
+
+    def __init__(self, config, channels: int | None = None):
+        super().__init__()
+        channels = config.intermediate_size if channels is None else channels
+        self.gate_proj = nn.Linear(config.hidden_size, channels, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, channels, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(channels, config.hidden_size, bias=config.mlp_bias)
+        self.down_proj.writes_residual = True
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x_BTD) -> tuple:
+        return self.down_proj(self.act_fn(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)), None
+
+
+FEED_FORWARDS = {"mlp": MLP, "glu": GatedMLP}
+
+
+def build_feed_forward(config, layer_idx: int) -> nn.Module:
+    """The feed-forward of a layer: dense, or experts."""
+    if config.mlp_kinds[layer_idx] == "sparse":
+        return implementation("feed forward", "sparse", module="experts")(config)
+    return FEED_FORWARDS[config.mlp_type](config)
 
 
 class TransformerBlock(GradientCheckpointingLayer):
     """(B, T, D) -> (B, T, D); with experts (`is_sparse`), followed by the three parts of their Routing.
 
-    Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1). With `cross_attention` the
+    Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1). With `cross_attn` the
     tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward. Attention and feed-forward
     return (output, extra): the extra is attention weights or a Routing, or None.
+
+    Args:
+        self_attn, cross_attn: modules of attention.py.
     """
 
-    def __init__(self, config, layer_idx: int, cross_attention: bool = False):
+    def __init__(self, config, layer_idx: int, self_attn: nn.Module, cross_attn: nn.Module | None = None):
         super().__init__()
         self.is_pre_norm = config.norm_position == "pre"
         self.is_sparse = config.mlp_kinds[layer_idx] == "sparse"
-        self.self_attn = build_attention(config, layer_idx)
-        self.cross_attn = Attention(config, layer_idx, cross_attention=True) if cross_attention else None
+        self.self_attn, self.cross_attn = self_attn, cross_attn
         self.mlp = build_feed_forward(config, layer_idx)
         skips_norm = layer_idx == 0 and getattr(config, "skip_first_norm", False)
         self.input_layernorm = nn.Identity() if skips_norm else build_norm(config)
-        self.cross_attention_layernorm = build_norm(config) if cross_attention else None
+        self.cross_attention_layernorm = None if cross_attn is None else build_norm(config)
         self.post_attention_layernorm = build_norm(config)
         # None instead of a Dropout that does nothing: a generated token is mostly the cost of calling modules.
         self.dropout = nn.Dropout(config.hidden_dropout) if config.hidden_dropout > 0 else None

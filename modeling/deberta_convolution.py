@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from .normalization import build_norm
+from .block import build_norm
 
 
 class DocumentConv1d(nn.Conv1d):

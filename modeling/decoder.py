@@ -8,21 +8,23 @@ from typing import Unpack
 
 import torch
 from torch import nn
-from transformers import DynamicCache, GenerationMixin
+from transformers import DynamicCache, GenerationMixin, modeling_outputs
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention_masks import paged_masks
-from .base import AnyformerPreTrainedModel
+from .base import AnyformerPreTrainedModel, with_router_fields, without_logits
 from .configuration import AnyformerDecoderConfig
-from .linear_cross_entropy import shift_left
-from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits
-from .outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits, shift_left
 from .serving import CONTINUOUS_BATCHING, refusal
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
 from .traits import ATTENTION_KINDS
+
+BaseModelOutputWithPast = with_router_fields(modeling_outputs.BaseModelOutputWithPast, __name__)
+CausalLMOutputWithPast = with_router_fields(modeling_outputs.CausalLMOutputWithPast, __name__)
+CausalLMOutputWithPastWithoutLogits = without_logits(CausalLMOutputWithPast)
 
 
 class CausalModel(TransformerStack):

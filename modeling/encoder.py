@@ -2,36 +2,49 @@
 
 import functools
 import inspect
+from dataclasses import dataclass
 from typing import Unpack
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from transformers import modeling_outputs
+from transformers.models.bert import modeling_bert
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention_disentangled import DisentangledAttention
 from .attention_local_global import LocalGlobalAttention, global_attention_context
-from .base import AnyformerPreTrainedModel
+from .base import AnyformerPreTrainedModel, with_router_fields, without_logits
 from .configuration import AnyformerEncoderConfig
 from .deberta_convolution import ConvolutionLayer
 from .experts import SparseMLP
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
-from .linear_cross_entropy import IGNORE_INDEX
-from .lm_head import HeadTransform, LanguageModelHead, Pooler, loss_of_logits, masked_language_model_loss
-from .outputs_encoder import (
-    BaseModelOutputWithPooling,
-    BertForPreTrainingOutput,
-    MaskedLMOutput,
-    MultipleChoiceModelOutput,
-)
+from .lm_head import IGNORE_INDEX, HeadTransform, LanguageModelHead, Pooler, loss_of_logits, masked_language_model_loss
 from .positions import LearnedPositions
-from .stack import TransformerStack, embeddings_of, run_layer
+from .stack import embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
 from .task_losses import token_classification_loss
+from .unpadding import PaddedTextStack
 
 # Classes that only some configs use. Imported here, their files are copied to the Hub along with this one.
 OPTIONAL_PARTS = (DisentangledAttention, LocalGlobalAttention, SparseMLP)
+
+BaseModelOutputWithPooling = with_router_fields(modeling_outputs.BaseModelOutputWithPooling, __name__)
+MaskedLMOutput = with_router_fields(modeling_outputs.MaskedLMOutput, __name__)
+MaskedLMOutputWithoutLogits = without_logits(MaskedLMOutput)
+MultipleChoiceModelOutput = with_router_fields(modeling_outputs.MultipleChoiceModelOutput, __name__)
+
+
+@dataclass
+class BertForPreTrainingOutput(with_router_fields(modeling_bert.BertForPreTrainingOutput, __name__)):
+    """masked_lm_loss, next_sentence_loss: parts of `loss`, divided as it is; None where their labels are missing."""
+
+    masked_lm_loss: torch.FloatTensor | None = None
+    next_sentence_loss: torch.FloatTensor | None = None
+
+
+BertForPreTrainingOutputWithoutLogits = without_logits(BertForPreTrainingOutput)
 
 
 class AnyformerEncoderPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
@@ -67,13 +80,12 @@ def pool_tokens(hidden_states, attention_mask, pooler_type: str):
     return (hidden_states * real_BT1).sum(dim=1) / real_BT1.sum(dim=1)
 
 
-class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
+class AnyformerEncoderModel(PaddedTextStack, AnyformerEncoderPreTrainedModel):
     """Embeddings and a stack of bidirectional blocks; no head. Packed rows: see TransformerStack.
 
     `add_pooling_layer` (None: as the config says): whether there is a `pooler_output` beside the hidden states.
     """
 
-    reads_padded_text = True
     # Of heads in the same folder, which servers of embeddings would call unknown weights.
     _keys_to_ignore_on_load_unexpected = [r"^(model\.)?(head_transform|score|qa_outputs|seq_relationship)\."]
 
@@ -127,7 +139,6 @@ class AnyformerEncoderModel(TransformerStack, AnyformerEncoderPreTrainedModel):
             kwargs["decode_masks"] = True
         batch = self.read_batch(x_BTE, attention_mask, position_ids, **kwargs)
         batch.global_attention_mask = global_attention_mask
-        kept_tokens = None if kept_tokens is None else batch.keep(kept_tokens, x_BTE.shape[:2])
         x_BTD, routed = self.run_stack(x_BTE, batch, added_BTE=types_BTE, kept_tokens=kept_tokens, **kwargs)
         pooled = None
         if self.pooler is not None:

@@ -13,9 +13,9 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.integrations.moe import use_experts_implementation
 
+from .block import FEED_FORWARDS
 from .experts_bias import watch
 from .experts_grouped import loop_over_experts, up_weight
-from .feed_forward import FEED_FORWARDS
 from .traits import implements
 
 

@@ -9,7 +9,6 @@ from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from .legality_experts import CHANNELS, odd_sizes
-from .products import SLOW_ON_CPU
 
 IMPLEMENTATION = "anyformer_grouped"
 
@@ -108,8 +107,6 @@ def grouped_experts(experts, x_ND, index_NK, weights_NK):
     """As `loop_over_experts`; sorted once, with two grouped products."""
     device_type = x_ND.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x_ND.dtype
-    if device_type == "cpu" and dtype in SLOW_ON_CPU:
-        dtype = torch.float32
     tokens, K = index_NK.shape
     expert_S, order_S = index_NK.flatten().sort(stable=True)
     token_S = order_S // K

@@ -17,7 +17,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .experts import TopKRouter, scores_of
 from .experts_bias import count
 from .experts_grouped import IMPLEMENTATION, best_implementation
-from .linear_cross_entropy import IGNORE_INDEX
+from .lm_head import IGNORE_INDEX
 
 
 def load_balancing_loss(scores: torch.Tensor, index: torch.Tensor, real: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from torch.nn import functional
 
-from .linear_cross_entropy import IGNORE_INDEX
+from .lm_head import IGNORE_INDEX
 from .task_losses import averaged
 
 

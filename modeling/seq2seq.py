@@ -4,7 +4,7 @@ from typing import Unpack
 
 import torch
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, modeling_outputs
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import ModelOutput
@@ -14,21 +14,23 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .attention_masks import document_ids_from_positions, takes_no_mask
-from .base import AnyformerPreTrainedModel
+from .base import AnyformerPreTrainedModel, with_router_fields, without_logits
 from .block import TransformerBlock
 from .configuration_seq2seq import AnyformerSeq2SeqConfig
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts, merged
-from .linear_cross_entropy import IGNORE_INDEX
-from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits
-from .outputs_seq2seq import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
-    Seq2SeqModelOutput,
-    Seq2SeqSequenceClassifierOutput,
-)
+from .lm_head import IGNORE_INDEX, LanguageModelHead, language_model_loss, loss_of_logits
 from .stack import TransformerStack, check_one_is_given, embeddings_of
 from .task_heads import classification_loss, classifier_dropout, last_token_index
+from .unpadding import PaddedTextStack
+
+BaseModelOutput = with_router_fields(modeling_outputs.BaseModelOutput, __name__)
+BaseModelOutputWithPastAndCrossAttentions = with_router_fields(
+    modeling_outputs.BaseModelOutputWithPastAndCrossAttentions, __name__
+)
+Seq2SeqModelOutput = with_router_fields(modeling_outputs.Seq2SeqModelOutput, __name__)
+Seq2SeqLMOutput = with_router_fields(modeling_outputs.Seq2SeqLMOutput, __name__)
+Seq2SeqLMOutputWithoutLogits = without_logits(Seq2SeqLMOutput)
+Seq2SeqSequenceClassifierOutput = with_router_fields(modeling_outputs.Seq2SeqSequenceClassifierOutput, __name__)
 
 
 class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
@@ -42,10 +44,8 @@ class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel
     }
 
 
-class Seq2SeqEncoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
+class Seq2SeqEncoder(PaddedTextStack, AnyformerSeq2SeqPreTrainedModel):
     """The encoder's half; it has the token embeddings that both halves read."""
-
-    reads_padded_text = True
 
     def __init__(self, config: AnyformerSeq2SeqConfig):
         super().__init__(config.stack_config(is_causal=False))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.utils.generic import is_flash_attention_requested
 
+from .attention import Attention, build_attention
 from .attention_masks import (
     bidirectional_masks,
     causal_masks,
@@ -18,12 +19,14 @@ from .attention_masks import (
     fold_into_bias,
     takes_no_mask,
 )
-from .block import TransformerBlock
-from .normalization import build_norm
-from .positions import LearnedPositions, apply_positions, build_positions
-from .positions_rotary import RotaryEmbedding, RotaryEmbeddingPerLayerType
-from .traits import ATTENTION_KINDS, POSITION_SCHEMES
-from .unpadding import Unpadded
+from .block import TransformerBlock, build_norm
+from .positions import (
+    LearnedPositions,
+    RotaryEmbedding,
+    RotaryEmbeddingPerLayerType,
+    apply_positions,
+    build_positions,
+)
 
 ROTARY = (RotaryEmbedding, RotaryEmbeddingPerLayerType)
 
@@ -36,9 +39,8 @@ class Batch:
     position scheme reads, `position_ids` or the grid of an image. past_key_values: a cache of self-attention, or None.
     documents: None, or (B, T) ids of packed documents, which do not see each other. global_attention_mask: None or
     (B, T), for kinds of attention with global tokens. loss_mask: (B, T), 0 at tokens that do not count in the routers'
-    losses and statistics; None: all count. unpadded: None, or how padded rows became one row. distances: None, or
-    {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages. kept: None, or
-    the tokens whose hidden states the last layer returns.
+    losses and statistics; None: all count. unpadded: None, or how padded rows became one row (unpadding.py). distances:
+    None, or {kind of attention: (T, S)}, the positions of queries minus those of keys, where keys are in pages.
     """
 
     attention_mask: torch.Tensor | dict | None
@@ -48,34 +50,8 @@ class Batch:
     documents: torch.Tensor | None = None
     global_attention_mask: torch.Tensor | None = None
     loss_mask: torch.Tensor | None = None
-    unpadded: Unpadded | None = None
+    unpadded: object = None
     distances: dict | None = None
-    kept: Unpadded | None = None
-
-    def without_padding(self, x_BTE):
-        """(B, T, E) as the layers see it: (1, N, E) where the batch was unpadded."""
-        return x_BTE if self.unpadded is None or x_BTE is None else self.unpadded.take(x_BTE)
-
-    def with_padding(self, x_BTD):
-        """The reverse, of the last layer's output. Zeros at padding, and at tokens that are not `kept`."""
-        rows = self.unpadded if self.kept is None else self.kept
-        return x_BTD if rows is None else rows.put_back(x_BTD)
-
-    def keep(self, index_K, shape):
-        """Keep these of all B * T tokens alone -> their index (K,) among the tokens that the layers see."""
-        self.kept = Unpadded(index_K, None, None, shape, index_K.numel())
-        if self.unpadded is None:
-            return index_K
-        index_N = self.unpadded.index
-        places = torch.arange(index_N.numel(), device=index_N.device)
-        return index_N.new_zeros(shape.numel()).index_copy(0, index_N, places)[index_K]
-
-    def without_values_of_padding(self, x_BTD):
-        """(B, T, D) with zeros at padding, as `with_padding` leaves it: a batch looks the same whichever way it ran."""
-        mask = self.loss_mask
-        if (self.unpadded is not None and self.kept is None) or mask is None or mask.dim() != 2:
-            return x_BTD
-        return x_BTD.masked_fill((mask == 0)[..., None], 0.0)
 
 
 class TransformerStack:
@@ -87,7 +63,6 @@ class TransformerStack:
     """
 
     positions_role = "position"  # of traits.py; "patch position" for images
-    reads_padded_text = False  # whether what it returns at padding are zeros; a decoder's rows are packed
 
     def build_stack(self, config, cross_attention: bool = False) -> None:
         groups = getattr(config, "num_hidden_groups", None) or config.num_hidden_layers
@@ -100,9 +75,12 @@ class TransformerStack:
         self.dropout = nn.Dropout(config.hidden_dropout)
         # One block for each layer, or for each group of layers that share it.
         self.layers_per_group = config.num_hidden_layers // groups
-        self.layers = nn.ModuleList(
-            [TransformerBlock(config, i * self.layers_per_group, cross_attention) for i in range(groups)]
-        )
+        self.layers = nn.ModuleList()
+        for i in range(0, config.num_hidden_layers, self.layers_per_group):
+            attentions = [build_attention(config, i)]
+            if cross_attention:
+                attentions.append(Attention(config, i, cross_attention=True))
+            self.layers.append(TransformerBlock(config, i, *attentions))
         # Post-norm blocks end in a norm of their own.
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.attention_kinds = config.attention_kinds
@@ -124,10 +102,9 @@ class TransformerStack:
         """Token embeddings, and a forward's arguments beside them -> Batch.
 
         packs: whether `position_ids` or `cu_seq_lens_q` tell documents apart. paged: whether the row holds texts with
-            keys in pages. given: further arguments, of which are read `cu_seq_lens_q` (see `documents_of_borders`) and
-            which outputs of each layer are wanted.
+            keys in pages. given: further arguments, of which `cu_seq_lens_q` is read (see `documents_of_borders`).
         """
-        documents = unpadded = None
+        documents = None
         if packs and given.get("cu_seq_lens_q") is not None:
             documents, positions = documents_of_borders(given["cu_seq_lens_q"], x_BTE.shape[:2])
             position_ids = positions if position_ids is None else position_ids
@@ -138,11 +115,6 @@ class TransformerStack:
             documents = None
         if documents is None and not paged and isinstance(self.positions, LearnedPositions):
             self.positions.check_length(x_BTE.shape[1])
-        if attention_mask is not None and position_ids is None and self.can_unpad(x_BTE, attention_mask, given):
-            unpadded = Unpadded.of(attention_mask)
-        loss_mask = attention_mask
-        if unpadded is not None:
-            attention_mask, position_ids, documents = None, unpadded.position_ids, unpadded.documents
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(x_BTE.shape[1], device=x_BTE.device) + past).unsqueeze(0)
@@ -152,8 +124,7 @@ class TransformerStack:
             token_positions=position_ids,
             past_key_values=past_key_values,
             documents=documents,
-            loss_mask=loss_mask,
-            unpadded=unpadded,
+            loss_mask=attention_mask,
         )
 
     def run_stack(
@@ -167,7 +138,6 @@ class TransformerStack:
         """
         if self.config.embedding_multiplier != 1:
             x_BTE = x_BTE * self.config.embedding_multiplier
-        x_BTE, added_BTE = batch.without_padding(x_BTE), batch.without_padding(added_BTE)
         masks, seen = self.build_masks(x_BTE, batch)
         x_BTE, per_layer = apply_positions(
             self.positions,
@@ -191,8 +161,7 @@ class TransformerStack:
         x_BTD, fields = self.norm(x_BTD), {}
         if routed:
             fields = self.router_fields(routed, x_BTE.shape[:2], batch.unpadded, batch.loss_mask, output_router_logits)
-        x_BTD = batch.with_padding(x_BTD)
-        return batch.without_values_of_padding(x_BTD) if self.reads_padded_text else x_BTD, fields
+        return x_BTD, fields
 
     def build_masks(self, x_BTE, batch: Batch) -> tuple:
         """({kind of attention: mask}, keyword arguments of backends that take the documents' borders instead)."""
@@ -225,24 +194,6 @@ class TransformerStack:
                 own = {"attention_mask": both}
             folded.append(own)
         return folded
-
-    def can_unpad(self, x_BTE, attention_mask, captured: dict) -> bool:
-        """Whether rows of different lengths run as one row without padding. Decoders' rows are packed, not padded.
-
-        Outputs of each layer that are captured keep their padding: their shape is promised.
-        """
-        outputs = ("output_hidden_states", "output_attentions", "output_router_logits")
-        return (
-            self.config._attn_implementation == "anyformer"  # others would make a mask of all tokens by all tokens
-            and x_BTE.device.type == "cpu"
-            and not torch.compiler.is_compiling()
-            and not self.config.is_causal
-            and attention_mask.dim() == 2
-            and not POSITION_SCHEMES[self.config.position_encoding].adds_to_scores
-            and all(ATTENTION_KINDS[kind].separable for kind in self.layers_by_kind)
-            and getattr(self.config, "expert_capacity", None) is None  # counted row by row
-            and not any(captured.get(name) or getattr(self.config, name, False) for name in outputs)
-        )
 
     def project_embeddings(self, x_BTE, position_ids):
         """Norm and dropout of the embeddings before the first layer. (B, T, E) -> (B, T, D)."""

@@ -8,10 +8,15 @@ from typing import Unpack
 
 import torch
 from torch import nn
+from transformers import modeling_outputs
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from .outputs import QuestionAnsweringModelOutput, SequenceClassifierOutputWithPast, TokenClassifierOutput
+from .base import with_router_fields
 from .task_losses import problem_type_of, sequence_classification_loss, span_loss, token_classification_loss
+
+SequenceClassifierOutputWithPast = with_router_fields(modeling_outputs.SequenceClassifierOutputWithPast, __name__)
+TokenClassifierOutput = with_router_fields(modeling_outputs.TokenClassifierOutput, __name__)
+QuestionAnsweringModelOutput = with_router_fields(modeling_outputs.QuestionAnsweringModelOutput, __name__)
 
 
 def last_token_index(input_ids, attention_mask, pad_token_id, length: int, device) -> torch.Tensor:

@@ -8,7 +8,7 @@ and multi-label losses do.
 import torch
 from torch.nn import functional
 
-from .linear_cross_entropy import IGNORE_INDEX
+from .lm_head import IGNORE_INDEX
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 

@@ -1,11 +1,15 @@
-"""Padded rows as one row without padding: each text is a document of it, which sees itself alone.
+"""Stacks that read padded texts: on CPUs padded rows run as one row without padding, of which each text is a document.
 
 Shapes: B rows, T tokens, N the real tokens of all rows, D channels.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import torch
+
+from .stack import Batch, TransformerStack
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES
 
 # Below this share of padding the copies cost more than the padding.
 LEAST_PADDING = 0.05
@@ -60,3 +64,57 @@ class Unpadded(NamedTuple):
         """(1, N, D) -> (B, T, D), zeros at padding."""
         padded, real = x_1ND.new_zeros(self.shape[0] * self.shape[1], x_1ND.shape[-1]), slice(self.tokens)
         return padded.index_copy(0, self.index[real], x_1ND[0, real]).unflatten(0, self.shape)
+
+    def places_of(self, index_K: torch.Tensor) -> torch.Tensor:
+        """Where tokens with an index (K,) among all B * T stand among the N."""
+        places = torch.arange(self.index.numel(), device=self.index.device)
+        return self.index.new_zeros(self.shape[0] * self.shape[1]).index_copy(0, self.index, places)[index_K]
+
+
+class PaddedTextStack(TransformerStack):
+    """A TransformerStack without a cache, for texts in padded rows. What it returns at padding are zeros."""
+
+    def can_unpad(self, x_BTE, attention_mask, captured: dict) -> bool:
+        """Whether rows of different lengths run as one row without padding.
+
+        Outputs of each layer that are captured keep their padding: their shape is promised.
+        """
+        outputs = ("output_hidden_states", "output_attentions", "output_router_logits")
+        return (
+            self.config._attn_implementation == "anyformer"  # others would make a mask of all tokens by all tokens
+            and x_BTE.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and attention_mask.dim() == 2
+            and not POSITION_SCHEMES[self.config.position_encoding].adds_to_scores
+            and all(ATTENTION_KINDS[kind].separable for kind in self.layers_by_kind)
+            and getattr(self.config, "expert_capacity", None) is None  # counted row by row
+            and not any(captured.get(name) or getattr(self.config, name, False) for name in outputs)
+        )
+
+    def read_batch(self, x_BTE, attention_mask=None, position_ids=None, **given) -> Batch:
+        batch = super().read_batch(x_BTE, attention_mask, position_ids, **given)
+        if attention_mask is None or position_ids is not None or batch.documents is not None:
+            return batch
+        rows = Unpadded.of(attention_mask) if self.can_unpad(x_BTE, attention_mask, given) else None
+        if rows is None:
+            return batch
+        places = {"position_ids": rows.position_ids, "token_positions": rows.position_ids, "documents": rows.documents}
+        return dataclasses.replace(batch, attention_mask=None, unpadded=rows, **places)
+
+    def run_stack(self, x_BTE, batch: Batch, added_BTE=None, kept_tokens=None, **context) -> tuple:
+        """As TransformerStack's. kept_tokens: (K,), an index among all B * T; the others' hidden states are zeros."""
+        rows, kept = batch.unpadded, None
+        if kept_tokens is not None:
+            kept = Unpadded(kept_tokens, None, None, x_BTE.shape[:2], kept_tokens.numel())
+            kept_tokens = kept_tokens if rows is None else rows.places_of(kept_tokens)
+        if rows is not None:
+            x_BTE, added_BTE = rows.take(x_BTE), None if added_BTE is None else rows.take(added_BTE)
+        x_BTD, fields = super().run_stack(x_BTE, batch, added_BTE, kept_tokens=kept_tokens, **context)
+        if kept is not None:
+            x_BTD = kept.put_back(x_BTD)
+        elif rows is not None:
+            return rows.put_back(x_BTD), fields
+        mask = batch.loss_mask
+        if mask is not None and mask.dim() == 2:
+            x_BTD = x_BTD.masked_fill((mask == 0)[..., None], 0.0)
+        return x_BTD, fields

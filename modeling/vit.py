@@ -97,9 +97,6 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
         pooled = None if self.pooler is None else self.pooler(pool_image(self.config, x_BTD))
         return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled)
 
-    def can_unpad(self, x_BTE, attention_mask, captured) -> bool:
-        return False  # hidden patches keep their row and column
-
 
 def pool_image(config, hidden_states):
     """(B, T, D) -> (B, D): the class token, or the mean of the patches."""

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from anyformer.modeling.block import FEED_FORWARDS
 from anyformer.modeling.experts import EXPERTS, SparseMLP, TopKRouter, within_capacity
 from anyformer.modeling.experts_bias import update_biases
 from anyformer.modeling.experts_grouped import IMPLEMENTATION
 from anyformer.modeling.experts_losses import load_balancing_loss, router_z_loss
-from anyformer.modeling.feed_forward import FEED_FORWARDS
 from family_variants import close
 from hypothesis import given, settings
 from hypothesis import strategies as st

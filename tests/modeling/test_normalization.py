@@ -1,64 +1,24 @@
-"""RMSNorm is torch's, with a gradient that reads its input fewer times."""
+"""RMSNorm takes inputs and weights of two types."""
 
 import warnings
 
 import pytest
 import torch
-from anyformer.modeling.normalization import RMSNorm
+from anyformer.modeling.block import RMSNorm
 from torch import nn
 
-EXACT = {"atol": 1e-12, "rtol": 1e-12}
 
-
-def both(size=6, dtype=torch.float64):
+def both(size=6):
     ours, theirs = RMSNorm(size, eps=1e-5), nn.RMSNorm(size, eps=1e-5)
     with torch.no_grad():
         ours.weight.normal_(generator=torch.Generator().manual_seed(0))
     theirs.load_state_dict(ours.state_dict())
-    return ours.to(dtype), theirs.to(dtype)
-
-
-@pytest.mark.parametrize("shape", [(5, 6), (2, 3, 4, 6)])
-def test_values_and_gradients_are_torchs(shape):
-    ours, theirs = both()
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    direction = torch.randn(shape, dtype=torch.float64)
-    out, expected = ours(x), theirs(x)
-    torch.testing.assert_close(out, expected, **EXACT)
-    with torch.no_grad():
-        assert torch.equal(ours(x), out)
-    for got, exact in zip(
-        torch.autograd.grad(out, (x, ours.weight), direction),
-        torch.autograd.grad(expected, (x, theirs.weight), direction),
-    ):
-        torch.testing.assert_close(got, exact, **EXACT)
-
-
-def test_gradients_of_gradients_are_torchs():
-    ours, theirs = both()
-    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    found = []
-    for norm in (ours, theirs):
-        (gradient,) = torch.autograd.grad(norm(x).pow(3).sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(gradient.square().sum(), (x, norm.weight)))
-    for got, exact in zip(*found):
-        torch.testing.assert_close(got, exact, **EXACT)
-
-
-def test_only_what_is_trained_gets_a_gradient():
-    ours, _ = both()
-    x = torch.randn(3, 6, dtype=torch.float64)
-    ours(x).sum().backward()
-    assert ours.weight.grad is not None
-    ours.weight.grad = None
-    ours.weight.requires_grad_(False)
-    ours(x.requires_grad_()).sum().backward()
-    assert x.grad is not None and ours.weight.grad is None
+    return ours, theirs
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_half_inputs_under_fp32_weights_are_normalised_in_fp32_without_a_warning(training):
-    ours, theirs = both(dtype=torch.float32)
+    ours, theirs = both()
     x = torch.randn(4, 6).to(torch.bfloat16).requires_grad_()
     with warnings.catch_warnings(), torch.set_grad_enabled(training):
         warnings.simplefilter("error")

@@ -93,7 +93,7 @@ def scores(config, first, second, grid):
     """q_i . k_j of vectors rotated at the places of two patches."""
     scheme = AnyformerViTModel(config).position_encoding
     cos, sin = scheme(torch.zeros(1), grid)
-    from anyformer.modeling.positions_rotary import rotate
+    from anyformer.modeling.positions import rotate
 
     drawn = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, 1, config.head_dim, generator=drawn).expand(-1, -1, cos.shape[1], -1) for _ in range(2))

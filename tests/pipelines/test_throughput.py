@@ -160,7 +160,7 @@ def test_a_card_has_the_peak_of_its_own_name(monkeypatch):
     ],
 )
 def test_a_cpu_computes_in_bf16_where_that_is_faster(monkeypatch, capabilities, expected):
-    monkeypatch.setattr("anyformer.modeling.products.KNOWN_OF_CPU", capabilities)
+    monkeypatch.setattr("anyformer.pipelines.accounting.precision.KNOWN_OF_CPU", capabilities)
     assert prefers_bf16("cpu") is expected
 
 
