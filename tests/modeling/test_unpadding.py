@@ -3,7 +3,6 @@
 import pytest
 import torch
 from anyformer.modeling import unpadding
-from anyformer.modeling.stack import TransformerStack
 from anyformer.modeling.unpadding import Unpadded
 
 from anyformer import AnyformerEncoderConfig, AnyformerEncoderModel, AnyformerSeq2SeqConfig, AnyformerSeq2SeqModel
@@ -35,7 +34,7 @@ def rounded(monkeypatch):
 
 
 def without_unpadding(monkeypatch):
-    monkeypatch.setattr(TransformerStack, "can_unpad", lambda *_: False)
+    monkeypatch.setattr(unpadding.PaddedTextStack, "can_unpad", lambda *_: False)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
