@@ -64,24 +64,17 @@ SHARED = {
     "base",
     "block",
     "configuration",
-    "feed_forward",
     "legality",
     "legality_bounds",
     "legality_experts",
-    "linear_cross_entropy",
     "lm_head",
-    "normalization",
-    "outputs",
     "parallel_plans",
     "positions",
-    "positions_rotary",
-    "products",
     "serving",
     "stack",
     "task_heads",
     "task_losses",
     "traits",
-    "unpadding",
 }
 EXPERTS = {"experts", "experts_bias", "experts_grouped", "experts_losses"}
 MEMORY = {"attention_linear", "attention_recurrent", "attention_segments", "attention_states", "decoder_memory"}
@@ -91,8 +84,8 @@ NEEDED = {
     "moe": SHARED | EXPERTS | {"decoder", "moe"},
     "encoder": SHARED
     | EXPERTS
-    | {"encoder", "deberta_convolution", "attention_disentangled", "attention_local_global", "outputs_encoder"},
-    "seq2seq": SHARED | EXPERTS | {"seq2seq", "configuration_seq2seq", "outputs_seq2seq"},
+    | {"encoder", "deberta_convolution", "attention_disentangled", "attention_local_global", "unpadding"},
+    "seq2seq": SHARED | EXPERTS | {"seq2seq", "configuration_seq2seq", "unpadding"},
 }
 
 LOAD_EVERYTHING = """
@@ -408,8 +401,8 @@ def test_folders_of_one_name_load_their_own_code_in_one_process(tiny_config, tmp
     for name, own in fields.items():
         (tmp_path / name).mkdir()
         save_with_expectation(AnyformerDecoderForCausalLM(tiny_config(**own)), tmp_path / name / "model")
-    normalization = tmp_path / "other version" / "model" / "normalization.py"  # which computes otherwise there
-    normalization.write_text(f"{normalization.read_text()}\n\nRMSNorm.forward = lambda self, x: x * 0\n")
+    block = tmp_path / "other version" / "model" / "block.py"  # which computes otherwise there
+    block.write_text(f"{block.read_text()}\n\nRMSNorm.forward = lambda self, x: x * 0\n")
     found = run_without_anyformer(LOAD_NAMESAKES, tmp_path, list(fields), cwd=tmp_path)
     assert not found.pop("other version"), "the code of another folder of the name computed this one's logits"
     assert all(found.values()), found
