@@ -4,6 +4,9 @@ Built on transformers' mask functions, which return what the attention backend w
 can do causality by itself).
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from transformers.masking_utils import (
     and_masks,
@@ -14,7 +17,7 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from .traits import ATTENTION_KINDS, implementation, implements
+from .traits import ATTENTION_KINDS, Kind, implementation, implements
 
 
 def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
@@ -48,57 +51,91 @@ def takes_no_mask(config) -> bool:
     return config._attn_implementation in ("sdpa", "anyformer")
 
 
-def causal_masks(config, inputs_embeds, attention_mask, past_key_values, document_ids=None, kinds=None) -> dict:
+class LayerKind(NamedTuple):
+    """A kind of attention in a model.
+
+    index: of its first layer. layer_type: the name by which caches know it. mask_function: config -> one of
+    transformers.masking_utils, or None: full or windowed. token_positions: of kinds that keep states, which have no
+    masks; None: of others.
+    """
+
+    traits: Kind
+    index: int
+    layer_type: str
+    mask_function: Callable | None
+    token_positions: Callable | None
+
+
+def layer_kinds(config) -> dict[str, LayerKind]:
+    """The kinds of attention that layers of a model have."""
+    names, kinds = config.attention_kinds, {}
+    for name in dict.fromkeys(names):
+        traits, index = ATTENTION_KINDS[name], names.index(name)
+        by_states = implementation("attention", name, traits.module).token_positions if traits.keeps_states else None
+        kinds[name] = LayerKind(traits, index, config.layer_types[index], implementation("mask", name), by_states)
+    return kinds
+
+
+def make_masks(
+    config,
+    inputs_embeds,
+    attention_mask,
+    past_key_values=None,
+    document_ids=None,
+    kinds=None,
+    global_attention_mask=None,
+) -> dict:
     """Return {kind of attention: mask} for the kinds the config names; for those with states, their token positions.
 
     Args:
-        kinds: the config's kinds of attention, for callers that have them at hand.
+        kinds: what `layer_kinds` returns, for callers that have it at hand.
         inputs_embeds: (B, T, D); only its shape, dtype and device are read.
         attention_mask: None, a (B, S) padding mask, a ready mask of four axes, or (as `generate` prepares for static
             caches) a dict of ready masks.
         document_ids: None, or (B, T): tokens see only tokens with the same id. Unlike transformers' own detection it
             holds with a padding mask and with a cache, too, and costs no host sync.
+        global_attention_mask: None, or (B, T), nonzero where every token sees this one in local_global_attention.
     """
     if isinstance(attention_mask, dict):
         return attention_mask
-    ready = attention_mask is not None and attention_mask.ndim == 4
     packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
-    masks = {}
+    masks, given = {}, {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
     # Nothing to hide but the future, which sdpa's is_causal flag does: no mask. transformers comes to the same answer,
     # older ones not under torch.compile.  # transformers < 5.23
     plain = attention_mask is None and past_key_values is None and not packed and takes_no_mask(config)
-    for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
-        traits = ATTENTION_KINDS[kind]
-        if traits.keeps_states:
-            if ready:
-                raise ValueError(f"attention_mask has four axes, but {kind} layers have no such scores; give (B, S)")
-            attention = implementation("attention", kind, traits.module)
-            masks[kind] = attention.token_positions(
-                traits.lookback(config), inputs_embeds, attention_mask, past_key_values, document_ids
-            )
+    for name, kind in (layer_kinds(config) if kinds is None else kinds).items():
+        if kind.token_positions is not None:
+            if attention_mask is not None and attention_mask.ndim == 4:
+                raise ValueError(f"attention_mask has four axes, but {name} layers have no such scores; give (B, S)")
+            lookback = kind.traits.lookback(config)
+            masks[name] = kind.token_positions(lookback, inputs_embeds, attention_mask, past_key_values, document_ids)
             continue
-        own = implementation("mask", kind)
-        # Not while exporting: a program without branches would serve lengths on one side of the window only.
-        fits_window = not traits.windowed or (
-            not torch.compiler.is_exporting()
-            and past_key_values is None
-            and inputs_embeds.shape[1] <= config.sliding_window
-        )
-        if plain and own is None and fits_window:
-            masks[kind] = None
+        own = kind.mask_function
+        if plain and own is None and fits_window(config, kind.traits, inputs_embeds.shape[1]):
+            masks[name] = None
             continue
         overlays = packed if own is None else [*packed, own(config)]
-        create = create_sliding_window_causal_mask if traits.windowed else create_causal_mask
-        masks[kind] = create(
-            config=config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            and_mask_function=and_masks(*overlays) if overlays else None,
+        more = {"and_mask_function": and_masks(*overlays) if overlays else None}
+        if kind.traits.global_tokens and global_attention_mask is not None:
+            more["or_mask_function"] = global_keys_mask_function(global_attention_mask != 0)
+        if config.is_causal:
+            create = create_sliding_window_causal_mask if kind.traits.windowed else create_causal_mask
             # Index of a layer with such keys; otherwise a layer with states might be taken.  # transformers < 5.23
-            layer_idx=config.attention_kinds.index(kind),
-        )
+            more |= {"past_key_values": past_key_values, "layer_idx": kind.index}
+        else:
+            create = create_bidirectional_sliding_window_mask if kind.traits.windowed else create_bidirectional_mask
+        masks[name] = create(**given, **more)
     return masks
+
+
+def fits_window(config, traits: Kind, length: int) -> bool:
+    """Whether every token of a row sees all others, or all before it.
+
+    No, while exporting: a program without branches would serve lengths on one side of the window only.
+    """
+    if not traits.windowed:
+        return True
+    return not torch.compiler.is_exporting() and length <= config.sliding_window + (not config.is_causal)
 
 
 def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens_k) -> tuple:
@@ -129,46 +166,6 @@ def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens
         # Half of the least number: a score bias may be added, also where a filled-up row sees nothing.
         masks[kind] = torch.zeros_like(mask).masked_fill_(~seen, torch.finfo(mask.dtype).min / 2)
     return masks, distances
-
-
-def bidirectional_masks(
-    config,
-    inputs_embeds,
-    attention_mask,
-    document_ids=None,
-    kinds=None,
-    global_attention_mask=None,
-) -> dict:
-    """As `causal_masks`, for layers whose queries also see the tokens after them; there is no cache.
-
-    Args:
-        global_attention_mask: None, or (B, T), nonzero where every token sees this one in local_global_attention.
-    """
-    if isinstance(attention_mask, dict):
-        return attention_mask
-    packed = [] if document_ids is None else [packed_sequence_mask_function(document_ids)]
-    plain, masks = attention_mask is None and not packed and takes_no_mask(config), {}
-    for kind in dict.fromkeys(config.attention_kinds) if kinds is None else kinds:
-        traits, own = ATTENTION_KINDS[kind], implementation("mask", kind)
-        # Not while exporting, as above.
-        fits_window = not traits.windowed or (
-            not torch.compiler.is_exporting() and inputs_embeds.shape[1] <= config.sliding_window + 1
-        )
-        if plain and own is None and fits_window:
-            masks[kind] = None
-            continue
-        create = create_bidirectional_sliding_window_mask if traits.windowed else create_bidirectional_mask
-        overlays, kwargs = packed if own is None else [*packed, own(config)], {}
-        if traits.global_tokens and global_attention_mask is not None:
-            kwargs["or_mask_function"] = global_keys_mask_function(global_attention_mask != 0)
-        masks[kind] = create(
-            config=config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            and_mask_function=and_masks(*overlays) if overlays else None,
-            **kwargs,
-        )
-    return masks
 
 
 def global_keys_mask_function(is_global: torch.Tensor):

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import Attention
-from .attention_masks import causal_masks
+from .attention_masks import make_masks
 from .block import TransformerBlock
 from .serving import VLLM, is_own_backend, kernel_refusal
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES
@@ -148,7 +148,7 @@ class AnyformerPreTrainedModel(PreTrainedModel):
     @staticmethod
     def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, position_ids=None, **kwargs):
         """Called by `generate` ahead of a compiled step; transformers' own does not know all our kinds of attention."""
-        return causal_masks(config, inputs_embeds, attention_mask, past_key_values)
+        return make_masks(config, inputs_embeds, attention_mask, past_key_values)
 
     def own_class(self) -> type:
         """The model's class; FSDP2 puts one that torch has made in its place."""

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 
-from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation, implements
+from .traits import POSITION_SCHEMES, implementation, implements
 
 
 @implements("position", "learned")
@@ -219,59 +219,53 @@ def build_positions(config, role: str = "position") -> nn.Module | None:
     return None if scheme.acts_on is None else implementation(role, name, scheme.module)(config)
 
 
-def apply_positions(scheme, x_BTD, position_ids, past_key_values, kinds, layers_by_kind, config, known_distances=None):
+def apply_positions(scheme, x_BTD, batch, names, kinds, config) -> tuple:
     """Run a position scheme once per forward pass: return (embeddings, keyword arguments for each layer).
 
-    `kinds` is the kind of attention of each layer; `layers_by_kind` maps a kind to (index of one of its layers, its
-    `layer_types` name). known_distances: None, or {kind: (T, S)} of keys in pages, or in blocks.
+    batch: a stack.Batch. names: the kind of attention of each layer. kinds: what attention_masks.layer_kinds returns.
     """
     acts_on = POSITION_SCHEMES[config.position_encoding].acts_on
     if acts_on is None:
-        return x_BTD, [{}] * len(kinds)
+        return x_BTD, [{}] * len(names)
     if acts_on == "embeddings":
-        return x_BTD + scheme(x_BTD, position_ids), [{}] * len(kinds)
+        return x_BTD + scheme(x_BTD, batch.token_positions), [{}] * len(names)
     if acts_on == "scores":
-        return x_BTD, score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config, known_distances)
+        return x_BTD, score_biases(scheme, x_BTD, batch, names, kinds, config)
     if acts_on == "attention":
-        return x_BTD, [dict(zip(scheme.arguments, scheme(x_BTD)))] * len(kinds)
+        return x_BTD, [dict(zip(scheme.arguments, scheme(x_BTD)))] * len(names)
     if isinstance(scheme, RotaryEmbeddingPerLayerType):
-        rotations = {name: for_heads(scheme(x_BTD, position_ids, name)) for name in scheme.by_type}
-        return x_BTD, [{"position_embeddings": rotations[layers_by_kind[kind][1]]} for kind in kinds]
-    return x_BTD, [{"position_embeddings": for_heads(scheme(x_BTD, position_ids))}] * len(kinds)
+        rotations = {name: for_heads(scheme(x_BTD, batch.token_positions, name)) for name in scheme.by_type}
+        return x_BTD, [{"position_embeddings": rotations[kinds[name].layer_type]} for name in names]
+    return x_BTD, [{"position_embeddings": for_heads(scheme(x_BTD, batch.token_positions))}] * len(names)
 
 
-def score_biases(scheme, x_BTD, past_key_values, kinds, layers_by_kind, config, known_distances=None) -> list[dict]:
+def score_biases(scheme, x_BTD, batch, names, kinds, config) -> list[dict]:
     """The (B, H, T, S) bias of each layer; caches of different kinds hold different numbers of keys.
 
     Where layers attend in segments it is that of a block of queries and the keys in its window, "segment_bias".
     """
-    batch, length = x_BTD.shape[:2]
-    distances, biases = {}, {}
-    for kind, (layer_idx, _) in layers_by_kind.items():
-        past, keys, first_key = 0, length, 0
-        traits = ATTENTION_KINDS[kind]
-        if known_distances is not None and kind in known_distances:
-            distances[kind] = known_distances[kind]
-        elif traits.segments:
-            attention = implementation("attention", kind, traits.module)
-            window = traits.lookback(config)
-            distances[kind] = attention.block_distances(window, length, config.segment_length, x_BTD.device)
-        else:
-            if past_key_values is not None:
-                past = past_key_values.get_seq_length(layer_idx)
-                keys, first_key = past_key_values.get_mask_sizes(length, layer_idx)
-            query_index = torch.arange(length, device=x_BTD.device) + past
-            key_index = torch.arange(keys, device=x_BTD.device) + first_key
-            distances[kind] = query_index[:, None] - key_index[None, :]
-        if not isinstance(scheme, nn.ModuleList):
-            biases[kind] = scheme(x_BTD, distances[kind])
-    # flex attention indexes the batch axis, so it is there; expanding costs no memory
+    rows = x_BTD.shape[0]  # flex attention indexes this axis, so it is there; expanding costs no memory
+    distances = {name: distances_of(name, kind, batch, x_BTD, config) for name, kind in kinds.items()}
     if isinstance(scheme, nn.ModuleList):
-        of_layers = [table(x_BTD, distances[kind]).expand(batch, -1, -1, -1) for table, kind in zip(scheme, kinds)]
-        return [{bias_name(kind): bias_BHTS} for bias_BHTS, kind in zip(of_layers, kinds)]
-    of_kinds = {kind: bias_HTS.expand(batch, -1, -1, -1) for kind, bias_HTS in biases.items()}
-    return [{bias_name(kind): of_kinds[kind]} for kind in kinds]
+        biases = [table(x_BTD, distances[name]).expand(rows, -1, -1, -1) for table, name in zip(scheme, names)]
+    else:
+        of_kinds = {name: scheme(x_BTD, far_TS).expand(rows, -1, -1, -1) for name, far_TS in distances.items()}
+        biases = [of_kinds[name] for name in names]
+    argument = {name: "segment_bias" if kind.traits.segments else "position_bias" for name, kind in kinds.items()}
+    return [{argument[name]: bias_BHTS} for name, bias_BHTS in zip(names, biases)]
 
 
-def bias_name(kind: str) -> str:
-    return "segment_bias" if ATTENTION_KINDS[kind].segments else "position_bias"
+def distances_of(name: str, kind, batch, x_BTD, config) -> torch.Tensor:
+    """(T, S), the positions of queries minus those of keys; of kinds with segments those of a block."""
+    length, device, cache = x_BTD.shape[1], x_BTD.device, batch.past_key_values
+    if batch.distances is not None and name in batch.distances:
+        return batch.distances[name]
+    if kind.traits.segments:
+        attention = implementation("attention", name, kind.traits.module)
+        return attention.block_distances(kind.traits.lookback(config), length, config.segment_length, device)
+    past, keys, first_key = 0, length, 0
+    if cache is not None:
+        past = cache.get_seq_length(kind.index)
+        keys, first_key = cache.get_mask_sizes(length, kind.index)
+    query_index = torch.arange(length, device=device) + past
+    return query_index[:, None] - (torch.arange(keys, device=device) + first_key)[None, :]

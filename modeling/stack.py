@@ -11,12 +11,12 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from .attention import Attention, build_attention
 from .attention_masks import (
-    bidirectional_masks,
-    causal_masks,
     document_ids_from_positions,
     documents_of_borders,
     flash_sequences,
     fold_into_bias,
+    layer_kinds,
+    make_masks,
     takes_no_mask,
 )
 from .block import TransformerBlock, build_norm
@@ -84,10 +84,7 @@ class TransformerStack:
         # Post-norm blocks end in a norm of their own.
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.attention_kinds = config.attention_kinds
-        self.layers_by_kind = {
-            kind: (self.attention_kinds.index(kind), config.layer_types[self.attention_kinds.index(kind)])
-            for kind in self.attention_kinds
-        }
+        self.layer_kinds = layer_kinds(config)
         self.has_experts = "sparse" in config.mlp_kinds
         self.gradient_checkpointing = False
 
@@ -139,18 +136,10 @@ class TransformerStack:
         if self.config.embedding_multiplier != 1:
             x_BTE = x_BTE * self.config.embedding_multiplier
         masks, seen = self.build_masks(x_BTE, batch)
-        x_BTE, per_layer = apply_positions(
-            self.positions,
-            x_BTE,
-            batch.token_positions,
-            batch.past_key_values,
-            self.attention_kinds,
-            self.layers_by_kind,
-            self.config,
-            batch.distances,
-        )
+        names = self.attention_kinds
+        x_BTE, per_layer = apply_positions(self.positions, x_BTE, batch, names, self.layer_kinds, self.config)
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
-        per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(self.attention_kinds, per_layer)]
+        per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(names, per_layer)]
         if takes_no_mask(self.config):
             per_layer = self.fold_masks(per_layer)
         context |= seen | {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
@@ -165,17 +154,14 @@ class TransformerStack:
 
     def build_masks(self, x_BTE, batch: Batch) -> tuple:
         """({kind of attention: mask}, keyword arguments of backends that take the documents' borders instead)."""
-        kinds, attention_mask, documents, seen = self.layers_by_kind, batch.attention_mask, batch.documents, {}
+        attention_mask, documents, seen = batch.attention_mask, batch.documents, {}
         if documents is not None and is_flash_attention_requested(self.config):
             seen = flash_sequences(documents, attention_mask)
             if attention_mask is not None:  # layers without flash kernels still need to see what is padding
                 documents = documents.masked_fill(attention_mask == 0, -1)
             attention_mask = None
-        common = {"document_ids": documents, "kinds": kinds}
-        if self.config.is_causal:
-            return causal_masks(self.config, x_BTE, attention_mask, batch.past_key_values, **common), seen
-        common["global_attention_mask"] = batch.global_attention_mask
-        return bidirectional_masks(self.config, x_BTE, attention_mask, **common), seen
+        caches, tokens = batch.past_key_values, batch.global_attention_mask
+        return make_masks(self.config, x_BTE, attention_mask, caches, documents, self.layer_kinds, tokens), seen
 
     def fold_masks(self, per_layer: list[dict]) -> list[dict]:
         """Masks and score biases as one tensor, made once for all layers that share them."""

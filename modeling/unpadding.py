@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from .stack import Batch, TransformerStack
-from .traits import ATTENTION_KINDS, POSITION_SCHEMES
+from .traits import POSITION_SCHEMES
 
 # Below this share of padding the copies cost more than the padding.
 LEAST_PADDING = 0.05
@@ -86,7 +86,7 @@ class PaddedTextStack(TransformerStack):
             and not torch.compiler.is_compiling()
             and attention_mask.dim() == 2
             and not POSITION_SCHEMES[self.config.position_encoding].adds_to_scores
-            and all(ATTENTION_KINDS[kind].separable for kind in self.layers_by_kind)
+            and all(kind.traits.separable for kind in self.layer_kinds.values())
             and getattr(self.config, "expert_capacity", None) is None  # counted row by row
             and not any(captured.get(name) or getattr(self.config, name, False) for name in outputs)
         )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from anyformer.modeling.attention import Attention
 from anyformer.modeling.attention_local_global import LocalGlobalAttention, global_attention_context
-from anyformer.modeling.attention_masks import bidirectional_masks
+from anyformer.modeling.attention_masks import make_masks
 from anyformer.modeling.configuration import AnyformerEncoderConfig
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,7 +58,7 @@ def loaded(config, native):
 
 def contexts(config, x, global_tokens=None, padding=None, documents=None):
     """The keyword arguments of a layer, made once per forward pass."""
-    masks = bidirectional_masks(config, x, padding, documents, global_attention_mask=global_tokens)
+    masks = make_masks(config, x, padding, document_ids=documents, global_attention_mask=global_tokens)
     context = global_attention_context(config, x, global_tokens, padding, documents)
     return {"attention_mask": masks[config.attention_kinds[0]], "global_context": context}
 
