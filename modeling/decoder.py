@@ -14,9 +14,16 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention_masks import paged_masks
-from .base import AnyformerPreTrainedModel, with_router_fields, without_logits
+from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerDecoderConfig
-from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits, shift_left
+from .lm_head import (
+    LanguageModelHead,
+    language_model_loss,
+    loss_of_logits,
+    shift_left,
+    with_router_fields,
+    without_logits,
+)
 from .serving import CONTINUOUS_BATCHING, refusal
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification

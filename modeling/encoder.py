@@ -15,12 +15,21 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_disentangled import DisentangledAttention
 from .attention_local_global import LocalGlobalAttention, global_attention_context
-from .base import AnyformerPreTrainedModel, with_router_fields, without_logits
+from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerEncoderConfig
 from .deberta_convolution import ConvolutionLayer
 from .experts import SparseMLP
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
-from .lm_head import IGNORE_INDEX, HeadTransform, LanguageModelHead, Pooler, loss_of_logits, masked_language_model_loss
+from .lm_head import (
+    IGNORE_INDEX,
+    HeadTransform,
+    LanguageModelHead,
+    Pooler,
+    loss_of_logits,
+    masked_language_model_loss,
+    with_router_fields,
+    without_logits,
+)
 from .positions import LearnedPositions
 from .stack import embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout

@@ -123,7 +123,7 @@ class ModelWithExperts:
 
 
 def router_fields(routed: list, shape, unpadded, loss_mask, training: bool, output_router_logits: bool) -> dict:
-    """The fields of outputs.RouterFields that a base model fills; none in evaluation without `output_router_logits`.
+    """The fields of lm_head.RouterFields that a base model fills; none in evaluation without `output_router_logits`.
 
     The logits themselves are recorded by transformers (ROUTER_LOGITS).
 

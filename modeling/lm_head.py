@@ -1,16 +1,18 @@
-"""Output layers shared by the families, and the loss of logits over a vocabulary, made some rows at a time.
+"""What comes after the layers, for all families: output classes, output layers, the loss of logits over a vocabulary.
 
 N tokens, R rows of them at a time, D hidden size, V vocabulary. The logits of R rows are made, turned into gradients of
 hidden states and weight at once, and dropped, so memory grows with R x V, not with N x V.
 """
 
 import re
+from dataclasses import dataclass, fields, make_dataclass
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
+from transformers.modeling_outputs import ModelOutput
 
 from .block import build_norm
 
@@ -19,6 +21,83 @@ IGNORE_INDEX = -100
 # that is more: below, chunking saves no memory that matters, and products of few rows are slow.
 CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
 ROWS_PER_CHUNK = 1024
+
+
+@dataclass
+class RouterFields(ModelOutput):
+    """L sparse layers (those of an encoder before those of a decoder), E experts, B rows.
+
+    Filled in training, and in evaluation with `output_router_logits`.
+
+    router_losses: (L, B, 2), of each row the balance loss and the z-loss, without coefficients; of base models, and of
+        heads without labels.
+    aux_loss, z_loss: a head's means of them, scalars, without coefficients; in training they are part of `loss`.
+    router_load: (L, E), each expert's share of the assignments of real tokens, summing to 1.
+    router_entropy: (L,), mean over tokens of the entropy of their scores, in nats; log E where nothing is preferred.
+    router_dropped: (L,), the share of assignments that found their expert full; 0 without `expert_capacity`.
+    router_logits: L tensors (B T, E), with `output_router_logits` only.
+    """
+
+    aux_loss: torch.FloatTensor | None = None
+    z_loss: torch.FloatTensor | None = None
+    router_losses: torch.FloatTensor | None = None
+    router_load: torch.FloatTensor | None = None
+    router_entropy: torch.FloatTensor | None = None
+    router_dropped: torch.FloatTensor | None = None
+    router_logits: tuple[torch.FloatTensor, ...] | None = None
+
+
+def with_router_fields(output_class: type, module: str) -> type:
+    """A class of the same name, with the fields of RouterFields after its own. module: where it is to be found."""
+    names = {"__module__": module, "__doc__": output_class.__doc__}
+    return dataclass(type(output_class.__name__, (RouterFields, output_class), names))
+
+
+LOGITS = ("logits", "prediction_logits")  # over a vocabulary
+NO_LOGITS = "this training step made its loss without logits; pass return_logits=True to the model to have them"
+
+
+class WithoutLogits(ModelOutput):
+    """Outputs of a step that made no logits, nor has a field for them; who reads them is told how to get them."""
+
+    def __getattr__(self, name):
+        raise AttributeError(NO_LOGITS if name in LOGITS else f"{type(self).__name__} has no attribute {name!r}")
+
+    def __getitem__(self, key):
+        if key in LOGITS:
+            raise KeyError(NO_LOGITS)
+        return super().__getitem__(key)
+
+
+def without_logits(output_class: type) -> type:
+    """The class of such outputs; pickle finds it in the module of `output_class`, as <its name>WithoutLogits."""
+    kept = [(each.name, each.type, None) for each in fields(output_class) if each.name not in LOGITS]
+    made = make_dataclass(f"{output_class.__name__}WithoutLogits", kept, bases=(WithoutLogits,))
+    made.__module__, output_class.without_logits = output_class.__module__, made
+    return made
+
+
+class FillsOutputs:
+    """A mixin for models: the outputs of their heads."""
+
+    def returns_logits(self, return_logits: bool | None, labels) -> bool:
+        """Whether a head fills `logits`. None: not in a training step with labels, which needs the loss only.
+
+        In such a step the logits would be the largest tensor of all. Where they are filled, the loss is made of them.
+        """
+        return return_logits if return_logits is not None else labels is None or not self.training
+
+    def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
+        """The output of a head: loss, fields of its own, and those of the base model's `outputs` that the class has.
+
+        labels, num_items_in_batch: as for the loss; families with experts weigh the routers' losses by them.
+        """
+        for name in ("logits", "prediction_logits"):
+            if name in own and own[name] is None:
+                del own[name]
+                output_class = output_class.without_logits
+        passed_on = {name: x for name, x in outputs.items() if name in output_class.__dataclass_fields__}
+        return output_class(loss=loss, **own, **passed_on)
 
 
 def _head_width(config) -> int:

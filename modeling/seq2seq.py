@@ -14,11 +14,18 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
 from .attention_masks import document_ids_from_positions, takes_no_mask
-from .base import AnyformerPreTrainedModel, with_router_fields, without_logits
+from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
 from .configuration_seq2seq import AnyformerSeq2SeqConfig
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts, merged
-from .lm_head import IGNORE_INDEX, LanguageModelHead, language_model_loss, loss_of_logits
+from .lm_head import (
+    IGNORE_INDEX,
+    LanguageModelHead,
+    language_model_loss,
+    loss_of_logits,
+    with_router_fields,
+    without_logits,
+)
 from .stack import TransformerStack, check_one_is_given, embeddings_of
 from .task_heads import classification_loss, classifier_dropout, last_token_index
 from .unpadding import PaddedTextStack

@@ -127,7 +127,7 @@ class TransformerStack:
     def run_stack(
         self, x_BTE, batch: Batch, added_BTE=None, output_router_logits=None, kept_tokens=None, **context
     ) -> tuple:
-        """Token embeddings (B, T, E) -> hidden states (B, T, D), and the fields of outputs.RouterFields, if any.
+        """Token embeddings (B, T, E) -> hidden states (B, T, D), and the fields of lm_head.RouterFields, if any.
 
         added_BTE: embeddings beside tokens and positions. output_router_logits: None takes the config's value.
         kept_tokens: those of which the last layer computes its feed-forward part (see TransformerBlock); None: all.

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import modeling_outputs
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from .base import with_router_fields
+from .lm_head import with_router_fields
 from .task_losses import problem_type_of, sequence_classification_loss, span_loss, token_classification_loss
 
 SequenceClassifierOutputWithPast = with_router_fields(modeling_outputs.SequenceClassifierOutputWithPast, __name__)
