@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .objectives.prepare import PreparedData
     from .training.plan import Plan
 
-Sections = dict[str, Any] | None
-
 
 @dataclass(frozen=True)
 class Run:
@@ -83,7 +81,7 @@ class Run:
         return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code) if there else None
 
 
-def train(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Sections) -> Run:
+def train(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Any) -> Run:
     """Train a recipe's model, or go on with a run that was stopped, and return the run.
 
     Args:
@@ -102,7 +100,7 @@ def train(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sec
 
 
 def prepare_data(
-    recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Sections
+    recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Any
 ) -> "PreparedData":
     """The rows of a recipe's splits, its tokenizer or image processor, and the collator that makes batches.
 
@@ -123,7 +121,7 @@ def evaluate(
     split: str | None = None,
     max_examples: int | None = None,
     trust_remote_code: bool = False,
-    **sections: Sections,
+    **sections: Any,
 ) -> "Evaluation":
     """Measure a saved model on the data of a recipe; nothing is written.
 
@@ -156,7 +154,7 @@ def plan(
     context: int | None = None,
     mfu: float = 0.4,
     per_node: int = 8,
-    **sections: Sections,
+    **sections: Any,
 ) -> "Plan":
     """What a recipe's run would take: parameters, bytes on each device, FLOPs, time; no data is read.
 
@@ -177,11 +175,12 @@ def plan(
     is_preset = False
     if not isinstance(recipe, Recipe):
         (recipe, is_preset), sections = planned_recipe(str(recipe), **sections), {}
-    composed, how = _composed(recipe, sections, False), {"context": context, "mfu": mfu, "per_node": per_node}
+    composed = _composed(recipe, sections, False)
+    how: dict[str, Any] = {"context": context, "mfu": mfu, "per_node": per_node}
     return plan_run(composed, devices_of(devices), stage=stage, until_trained=is_preset, **how)
 
 
-def _composed(recipe: Recipe | str | Path, sections: dict[str, Sections], trust_remote_code: bool) -> Recipe:
+def _composed(recipe: Recipe | str | Path, sections: dict[str, Any], trust_remote_code: bool) -> Recipe:
     if not isinstance(recipe, Recipe):
         recipe, sections = load_recipe(recipe, **sections), {}
     if sections:

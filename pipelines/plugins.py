@@ -112,7 +112,7 @@ def less_is_better(name: str | None) -> bool:
     return longest is not None and METRICS[longest].lower
 
 
-def register_objective(cls: type) -> type:
+def register_objective(cls: Any) -> Any:
     """Class decorator: the Objective becomes what `objective.name` (or, with section = "task", `task.name`) names."""
     OBJECTIVES.add(cls.name, cls)
     return cls
@@ -200,15 +200,17 @@ def _load_plugin(name: str) -> None:
         return
     if not is_file:
         _run(lambda: importlib.import_module(name), f"--plugin {name}")
-        origin = importlib.util.find_spec(name).origin
+        origin = sys.modules[name].__file__
         _loaded[key] = {"plugin": name} | ({"sha256": _digest(Path(origin))} if origin else {})
         return
     # Under a name of its own, so that data loader workers can unpickle what the file defines.
     module_name = f"anyformer_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path.resolve())
+    if spec is None or (loader := spec.loader) is None:
+        raise UserError(f"--plugin {name}: not a Python file; its name has to end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    _run(lambda: spec.loader.exec_module(module), f"--plugin {name}")
+    _run(lambda: loader.exec_module(module), f"--plugin {name}")
     _loaded[key] = {"plugin": key, "sha256": _digest(path)}
 
 
