@@ -99,9 +99,7 @@ def train(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sec
     return Run(Path(composed.training.output_dir), composed.trust_remote_code)
 
 
-def prepare_data(
-    recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Any
-) -> "PreparedData":
+def prepare_data(recipe: Recipe | str | Path, *, trust_remote_code: bool = False, **sections: Any) -> "PreparedData":
     """The rows of a recipe's splits, its tokenizer or image processor, and the collator that makes batches.
 
     Rows and collator go with any loop: Trainer(train_dataset=data.rows["train"], data_collator=data.collator, ...).
