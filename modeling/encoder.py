@@ -1,4 +1,9 @@
-"""The encoder family: bidirectional models from BERT to ModernBERT."""
+"""The encoder family: bidirectional models from BERT to ModernBERT.
+
+Read in this order: encoder.py (models and heads), stack.py (embeddings, masks, the row of layers), block.py (norms,
+feed-forward, the layer), attention.py, positions.py, lm_head.py (the loss, too), task_heads.py; configuration.py and
+configuration_encoder.py have the fields.
+"""
 
 import functools
 import inspect
@@ -29,6 +34,7 @@ from .positions import LearnedPositions
 from .stack import TransformerStack, embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
 from .task_losses import token_classification_loss
+from .traits import ENCODER, FAMILIES
 
 # Classes that only some configs use. Imported here, their files are copied to the Hub along with this one.
 OPTIONAL_PARTS = (DisentangledAttention, LocalGlobalAttention, SparseMLP)
@@ -37,15 +43,7 @@ OPTIONAL_PARTS = (DisentangledAttention, LocalGlobalAttention, SparseMLP)
 class AnyformerEncoderPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerEncoderConfig
     _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
-    auto_classes = {
-        "AutoModel": "AnyformerEncoderModel",
-        "AutoModelForPreTraining": "AnyformerEncoderForPreTraining",
-        "AutoModelForMaskedLM": "AnyformerEncoderForMaskedLM",
-        "AutoModelForSequenceClassification": "AnyformerEncoderForSequenceClassification",
-        "AutoModelForTokenClassification": "AnyformerEncoderForTokenClassification",
-        "AutoModelForQuestionAnswering": "AnyformerEncoderForQuestionAnswering",
-        "AutoModelForMultipleChoice": "AnyformerEncoderForMultipleChoice",
-    }
+    auto_classes = FAMILIES[ENCODER].heads
 
     @property
     def last_mlp_is_for_heads(self) -> bool:
