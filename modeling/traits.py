@@ -210,20 +210,21 @@ STRIDE = {"attention_stride": "the width of the local band and the distance of f
 SEGMENT = {"segment_length": "the number of tokens that are attended to one by one"}
 MEMORY = {"memory_length": "the number of tokens before a segment that it still sees"}
 
+OF_TEXTS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+
+
+def _heads(prefix: str, *names: str) -> dict[str, str]:
+    """{Auto class: own class} of the base model and of these heads."""
+    return {"AutoModel": f"{prefix}Model"} | {f"AutoModelFor{name}": f"{prefix}For{name}" for name in names}
+
+
 FAMILIES = {
     DECODER: Family(
         "a decoder",
         module="decoder",
         config="AnyformerDecoderConfig",
         config_module="configuration",
-        heads={
-            "AutoModel": "AnyformerDecoderModel",
-            "AutoModelForCausalLM": "AnyformerDecoderForCausalLM",
-            "AutoModelForSequenceClassification": "AnyformerDecoderForSequenceClassification",
-            "AutoModelForTokenClassification": "AnyformerDecoderForTokenClassification",
-            "AutoModelForQuestionAnswering": "AnyformerDecoderForQuestionAnswering",
-            "AutoModelForImageClassification": "AnyformerDecoderForImageClassification",
-        },
+        heads=_heads("AnyformerDecoder", "CausalLM", *OF_TEXTS, "ImageClassification"),
         pretraining="AutoModelForCausalLM",
         objective="causal",
     ),
@@ -232,13 +233,7 @@ FAMILIES = {
         module="moe",
         config="AnyformerMoeConfig",
         config_module="configuration",
-        heads={
-            "AutoModel": "AnyformerMoeModel",
-            "AutoModelForCausalLM": "AnyformerMoeForCausalLM",
-            "AutoModelForSequenceClassification": "AnyformerMoeForSequenceClassification",
-            "AutoModelForTokenClassification": "AnyformerMoeForTokenClassification",
-            "AutoModelForQuestionAnswering": "AnyformerMoeForQuestionAnswering",
-        },
+        heads=_heads("AnyformerMoe", "CausalLM", *OF_TEXTS),
         pretraining="AutoModelForCausalLM",
         objective="causal",
     ),
@@ -247,15 +242,7 @@ FAMILIES = {
         module="encoder",
         config="AnyformerEncoderConfig",
         config_module="configuration",
-        heads={
-            "AutoModel": "AnyformerEncoderModel",
-            "AutoModelForMaskedLM": "AnyformerEncoderForMaskedLM",
-            "AutoModelForPreTraining": "AnyformerEncoderForPreTraining",
-            "AutoModelForSequenceClassification": "AnyformerEncoderForSequenceClassification",
-            "AutoModelForTokenClassification": "AnyformerEncoderForTokenClassification",
-            "AutoModelForQuestionAnswering": "AnyformerEncoderForQuestionAnswering",
-            "AutoModelForMultipleChoice": "AnyformerEncoderForMultipleChoice",
-        },
+        heads=_heads("AnyformerEncoder", "MaskedLM", "PreTraining", *OF_TEXTS, "MultipleChoice"),
         pretraining="AutoModelForMaskedLM",
         objective="masked",
         bidirectional=True,
@@ -280,11 +267,7 @@ FAMILIES = {
         module="vit",
         config="AnyformerViTConfig",
         config_module="configuration_vit",
-        heads={
-            "AutoModel": "AnyformerViTModel",
-            "AutoModelForImageClassification": "AnyformerViTForImageClassification",
-            "AutoModelForMaskedImageModeling": "AnyformerViTForMaskedImageModeling",
-        },
+        heads=_heads("AnyformerViT", "ImageClassification", "MaskedImageModeling"),
         pretraining="AutoModelForImageClassification",
         objective="image_classification",
         bidirectional=True,

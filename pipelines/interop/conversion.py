@@ -6,18 +6,12 @@ from contextlib import contextmanager
 
 import torch
 import transformers
+from anyformer.modeling.traits import FAMILIES
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ..errors import UserError, loading_reason
 from ..recipes.introspection import family_row
-from .families import (
-    HEADS,
-    WITHOUT_AUTO_CLASS,
-    family_name,
-    is_ours,
-    native_class_names,
-    native_classes,
-)
+from .families import HEADS, WITHOUT_AUTO_CLASS, family_name, is_ours, native_class_names, native_classes
 from .matching import ARCHITECTURES, architecture_of, native_config, our_config
 from .weights import stack_slices, take
 
@@ -163,7 +157,7 @@ def our_class(auto_class: str, family: str) -> type[PreTrainedModel]:
 
 def _auto_class_named(class_name: str, config) -> str | None:
     if is_ours(config):
-        names = family_row(family_name(config)).heads
+        names = FAMILIES[config.model_type].heads
     else:
         heads = ARCHITECTURES[config.model_type].heads
         names = {auto: name for auto, name in native_class_names(config.model_type).items() if auto in heads}

@@ -1,14 +1,14 @@
 """A new family is its file, its config and its row: nothing else names it."""
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal
 
 import anyformer.modeling
 import pytest
 import torch
-from anyformer.modeling.traits import FAMILIES, Family
+from anyformer.modeling.traits import FAMILIES
 from anyformer.pipelines.recipes.schema import ModelSection
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -45,14 +45,13 @@ class AnyformerToyModel(CausalModel, AnyformerToyPreTrainedModel):
 class AnyformerToyForCausalLM(CausalLanguageModel, AnyformerToyPreTrainedModel, GenerationMixin):
     base_class = AnyformerToyModel
 '''
-ROW = Family(
-    "a toy",
+ROW = replace(
+    FAMILIES["anyformer_decoder"],
+    words="a toy",
     module="toy",
     config="AnyformerToyConfig",
     config_module="toy",
     heads={"AutoModel": "AnyformerToyModel", "AutoModelForCausalLM": "AnyformerToyForCausalLM"},
-    pretraining="AutoModelForCausalLM",
-    objective="causal",
 )
 
 
@@ -79,7 +78,7 @@ def test_a_new_family_is_its_file_its_config_and_its_row(toy, tmp_path, tiny_rec
     recipe = tiny_recipe(model={"family": "toy", "toy_width": 16}, training={"max_steps": 2, "save_steps": 2})
     assert command("train", recipe) == 0
     config = AutoConfig.from_pretrained("run")
-    assert type(config).__name__ == "AnyformerToyConfig" and config.toy_width == 16
+    assert type(config) is ROW.load("AnyformerToyConfig") and config.toy_width == 16
     model = AutoModelForCausalLM.from_pretrained("run")
     assert type(model) is ROW.load("AnyformerToyForCausalLM")
     assert type(AutoModel.from_pretrained("run")) is ROW.load("AnyformerToyModel")
