@@ -361,7 +361,7 @@ POSITION_SCHEMES = {
     ),
 }
 ATTENTION_KINDS = {
-    PLAIN: Kind(families=FAMILIES, flash=True, separable=True),
+    PLAIN: Kind(families=FAMILIES, flash=True, separable=True),  # every family has it
     "sliding_attention": Kind(
         families=(DECODER, MOE, ENCODER),
         needs=WINDOW,

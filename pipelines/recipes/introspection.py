@@ -14,7 +14,7 @@ from typing import Any, Literal, Union
 
 from anyformer.modeling.traits import FAMILIES, Family, own_fields
 
-OURS = "anyformer_"  # a family's name after it is its model_type
+OURS = "anyformer_"  # before a family's name in its model_type
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "None": type(None)}
 
 
