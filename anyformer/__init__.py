@@ -8,43 +8,15 @@ import importlib
 import importlib.metadata
 import sys
 
+from anyformer.modeling.traits import FAMILIES
+
 try:
     __version__ = importlib.metadata.version("anyformer")  # of git's tag, when it was installed
 except importlib.metadata.PackageNotFoundError:  # run from the sources, not installed
     __version__ = "0+unknown"
 
 # Public name -> module that defines it. Everything else is private to its module.
-_EXPORTS = {
-    "AnyformerDecoderConfig": "anyformer.modeling",
-    "AnyformerDecoderModel": "anyformer.modeling",
-    "AnyformerDecoderForCausalLM": "anyformer.modeling",
-    "AnyformerDecoderForSequenceClassification": "anyformer.modeling",
-    "AnyformerDecoderForTokenClassification": "anyformer.modeling",
-    "AnyformerDecoderForQuestionAnswering": "anyformer.modeling",
-    "AnyformerDecoderForImageClassification": "anyformer.modeling",
-    "AnyformerMoeConfig": "anyformer.modeling",
-    "AnyformerMoeModel": "anyformer.modeling",
-    "AnyformerMoeForCausalLM": "anyformer.modeling",
-    "AnyformerMoeForSequenceClassification": "anyformer.modeling",
-    "AnyformerMoeForTokenClassification": "anyformer.modeling",
-    "AnyformerMoeForQuestionAnswering": "anyformer.modeling",
-    "AnyformerEncoderConfig": "anyformer.modeling",
-    "AnyformerEncoderModel": "anyformer.modeling",
-    "AnyformerEncoderForMaskedLM": "anyformer.modeling",
-    "AnyformerEncoderForPreTraining": "anyformer.modeling",
-    "AnyformerEncoderForSequenceClassification": "anyformer.modeling",
-    "AnyformerEncoderForTokenClassification": "anyformer.modeling",
-    "AnyformerEncoderForQuestionAnswering": "anyformer.modeling",
-    "AnyformerEncoderForMultipleChoice": "anyformer.modeling",
-    "AnyformerSeq2SeqConfig": "anyformer.modeling",
-    "AnyformerSeq2SeqModel": "anyformer.modeling",
-    "AnyformerSeq2SeqForConditionalGeneration": "anyformer.modeling",
-    "AnyformerSeq2SeqEncoderModel": "anyformer.modeling",
-    "AnyformerSeq2SeqForSequenceClassification": "anyformer.modeling",
-    "AnyformerViTConfig": "anyformer.modeling",
-    "AnyformerViTModel": "anyformer.modeling",
-    "AnyformerViTForImageClassification": "anyformer.modeling",
-    "AnyformerViTForMaskedImageModeling": "anyformer.modeling",
+_EXPORTS = {name: "anyformer.modeling" for family in FAMILIES.values() for name in family.exports} | {
     "AnyformerImageProcessor": "anyformer.modeling",
     "AnyformerTrainer": "anyformer.pipelines.training.trainer",
     "Objective": "anyformer.pipelines.objectives.base",

@@ -6,44 +6,18 @@ folder (the legality table, the config fields) need not import torch.
 
 import importlib
 
+from .traits import FAMILIES
+
 _EXPORTS = {
     "TransformerConfig": "configuration",
-    "AnyformerDecoderConfig": "configuration",
-    "AnyformerDecoderModel": "decoder",
-    "AnyformerDecoderForCausalLM": "decoder",
-    "AnyformerDecoderForSequenceClassification": "decoder",
-    "AnyformerDecoderForTokenClassification": "decoder",
-    "AnyformerDecoderForQuestionAnswering": "decoder",
-    "AnyformerDecoderForImageClassification": "decoder",
-    "AnyformerMoeConfig": "configuration",
-    "AnyformerMoeModel": "moe",
-    "AnyformerMoeForCausalLM": "moe",
-    "AnyformerMoeForSequenceClassification": "moe",
-    "AnyformerMoeForTokenClassification": "moe",
-    "AnyformerMoeForQuestionAnswering": "moe",
-    "AnyformerEncoderConfig": "configuration",
-    "AnyformerEncoderModel": "encoder",
-    "AnyformerEncoderForMaskedLM": "encoder",
-    "AnyformerEncoderForPreTraining": "encoder",
-    "AnyformerEncoderForSequenceClassification": "encoder",
-    "AnyformerEncoderForTokenClassification": "encoder",
-    "AnyformerEncoderForQuestionAnswering": "encoder",
-    "AnyformerEncoderForMultipleChoice": "encoder",
-    "AnyformerSeq2SeqConfig": "configuration_seq2seq",
-    "AnyformerSeq2SeqModel": "seq2seq",
-    "AnyformerSeq2SeqForConditionalGeneration": "seq2seq",
-    "AnyformerSeq2SeqEncoderModel": "seq2seq",
-    "AnyformerSeq2SeqForSequenceClassification": "seq2seq",
-    "AnyformerViTConfig": "configuration_vit",
-    "AnyformerViTModel": "vit",
-    "AnyformerViTForImageClassification": "vit",
-    "AnyformerViTForMaskedImageModeling": "vit",
     "AnyformerImageProcessor": "image_processing",
     "Kind": "traits",
     "Scheme": "traits",
     "register_attention_kind": "traits",
     "register_position_scheme": "traits",
 }
+for _family in FAMILIES.values():
+    _EXPORTS |= _family.exports
 __all__ = list(_EXPORTS)
 
 

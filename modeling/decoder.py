@@ -1,6 +1,9 @@
 """The decoder family: causal language models from GPT-2 to LLaMA.
 
 `CausalModel` and `CausalLanguageModel` are mixins, which the mixture-of-experts family uses, too.
+
+Read in this order: decoder.py (models and heads), stack.py (embeddings, masks, the row of layers), block.py (norms,
+feed-forward, the layer), attention.py, positions.py, lm_head.py (the loss, too); configuration.py has the fields.
 """
 
 import inspect
@@ -27,7 +30,7 @@ from .lm_head import (
 from .serving import CONTINUOUS_BATCHING, refusal
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
-from .traits import ATTENTION_KINDS
+from .traits import ATTENTION_KINDS, DECODER, FAMILIES
 
 BaseModelOutputWithPast = with_router_fields(modeling_outputs.BaseModelOutputWithPast, __name__)
 CausalLMOutputWithPast = with_router_fields(modeling_outputs.CausalLMOutputWithPast, __name__)
@@ -154,14 +157,7 @@ CausalLanguageModel.forward.__signature__ = inspect.signature(CausalLanguageMode
 
 class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
     config_class = AnyformerDecoderConfig
-    auto_classes = {
-        "AutoModel": "AnyformerDecoderModel",
-        "AutoModelForCausalLM": "AnyformerDecoderForCausalLM",
-        "AutoModelForSequenceClassification": "AnyformerDecoderForSequenceClassification",
-        "AutoModelForTokenClassification": "AnyformerDecoderForTokenClassification",
-        "AutoModelForQuestionAnswering": "AnyformerDecoderForQuestionAnswering",
-        "AutoModelForImageClassification": "AnyformerDecoderForImageClassification",
-    }
+    auto_classes = FAMILIES[DECODER].heads
 
     def code_file(self):
         keeps_states = any(ATTENTION_KINDS[kind].keeps_states for kind in self.config.attention_kinds)

@@ -6,25 +6,6 @@ those of `decoder.py`. Other decoders' folders name `decoder.py` and hold none o
 
 from .attention_linear import LinearAttention
 from .attention_recurrent import CompressiveAttention, RecurrentAttention
-from .configuration import AnyformerDecoderConfig
-from .decoder import (
-    AnyformerDecoderForCausalLM,
-    AnyformerDecoderForImageClassification,
-    AnyformerDecoderForQuestionAnswering,
-    AnyformerDecoderForSequenceClassification,
-    AnyformerDecoderForTokenClassification,
-    AnyformerDecoderModel,
-)
+from .decoder import *  # noqa: F403
 
-__all__ = [
-    "AnyformerDecoderConfig",
-    "AnyformerDecoderForCausalLM",
-    "AnyformerDecoderForImageClassification",
-    "AnyformerDecoderForQuestionAnswering",
-    "AnyformerDecoderForSequenceClassification",
-    "AnyformerDecoderForTokenClassification",
-    "AnyformerDecoderModel",
-    "CompressiveAttention",
-    "LinearAttention",
-    "RecurrentAttention",
-]
+OPTIONAL_PARTS = (LinearAttention, CompressiveAttention, RecurrentAttention)

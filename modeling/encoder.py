@@ -1,4 +1,9 @@
-"""The encoder family: bidirectional models from BERT to ModernBERT."""
+"""The encoder family: bidirectional models from BERT to ModernBERT.
+
+Read in this order: encoder.py (models and heads), stack.py (embeddings, masks, the row of layers), block.py (norms,
+feed-forward, the layer), attention.py, positions.py, lm_head.py (the loss, too), task_heads.py; configuration.py and
+configuration_encoder.py have the fields.
+"""
 
 import functools
 import inspect
@@ -34,6 +39,7 @@ from .positions import LearnedPositions
 from .stack import embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
 from .task_losses import token_classification_loss
+from .traits import ENCODER, FAMILIES
 from .unpadding import PaddedTextStack
 
 # Classes that only some configs use. Imported here, their files are copied to the Hub along with this one.
@@ -59,15 +65,7 @@ BertForPreTrainingOutputWithoutLogits = without_logits(BertForPreTrainingOutput)
 class AnyformerEncoderPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerEncoderConfig
     _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
-    auto_classes = {
-        "AutoModel": "AnyformerEncoderModel",
-        "AutoModelForPreTraining": "AnyformerEncoderForPreTraining",
-        "AutoModelForMaskedLM": "AnyformerEncoderForMaskedLM",
-        "AutoModelForSequenceClassification": "AnyformerEncoderForSequenceClassification",
-        "AutoModelForTokenClassification": "AnyformerEncoderForTokenClassification",
-        "AutoModelForQuestionAnswering": "AnyformerEncoderForQuestionAnswering",
-        "AutoModelForMultipleChoice": "AnyformerEncoderForMultipleChoice",
-    }
+    auto_classes = FAMILIES[ENCODER].heads
 
     @property
     def last_mlp_is_for_heads(self) -> bool:

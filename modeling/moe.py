@@ -1,6 +1,10 @@
 """The mixture-of-experts family: decoders with experts in some or all of their layers.
 
 The experts (experts.py) have the decorator `@use_experts_implementation`: transformers knows a mixture by that word.
+
+Read in this order: moe.py (models and heads), decoder.py (what they share with decoders), stack.py (embeddings, masks,
+the row of layers), block.py (norms, dense feed-forward, the layer), experts.py, attention.py, positions.py, lm_head.py;
+configuration.py and configuration_moe.py have the fields.
 """
 
 from transformers import GenerationMixin
@@ -10,18 +14,13 @@ from .configuration import AnyformerMoeConfig
 from .decoder import CausalLanguageModel, CausalModel
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
+from .traits import FAMILIES, MOE
 
 
 class AnyformerMoePreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerMoeConfig
     _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
-    auto_classes = {
-        "AutoModel": "AnyformerMoeModel",
-        "AutoModelForCausalLM": "AnyformerMoeForCausalLM",
-        "AutoModelForSequenceClassification": "AnyformerMoeForSequenceClassification",
-        "AutoModelForTokenClassification": "AnyformerMoeForTokenClassification",
-        "AutoModelForQuestionAnswering": "AnyformerMoeForQuestionAnswering",
-    }
+    auto_classes = FAMILIES[MOE].heads
 
 
 class AnyformerMoeModel(CausalModel, AnyformerMoePreTrainedModel):

@@ -3,16 +3,9 @@
 import transformers
 from transformers.utils import is_vision_available
 
-from . import configuration, configuration_seq2seq, configuration_vit, decoder, encoder, kernels, moe, seq2seq, vit
+from . import kernels
 from .base import enter_peft_defaults
-
-MODULES = {
-    configuration.AnyformerDecoderConfig: decoder,
-    configuration.AnyformerMoeConfig: moe,
-    configuration.AnyformerEncoderConfig: encoder,
-    configuration_seq2seq.AnyformerSeq2SeqConfig: seq2seq,
-    configuration_vit.AnyformerViTConfig: vit,
-}
+from .traits import FAMILIES
 
 
 def register_auto_classes() -> None:
@@ -21,24 +14,24 @@ def register_auto_classes() -> None:
     Safe to call more than once.
     """
     kernels.register()
-    for config_class, module in MODULES.items():
-        transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-        enter_peft_defaults(config_class.model_type)
-        family = next(
-            cls
-            for cls in vars(module).values()
-            if config_class is getattr(cls, "config_class", None) and cls.auto_classes
-        )
-        for auto_class, name in family.auto_classes.items():
-            getattr(transformers, auto_class).register(config_class, getattr(module, name), exist_ok=True)
-    if is_vision_available():  # without Pillow, models still take tensors
-        # From its own module: the name in `transformers` may be of an object that asks for torchvision.
-        from transformers.models.auto.image_processing_auto import AutoImageProcessor  # transformers < 5.23
+    for model_type, family in FAMILIES.items():
+        config_class = family.load(family.config)
+        transformers.AutoConfig.register(model_type, config_class, exist_ok=True)
+        enter_peft_defaults(model_type)
+        for auto_class, name in family.heads.items():
+            getattr(transformers, auto_class).register(config_class, family.load(name), exist_ok=True)
+        if family.of_images:
+            register_image_processor(config_class)
 
-        from .image_processing import AnyformerImageProcessor
 
-        AutoImageProcessor.register(
-            configuration_vit.AnyformerViTConfig,
-            image_processor_classes={"pil": AnyformerImageProcessor},
-            exist_ok=True,
-        )
+def register_image_processor(config_class: type) -> None:
+    """Make AutoImageProcessor know the processor of a family of images."""
+    if not is_vision_available():  # without Pillow, models still take tensors
+        return
+    # From its own module: the name in `transformers` may be of an object that asks for torchvision.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor  # transformers < 5.23
+
+    from .image_processing import AnyformerImageProcessor
+
+    classes = {"pil": AnyformerImageProcessor}
+    AutoImageProcessor.register(config_class, image_processor_classes=classes, exist_ok=True)

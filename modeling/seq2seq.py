@@ -1,4 +1,9 @@
-"""The sequence-to-sequence family: an encoder, and a decoder that attends to it; the first Transformer, T5, BART."""
+"""The sequence-to-sequence family: an encoder, and a decoder that attends to it; the first Transformer, T5, BART.
+
+Read in this order: seq2seq.py (both halves, models and heads), stack.py (embeddings, masks, the row of layers),
+block.py (norms, feed-forward, the layer), attention.py, positions.py, lm_head.py (the loss, too); configuration.py and
+configuration_seq2seq.py have the fields.
+"""
 
 from typing import Unpack
 
@@ -28,6 +33,7 @@ from .lm_head import (
 )
 from .stack import TransformerStack, check_one_is_given, embeddings_of
 from .task_heads import classification_loss, classifier_dropout, last_token_index
+from .traits import FAMILIES, SEQ2SEQ
 from .unpadding import PaddedTextStack
 
 BaseModelOutput = with_router_fields(modeling_outputs.BaseModelOutput, __name__)
@@ -43,12 +49,7 @@ Seq2SeqSequenceClassifierOutput = with_router_fields(modeling_outputs.Seq2SeqSeq
 class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerSeq2SeqConfig
     _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
-    auto_classes = {
-        "AutoModel": "AnyformerSeq2SeqModel",
-        "AutoModelForSeq2SeqLM": "AnyformerSeq2SeqForConditionalGeneration",
-        "AutoModelForTextEncoding": "AnyformerSeq2SeqEncoderModel",
-        "AutoModelForSequenceClassification": "AnyformerSeq2SeqForSequenceClassification",
-    }
+    auto_classes = FAMILIES[SEQ2SEQ].heads
 
 
 class Seq2SeqEncoder(PaddedTextStack, AnyformerSeq2SeqPreTrainedModel):

@@ -1,4 +1,9 @@
-"""The vision family: transformers over the patches of an image, from ViT to DeiT and SimMIM."""
+"""The vision family: transformers over the patches of an image, from ViT to DeiT and SimMIM.
+
+Read in this order: vit.py (models and heads), patch_embeddings.py (an image as a row of patches), stack.py (the row of
+layers), block.py (norms, feed-forward, the layer), attention.py, positions_2d.py; configuration.py and
+configuration_vit.py have the fields.
+"""
 
 from typing import Unpack
 
@@ -21,6 +26,7 @@ from .patch_embeddings import PatchEmbeddings
 from .positions_2d import LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions
 from .stack import TransformerStack
 from .task_losses import sequence_classification_loss
+from .traits import FAMILIES, VIT
 
 # Classes that only some configs use. Imported here, their file is copied to the Hub along with this one.
 OPTIONAL_PARTS = (LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions)
@@ -31,11 +37,7 @@ class AnyformerViTPreTrainedModel(AnyformerPreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     _input_embed_layer = "patch_embeddings"
-    auto_classes = {
-        "AutoModel": "AnyformerViTModel",
-        "AutoModelForImageClassification": "AnyformerViTForImageClassification",
-        "AutoModelForMaskedImageModeling": "AnyformerViTForMaskedImageModeling",
-    }
+    auto_classes = FAMILIES[VIT].heads
 
 
 class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):

@@ -19,10 +19,11 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.append(str(ROOT))  # where anyformer is not installed
+from anyformer.pipelines.recipes.introspection import family_names  # noqa: E402
+
 import anyformer_main  # noqa: E402, F401  (first, so that `anyformer` leaves torch alone: see there)
 
 NOTEBOOKS = ROOT / "notebooks"
-FAMILIES = ("decoder", "moe", "encoder", "seq2seq", "vit")
 # What pages link to: files and folders that GitHub has, and the pages of the site in their place.
 INCLUDED = {
     "RESULTS.md": "results.md",
@@ -190,7 +191,7 @@ def settings_page() -> str:
     from anyformer.pipelines.cli.settings_help import REST, by_section
     from anyformer.pipelines.recipes.compose import names_of
 
-    fields = ", ".join(f"[{family}](fields_{family}.md)" for family in FAMILIES)
+    fields = ", ".join(f"[{family}](fields_{family}.md)" for family in family_names())
     parts = [
         "# Settings of a recipe",
         "Every setting that the schema names, section by section, made from the dataclasses that check recipes. "
@@ -341,7 +342,7 @@ def notebook_page(file: Path) -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "recipes.md": recipes_page,
     "reference/settings.md": settings_page,
-    **{f"reference/fields_{family}.md": partial(fields_page, family) for family in FAMILIES},
+    **{f"reference/fields_{family}.md": partial(fields_page, family) for family in family_names()},
     "reference/commands.md": commands_page,
     "reference/lists.md": lists_page,
     "reference/python.md": python_page,

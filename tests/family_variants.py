@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
+from anyformer.modeling.traits import FAMILIES
 from torch.utils._device import _device_constructors
 
 THETA, YARN = {"rope_type": "default", "rope_theta": 100.0}, {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
@@ -318,20 +319,13 @@ def poison_empty_memory(monkeypatch):
 
 # ------------------------------------------------------------------------------------------------------- the zoo
 
-HEADS = {
-    "decoder": "AnyformerDecoderForCausalLM",
-    "moe": "AnyformerMoeForCausalLM",
-    "encoder": "AnyformerEncoderForMaskedLM",
-    "seq2seq": "AnyformerSeq2SeqForConditionalGeneration",
-    "vit": "AnyformerViTForImageClassification",
-}
+HEADS = {row.module: row.heads[row.pretraining] for row in FAMILIES.values()}
 PREFIXES = {"seq2seq": ("", "decoder_")}  # of the inputs' names: two rows of tokens, or one
 
 
 def config_class(family: str):
-    import anyformer
-
-    return getattr(anyformer, f"{HEADS[family].split('For')[0]}Config")
+    row = FAMILIES[f"anyformer_{family}"]
+    return row.load(row.config)
 
 
 @dataclass(frozen=True)

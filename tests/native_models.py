@@ -4,14 +4,9 @@ import pytest
 import torch
 import transformers
 from anyformer.pipelines.interop import matching
-from anyformer.pipelines.interop.families import (
-    PRETRAINING,
-    is_ours,
-    native_class_names,
-    native_classes,
-    our_class_names,
-)
+from anyformer.pipelines.interop.families import is_ours, native_class_names, native_classes
 from anyformer.pipelines.interop.verify import MASKS, probe, scale_and_difference
+from anyformer.pipelines.recipes.introspection import family_row
 from packaging.version import Version
 from transformers import CONFIG_MAPPING
 
@@ -176,7 +171,7 @@ def heads_of(name: str) -> list[str]:
     """The Auto classes that an architecture's map, transformers and our family have."""
     architecture = matching.ARCHITECTURES[NATIVE[name][0]]
     natives = native_class_names(architecture.native)
-    return [auto for auto in our_class_names(architecture.family) if auto in natives and auto in architecture.heads]
+    return [auto for auto in family_row(architecture.family).heads if auto in natives and auto in architecture.heads]
 
 
 def twin_cases() -> list[tuple[str, str, str]]:
@@ -184,7 +179,7 @@ def twin_cases() -> list[tuple[str, str, str]]:
     with experts or images; of the others the head of pretraining and a classifier."""
     seen, found = set(), []
     for name, (model_type, _) in NATIVE.items():
-        two = (PRETRAINING[matching.ARCHITECTURES[model_type].family], "AutoModelForSequenceClassification")
+        two = (family_row(matching.ARCHITECTURES[model_type].family).pretraining, "AutoModelForSequenceClassification")
         every = model_type not in seen or name in MIXTURES | SWITCHES | IMAGES
         heads = [head for head in heads_of(name) if every or head in two]
         found += [(name, head, cls) for head in heads for cls in native_classes(model_type, head)]
@@ -199,7 +194,7 @@ def marked_twin_cases() -> list:
     seen, rows = set(), []
     for name, head, cls in twin_cases():
         family = matching.ARCHITECTURES[NATIVE[name][0]].family
-        kind = (NATIVE[name][0] if head == PRETRAINING[family] else family, head)
+        kind = (NATIVE[name][0] if head == family_row(family).pretraining else family, head)
         is_fast = kind not in seen
         seen.add(kind)
         rows.append(pytest.param(name, head, cls, marks=() if is_fast else pytest.mark.slow))

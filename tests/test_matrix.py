@@ -12,7 +12,8 @@ import re
 import pytest
 import torch
 from anyformer.modeling.traits import POSITION_SCHEMES
-from anyformer.pipelines.cli.legality_table import FAMILIES, Cell, cells, legality_markdown, refusal
+from anyformer.pipelines.cli.legality_table import Cell, cells, legality_markdown, refusal
+from anyformer.pipelines.recipes.introspection import family_names
 from family_variants import close, exactness, positions_of, tokens
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from hypothesis import HealthCheck, given, settings
@@ -127,8 +128,8 @@ def check_packed(cell: Cell, model) -> None:
     close(logits(model, row), torch.cat(alone, dim=1), exactness(model))
 
 
-ROWS = {family: list(cells(family)) for family in FAMILIES}
-LEGAL = [cell for family in FAMILIES for cell in ROWS[family] if cell.refusal is None]
+ROWS = {family: list(cells(family)) for family in family_names()}
+LEGAL = [cell for family in family_names() for cell in ROWS[family] if cell.refusal is None]
 
 
 def pairs(cell: Cell) -> set:
@@ -145,10 +146,10 @@ def pairwise(rows: list[Cell]) -> list[Cell]:
     return chosen
 
 
-PAIRWISE = {family: pairwise([cell for cell in LEGAL if cell.family == family]) for family in FAMILIES}
+PAIRWISE = {family: pairwise([cell for cell in LEGAL if cell.family == family]) for family in family_names()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_names())
 def test_every_pair_of_settings_that_goes_together_is_computed(family):
     legal = [cell for cell in LEGAL if cell.family == family]
     assert set().union(*map(pairs, PAIRWISE[family])) == set().union(*map(pairs, legal))
@@ -158,7 +159,7 @@ def test_every_pair_of_settings_that_goes_together_is_computed(family):
 @pytest.mark.usefixtures("without_code_files")
 @pytest.mark.parametrize("rows", [PAIRWISE, pytest.param(ROWS, marks=pytest.mark.slow)], ids=["pairwise", "whole"])
 @pytest.mark.parametrize("position", POSITION_SCHEMES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_names())
 def test_legal_cells_compute_the_same_on_every_backend_and_when_loaded_again(family, position, rows, tmp_path):
     for cell in rows[family]:
         if cell.position == position and cell.refusal is None:
@@ -167,7 +168,7 @@ def test_legal_cells_compute_the_same_on_every_backend_and_when_loaded_again(fam
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["a third", "whole"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_names())
 def test_every_illegal_cell_is_refused_with_its_sentence(family, every):
     """By default a third of the cells, and the first of each sentence."""
     told, illegal = set(), [cell for cell in ROWS[family] if cell.refusal is not None]

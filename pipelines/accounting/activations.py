@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from anyformer.modeling.legality import attention_kinds
 from anyformer.modeling.legality_experts import mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITION_SCHEMES, SEQ2SEQ
+from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, MLP_TYPES, PLAIN, POSITION_SCHEMES
 
 FP32, HALF = 4, 2
 # Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).
@@ -74,7 +74,7 @@ def activations(config, batch: Batch, how: How) -> Activations:
     kinds, mlps = attention_kinds(config), mlp_kinds(config)
     stacks = [layer.stack(batch.rows, batch.tokens, list(zip(kinds, mlps)))]
     predicted = batch.rows * batch.tokens
-    if config.model_type == SEQ2SEQ:
+    if FAMILIES[config.model_type].has_decoder:
         predicted = batch.rows * batch.targets
         if hasattr(config, "stack_config"):
             mlps = mlp_kinds(config.stack_config(is_causal=True))

@@ -6,7 +6,7 @@ Standard library only. G key/value heads, K head size.
 from dataclasses import dataclass
 
 from anyformer.modeling.legality import attention_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, SEQ2SEQ, Kind
+from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, Kind
 
 FP32_BYTES = 4  # of the matrices that linear and compressive attention remember by, in every precision
 
@@ -34,7 +34,7 @@ def cache_size(config, tokens: int, bytes_per_value: int, source_tokens: int = 0
 
     config: of one of our families, or a namespace with its fields.
     """
-    is_pair = config.model_type == SEQ2SEQ
+    is_pair = FAMILIES[config.model_type].has_decoder
     if not (is_pair or getattr(config, "use_cache", False)):
         return None
     heads = config.num_key_value_heads or config.num_attention_heads

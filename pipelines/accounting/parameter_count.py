@@ -4,7 +4,7 @@ import math
 
 from anyformer.modeling.legality import attention_kinds, image_sides
 from anyformer.modeling.legality_experts import has_experts, mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES
+from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES
 
 
 def count_active_parameters(config) -> int:
@@ -21,14 +21,12 @@ def count_parameters(config, active: bool = False) -> int:
 
     `config` is one of ours, or a namespace of its fields, underived ones (None) included, and `model_type`.
     """
-    parts = _Parts(config, active)
-    return {
-        "anyformer_decoder": parts.decoder,
-        "anyformer_moe": parts.decoder,
-        "anyformer_encoder": parts.encoder,
-        "anyformer_seq2seq": parts.seq2seq,
-        "anyformer_vit": parts.vit,
-    }[config.model_type]()
+    parts, family = _Parts(config, active), FAMILIES[config.model_type]
+    if family.of_images:
+        return parts.vit()
+    if family.has_decoder:
+        return parts.seq2seq()
+    return parts.encoder() if family.bidirectional else parts.decoder()
 
 
 class _Parts:

@@ -6,11 +6,9 @@ Every answer is asked of modeling/legality.py, the table by which configs are re
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from anyformer.modeling.legality import NORM_POSITIONS, check_legal
 from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES
-from anyformer.modeling.traits import FAMILIES as MODEL_TYPES
 
 from ..recipes import introspection
 from .serving_table import serving_markdown
@@ -19,7 +17,6 @@ FEED_FORWARDS = {
     **{name: {"mlp_type": name, "num_experts": None} for name in MLP_TYPES},
     **{f"{name} experts": {"mlp_type": name, "num_experts": 4} for name in MLP_TYPES},
 }
-FAMILIES = [name.removeprefix("anyformer_") for name in MODEL_TYPES]
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,8 @@ def cells(family: str, positions=POSITION_SCHEMES, kinds=ATTENTION_KINDS) -> Ite
 
 def refusal(family: str, fields: dict) -> str | None:
     """The sentence that refuses these fields, the family's defaults beside them, or None."""
-    defaults = {name: field.default for name, field in introspection.family_fields(family).items()}
     try:
-        check_legal(SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields)))
+        check_legal(introspection.family_config(family, fields))
     except ValueError as error:
         return str(error)
     return None
@@ -59,7 +55,7 @@ def refusal(family: str, fields: dict) -> str | None:
 def legality_markdown() -> str:
     """The whole table as markdown: one per family, the refusals under it, and one of what engines for serving run."""
     parts = [INTRODUCTION]
-    for family in FAMILIES:
+    for family in introspection.family_names():
         parts += [f"## {family}", *family_markdown(list(cells(family)))]
     parts.append(serving_markdown())
     return "\n\n".join(parts) + "\n"

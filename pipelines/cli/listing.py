@@ -8,8 +8,6 @@ import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Literal, get_args, get_origin, get_type_hints
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +19,6 @@ from ..recipes import introspection
 from ..recipes.compose import describe_objective, load_preset, names_of
 from ..recipes.family_help import describe_family
 from ..recipes.files import shipped, shipped_yaml
-from ..recipes.schema import ModelSection
 from ..words import aligned, counted, short_number
 from .output import print_json
 from .settings_help import explained
@@ -29,13 +26,6 @@ from .settings_help import explained
 # A pipe has no width; wide enough that no row of ours is broken, so that grep finds whole lines.
 PIPE_WIDTH = 220
 HEAD = re.compile(r"Anyformer\w+For(\w+)")
-
-
-def choices_of(section: type, field: str) -> list[str]:
-    """The names a field of a recipe's section takes."""
-    hint = get_type_hints(section)[field]
-    literal = next(arm for arm in (hint, *get_args(hint)) if get_origin(arm) is Literal)
-    return list(get_args(literal))
 
 
 def syntax_of(module: str) -> ast.Module:
@@ -53,10 +43,10 @@ def first_line(module: str) -> str:
 def family_rows() -> list[tuple[str, str, str]]:
     """Return (name, one line, heads) of each family, from the file that holds it."""
     rows = []
-    for name in choices_of(ModelSection, "family"):
-        classes = [node.name for node in syntax_of(f"modeling.{name}").body if isinstance(node, ast.ClassDef)]
-        heads = [match[1] for match in map(HEAD.fullmatch, classes) if match]
-        rows.append((name, first_line(f"modeling.{name}").partition(": ")[2], ", ".join(heads)))
+    for name in introspection.family_names():
+        row = introspection.family_row(name)
+        heads = [match[1] for match in map(HEAD.fullmatch, row.heads.values()) if match]
+        rows.append((name, first_line(f"modeling.{row.module}").partition(": ")[2], ", ".join(heads)))
     return rows
 
 
@@ -69,15 +59,13 @@ def preset_rows() -> list[tuple[str, str, str, str]]:
     rows = []
     for name in shipped("models"):
         family, fields = load_preset(name)
-        defaults = {key: field.default for key, field in introspection.family_fields(family).items()}
-        lacks_vocabulary = "vocab_size" in defaults and "vocab_size" not in fields
-        fields = {"vocab_size": 0} | fields if lacks_vocabulary else fields
-        config = SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
+        lacks_vocabulary = "vocab_size" in introspection.family_fields(family) and "vocab_size" not in fields
+        config = introspection.family_config(family, {"vocab_size": 0} | fields if lacks_vocabulary else fields)
         count = short_number(count_parameters(config)) + ("+" if lacks_vocabulary else "")
         if getattr(config, "num_experts", None) is not None:
             count += f", {short_number(count_active_parameters(config))} active"
         rows.append((name, family, count, shipped_yaml("models", name)["description"]))
-    return sorted(rows, key=lambda row: (choices_of(ModelSection, "family").index(row[1]), row[0]))
+    return sorted(rows, key=lambda row: (introspection.family_names().index(row[1]), row[0]))
 
 
 def recipe_rows() -> list[tuple[str, str]]:
@@ -149,7 +137,7 @@ def print_settings(name: str, as_json: bool = False) -> None:
 
 def print_fields(family: str | None, as_json: bool = False) -> None:
     """Print every field that `model:` takes for a family."""
-    families = choices_of(ModelSection, "family")
+    families = introspection.family_names()
     if family not in families:
         raise UserError(
             f"list fields: name a family, such as anyformer list fields decoder{did_you_mean(str(family), families)}"

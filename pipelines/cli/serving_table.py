@@ -1,7 +1,5 @@
 """Which parts of a model engines for serving compute, asked of the refusals in modeling/serving.py."""
 
-from types import SimpleNamespace
-
 from anyformer.modeling.serving import ENGINES, refusal
 from anyformer.modeling.traits import ATTENTION_KINDS, DECODER, POSITION_SCHEMES
 
@@ -48,8 +46,7 @@ def serving_markdown() -> str:
     reasons: list[str] = []
     lines = [f"| | {' | '.join(ENGINES)} | llama.cpp |", "|---" * (len(ENGINES) + 2) + "|"]
     for part, (family, fields) in PARTS.items():
-        defaults = {name: field.default for name, field in introspection.family_fields(family).items()}
-        config = SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
+        config = introspection.family_config(family, fields)
         cells = []
         for engine in ENGINES:
             sentence = refusal(config, engine)

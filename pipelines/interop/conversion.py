@@ -6,20 +6,12 @@ from contextlib import contextmanager
 
 import torch
 import transformers
+from anyformer.modeling.traits import FAMILIES
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ..errors import UserError, loading_reason
-from .families import (
-    HEADS,
-    PRETRAINING,
-    WITHOUT_AUTO_CLASS,
-    family_name,
-    is_ours,
-    module_of,
-    native_class_names,
-    native_classes,
-    our_class_names,
-)
+from ..recipes.introspection import family_row
+from .families import HEADS, WITHOUT_AUTO_CLASS, family_name, is_ours, native_class_names, native_classes
 from .matching import ARCHITECTURES, architecture_of, native_config, our_config
 from .weights import stack_slices, take
 
@@ -125,7 +117,9 @@ def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pre
     """
     from_pretrained_kwargs = {"trust_remote_code": False} | from_pretrained_kwargs
     config = load_config(name_or_path, **from_pretrained_kwargs)
-    heads = [_auto_class_of_config(config)] if config.architectures else [PRETRAINING[_family(config)], "AutoModel"]
+    heads = [family_row(_family(config)).pretraining, "AutoModel"]
+    if config.architectures:
+        heads = [_auto_class_of_config(config)]
     for head in heads:
         auto_class = getattr(transformers, WITHOUT_AUTO_CLASS.get((config.model_type, head), head))
         with _loading(name_or_path):
@@ -155,15 +149,15 @@ def auto_class_of(model: PreTrainedModel) -> str:
 
 def our_class(auto_class: str, family: str) -> type[PreTrainedModel]:
     """Return the class of a family with the head of an Auto class; raise UserError where there is none."""
-    names = our_class_names(family)
-    if auto_class not in names:
-        raise UserError(f"anyformer's {family} has no {auto_class}; it has {', '.join(names)}")
-    return getattr(module_of(family), names[auto_class])
+    row = family_row(family)
+    if auto_class not in row.heads:
+        raise UserError(f"anyformer's {family} has no {auto_class}; it has {', '.join(row.heads)}")
+    return row.load(row.heads[auto_class])
 
 
 def _auto_class_named(class_name: str, config) -> str | None:
     if is_ours(config):
-        names = our_class_names(family_name(config))
+        names = FAMILIES[config.model_type].heads
     else:
         heads = ARCHITECTURES[config.model_type].heads
         names = {auto: name for auto, name in native_class_names(config.model_type).items() if auto in heads}

@@ -1,28 +1,10 @@
-"""Our families: their config classes, their modules, and the class of each head on both sides."""
+"""Which families are ours, and the class of each head in transformers."""
 
-import importlib
-from types import ModuleType
-
-from anyformer.modeling import configuration, configuration_seq2seq, configuration_vit
 from anyformer.modeling.traits import FAMILIES
 from transformers.models.auto import modeling_auto
 
-OURS = "anyformer_"
-CONFIGS = {
-    "decoder": configuration.AnyformerDecoderConfig,
-    "moe": configuration.AnyformerMoeConfig,
-    "encoder": configuration.AnyformerEncoderConfig,
-    "seq2seq": configuration_seq2seq.AnyformerSeq2SeqConfig,
-    "vit": configuration_vit.AnyformerViTConfig,
-}
-# The head assumed for a checkpoint that names no class.
-PRETRAINING = {
-    "decoder": "AutoModelForCausalLM",
-    "moe": "AutoModelForCausalLM",
-    "encoder": "AutoModelForMaskedLM",
-    "seq2seq": "AutoModelForSeq2SeqLM",
-    "vit": "AutoModelForImageClassification",
-}
+from ..recipes.introspection import OURS
+
 # Heads by Auto class: transformers' tables of class names by model_type. A class in several of them counts for the
 # first.
 HEADS = {
@@ -52,17 +34,6 @@ def is_ours(config) -> bool:
 def family_name(config) -> str:
     """The family of a config of ours: "decoder", "moe", "encoder", "seq2seq" or "vit"."""
     return config.model_type.removeprefix(OURS)
-
-
-def module_of(family: str) -> ModuleType:
-    """The module with a family's classes."""
-    return importlib.import_module(f"anyformer.modeling.{family}")
-
-
-def our_class_names(family: str) -> dict[str, str]:
-    """{Auto class: name of our class} of a family."""
-    base = CONFIGS[family].__name__.removesuffix("Config") + "PreTrainedModel"
-    return getattr(module_of(family), base).auto_classes
 
 
 def native_classes(model_type: str, auto_class: str) -> tuple[str, ...]:

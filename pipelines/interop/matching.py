@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from ..errors import UserError, did_you_mean
-from ..recipes.introspection import family_fields
+from ..recipes.introspection import family_fields, family_row
 from .architecture_map import SILENT_FIELDS, ArchitectureMap
 from .architectures.albert import ALBERT
 from .architectures.bart import BART, MARIAN
@@ -25,7 +25,7 @@ from .architectures.modernbert import MODERNBERT
 from .architectures.switch import SWITCH
 from .architectures.t5 import MT5, T5, UMT5
 from .architectures.vit import DEIT, VIT
-from .families import CONFIGS, family_name
+from .families import family_name
 from .rotary import flat_rope
 
 # Where several match a config, the first is taken, unless the config records where it comes from.
@@ -100,7 +100,8 @@ def our_config(native: PreTrainedConfig) -> TransformerConfig:
     """
     architecture = architecture_of(native)
     try:
-        return CONFIGS[architecture.family](**architecture.read(native), **{ORIGIN: architecture.native})
+        row = family_row(architecture.family)
+        return row.load(row.config)(**architecture.read(native), **{ORIGIN: architecture.native})
     except (ValueError, StrictDataclassError) as error:
         raise UserError(f"{architecture.native} has no anyformer twin with these sizes: {error}") from error
 

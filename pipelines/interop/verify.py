@@ -5,10 +5,11 @@ from contextlib import contextmanager
 
 import torch
 from anyformer.modeling.legality import image_sides
+from anyformer.modeling.traits import FAMILIES
 from torch.overrides import TorchFunctionMode
 
 from .conversion import auto_class_of
-from .families import family_name, is_ours
+from .families import is_ours
 
 # Outputs to compare, each under the names that transformers' classes give it.
 OUTPUTS = (
@@ -35,18 +36,19 @@ def probe(ours, rows: int, tokens: int, seed: int, padded: bool = True) -> dict[
     """
     config, head = ours.config, auto_class_of(ours)
     generator = torch.Generator().manual_seed(seed)
-    if family_name(config) == "vit":
+    family = FAMILIES[config.model_type]
+    if family.of_images:
         return _images(config, head, rows, generator)
     tokens = min(tokens, config.max_position_embeddings)
     padding = tokens // 3 if padded and _pad_token(config) is not None else 0
     rows = 1 if _pad_token(config) is None else rows
-    left = family_name(config) in ("decoder", "moe")
+    left = family.pretraining == "AutoModelForCausalLM"
     if head == "AutoModelForMultipleChoice":
         choices = [_texts(config, rows, tokens, padding, left, generator) for _ in range(CHOICES)]
         inputs = {name: torch.stack([choice[name] for choice in choices], dim=1) for name in choices[0]}
     else:
         inputs = _texts(config, rows, tokens, padding, left, generator)
-    if family_name(config) == "seq2seq":
+    if family.has_decoder:
         if head == "AutoModelForSequenceClassification":  # reads the last token of a text, which must be an eos
             lengths = inputs["attention_mask"].sum(dim=1, keepdim=True)
             inputs["input_ids"].scatter_(1, lengths - 1, _first(config.eos_token_id))

@@ -13,10 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from anyformer.modeling.traits import Family
+
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
+from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DERIVED_FROM_TEXT, DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
 from ..words import counted
@@ -56,6 +59,17 @@ class FinishedModel:
         return [found[number] for number in numbers]
 
 
+class FamiliesWith:
+    """`Objective.families`: those with one of these heads (Auto classes), by default with that of the objective."""
+
+    def __init__(self, *heads: str):
+        self.heads = heads
+
+    def __get__(self, objective: "Objective | None", cls: "type[Objective]") -> tuple[str, ...]:
+        heads = set(self.heads or (cls.auto_class,))
+        return tuple(name for name in family_names() if heads & family_row(name).heads.keys())
+
+
 class Objective(ABC):
     """What a model learns, bound to one recipe. A subclass is registered by `register_objective` (plugins.py).
 
@@ -64,15 +78,14 @@ class Objective(ABC):
     name: what the recipe's section names. section: that section, "objective" (plain text or images) or "task"
     (labelled examples). Settings: dataclass of its own settings, a subclass of ObjectiveSettings.
     auto_class: transformers' Auto class of the model; a property where it depends on the recipe's model, so ask an
-    instance. families: of fresh models; a checkpoint may be any.
+    instance. families: of fresh models; a checkpoint may be any. By default those that have such a head.
     special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
     tokenizers/special_tokens.py); None: it reads no text. sentinels: further tokens <extra_id_N> that it needs.
     shifts_labels: whether labels stand beside their own token and the model shifts them by one.
     compares: what its metrics compare, in the words of the registry of metrics. default_metrics: where the recipe
     names none. validates_metrics: whether validations during training measure them all (`metrics_of_validations`).
     asks_for_classes: whether `questions` gives its examples as texts with a class each; it then has `label_names`.
-    parts: the objectives that it is made of, by their names; of most objectives there are none. usual_for: families
-    whose presets are planned as if it trained them.
+    parts: the objectives that it is made of, by their names; of most objectives there are none.
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
     hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
@@ -92,7 +105,7 @@ class Objective(ABC):
     section: ClassVar[str] = "objective"
     Settings: ClassVar[type] = ObjectiveSettings
     auto_class: ClassVar[str]
-    families: ClassVar[tuple[str, ...]]
+    families: ClassVar[tuple[str, ...]] = FamiliesWith()
     special_tokens: ClassVar[str | None] = None
     sentinels: ClassVar[int] = 0
     shifts_labels: ClassVar[bool] = False
@@ -102,7 +115,6 @@ class Objective(ABC):
     asks_for_classes: ClassVar[bool] = False
     label_names: list[str]
     parts: Mapping[str, "Objective"] = MappingProxyType({})
-    usual_for: ClassVar[tuple[str, ...]] = ()
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
     hub_task: ClassVar[str | None] = None
@@ -134,6 +146,11 @@ class Objective(ABC):
     def tokenizer(self):
         """The tokenizer; None where the model reads no text."""
         return self.processor if self.special_tokens is not None else None
+
+    @property
+    def family(self) -> Family | None:
+        """The row of the model's family; None for a checkpoint."""
+        return None if self.recipe.model.family is None else family_row(self.recipe.model.family)
 
     @property
     def setting(self) -> str:

@@ -15,8 +15,6 @@ class Causal(TextObjective):
 
     name = "causal"
     auto_class = "AutoModelForCausalLM"
-    families = ("decoder", "moe")
-    usual_for = ("decoder", "moe")
     shifts_labels = True
     continues_prompts = True
     predicts_each_position = True

@@ -54,7 +54,6 @@ class ChatTask(TextTask):
     """A subclass says which columns hold answers, and makes rows of conversations."""
 
     auto_class = "AutoModelForCausalLM"
-    families = ("decoder", "moe")
     special_tokens = "none"
     hub_task = "text-generation"
     continues_prompts = True

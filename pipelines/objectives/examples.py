@@ -21,11 +21,12 @@ class TextTask(Tokenized, Objective):
     special_tokens = "cls_sep"
     row_noun = "example"
     loss_unit = "nats per example"
-    framing_of_family: ClassVar[dict[str, str]] = {}  # where a family wants another one than special_tokens
+    # {Auto class of a family's pretraining: the framing}, where it is not special_tokens.
+    framing_of_head: ClassVar[dict[str, str]] = {}
 
     def framing(self) -> str:
-        wanted = self.recipe.tokenizer.framing
-        return wanted or self.framing_of_family.get(self.recipe.model.family, self.special_tokens)
+        head = None if self.family is None else self.family.pretraining
+        return self.recipe.tokenizer.framing or self.framing_of_head.get(head, self.special_tokens)
 
     @abstractmethod
     def columns(self) -> dict[str, str]:

@@ -46,7 +46,6 @@ class FillInTheMiddle(TextObjective):
 
     name = "fill_in_the_middle"
     auto_class = "AutoModelForCausalLM"
-    families = ("decoder", "moe")
     shifts_labels = True
     continues_prompts = True
     hub_task = "text-generation"

@@ -49,7 +49,6 @@ class ImageClassification(ClassTask, ImageObjective):
     section = "task"
     auto_class = "AutoModelForImageClassification"
     families = ("vit",)
-    usual_for = ("vit",)
     hub_task = "image-classification"
     row_noun = "example"
     loss_unit = "nats per example"

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
 
-# A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
-FRAMING_OF_FAMILY = {"decoder": "none", "moe": "none", "seq2seq": "eos"}
-
 
 @dataclass
 class LabelledTextSettings(ObjectiveSettings):
@@ -36,9 +33,9 @@ class LabelledTexts(TextTask):
     """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many."""
 
     auto_class = "AutoModelForSequenceClassification"
-    families = ("decoder", "moe", "encoder", "seq2seq")
     hub_task = "text-classification"
-    framing_of_family = FRAMING_OF_FAMILY
+    # A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
+    framing_of_head = {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"}
 
     @abstractmethod
     def label_type(self) -> "pyarrow.DataType":
@@ -62,7 +59,7 @@ class LabelledTexts(TextTask):
 
     def config_fields(self) -> dict[str, Any]:
         """A fresh decoder stack reads padding before the text, as it does before the targets of pretraining."""
-        fresh = self.recipe.model.family == "seq2seq"
+        fresh = self.family is not None and self.family.has_decoder
         return {"decoder_start_token_id": self.tokenizer.pad_token_id} if fresh else {}
 
     def columns(self) -> dict[str, str]:

@@ -22,7 +22,6 @@ class Masked(MaskingObjective):
     """
 
     name = "masked"
-    usual_for = ("encoder",)
     auto_class = "AutoModelForMaskedLM"
     shares_batches = True
     Settings = MaskedSettings

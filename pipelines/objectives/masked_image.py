@@ -27,7 +27,6 @@ class MaskedImage(ImageObjective):
 
     name = "masked_image"
     auto_class = "AutoModelForMaskedImageModeling"
-    families = ("vit",)
     hub_task = "image-feature-extraction"
     loss_unit = "mean distance per hidden pixel value"
     Settings = MaskedImageSettings

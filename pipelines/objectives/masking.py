@@ -44,7 +44,6 @@ class MaskingSettings(ObjectiveSettings):
 class MaskingObjective(TextObjective):
     """Base of the objectives that hide tokens and predict them from both sides; UserError without a mask token."""
 
-    families = ("encoder",)
     special_tokens = "cls_sep"
     hub_task = "fill-mask"
     loss_unit = "nats per masked token"

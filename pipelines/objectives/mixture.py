@@ -18,7 +18,7 @@ from ..plugins import OBJECTIVES, register_objective
 from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, doc
 from ..recipes.types import OneOfSeveral, show
-from .base import FinishedModel, Objective
+from .base import FamiliesWith, FinishedModel, Objective
 from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, SeveralParts
 from .text import TextObjective, TokenPredictions
@@ -103,7 +103,7 @@ class Mixture(SeveralParts, TextObjective):
     """
 
     name = "mixture"
-    families = ("decoder", "moe", "encoder", "seq2seq")
+    families = FamiliesWith("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
     part_noun = "objective"
     label_field = "label"
     loss_unit = "nats per predicted token"

@@ -51,7 +51,6 @@ class MultipleChoice(ClassScores, TextTask):
     name = "multiple_choice"
     Settings = MultipleChoiceSettings
     auto_class = "AutoModelForMultipleChoice"
-    families = ("encoder",)
     hub_task = "multiple-choice"
 
     @classmethod

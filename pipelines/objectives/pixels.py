@@ -40,7 +40,6 @@ class Pixels(ImageObjective):
 
     name = "pixels"
     auto_class = "AutoModelForCausalLM"
-    families = ("decoder", "moe")
     Settings = PixelSettings
     compares = "pixels"
     default_metrics = ("bits_per_pixel",)

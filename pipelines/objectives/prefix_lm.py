@@ -8,6 +8,7 @@ from ..errors import UserError, loading_reason
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
+from .base import FamiliesWith
 from .causal import Causal, CausalCollator
 from .reconstruction import Reconstruction, SourceTargetCollator
 from .text import TextObjective, TextSettings
@@ -31,7 +32,7 @@ class PrefixLM(Reconstruction):
     """
 
     name = "prefix_lm"
-    families = ("decoder", "moe", "seq2seq")
+    families = FamiliesWith(Causal.auto_class, Reconstruction.auto_class)
     special_tokens = "none"
     continues_prompts = True
     Settings = PrefixLMSettings
@@ -50,7 +51,7 @@ class PrefixLM(Reconstruction):
         """Whether an encoder reads the prefix; raises UserError for a checkpoint that cannot be loaded."""
         section = self.recipe.model
         if section.name_or_path is None:
-            return section.family == "seq2seq"
+            return self.family.has_decoder
         from transformers import AutoConfig
 
         import anyformer
@@ -73,8 +74,8 @@ class PrefixLM(Reconstruction):
         return not self.has_encoder
 
     def framing(self) -> str:
-        wanted = self.recipe.tokenizer.framing
-        return wanted or (Reconstruction.special_tokens if self.recipe.model.family == "seq2seq" else "none")
+        fresh = self.family is not None and self.family.has_decoder
+        return self.recipe.tokenizer.framing or (Reconstruction.special_tokens if fresh else "none")
 
     def use_tokenizer(self, tokenizer) -> None:
         if self.has_encoder:

@@ -63,8 +63,7 @@ class QuestionAnswering(TextTask):
     name = "question_answering"
     Settings = QuestionAnsweringSettings
     auto_class = "AutoModelForQuestionAnswering"
-    families = ("decoder", "moe", "encoder")
-    framing_of_family = {"decoder": "eos", "moe": "eos"}  # a decoder's last token has seen all
+    framing_of_head = {"AutoModelForCausalLM": "eos"}  # a decoder's last token has seen all
     compares = "answers"
     default_metrics = ("answer_exact_match", "answer_f1")
     hub_task = "question-answering"

@@ -21,7 +21,6 @@ class Reconstruction(TextObjective):
     """
 
     auto_class = "AutoModelForSeq2SeqLM"
-    families = ("seq2seq",)
     special_tokens = "eos"
     shares_batches = True
 

@@ -34,7 +34,6 @@ class SpanCorruption(Reconstruction):
     """
 
     name = "span_corruption"
-    usual_for = ("seq2seq",)
     sentinels = SENTINELS
     Settings = SpanCorruptionSettings
 

@@ -69,8 +69,7 @@ class TokenClassification(ClassTask, TextTask):
     name = "token_classification"
     Settings = TokenClassificationSettings
     auto_class = "AutoModelForTokenClassification"
-    families = ("decoder", "moe", "encoder")
-    framing_of_family = {"decoder": "none", "moe": "none"}
+    framing_of_head = {"AutoModelForCausalLM": "none"}
     compares = "tags"
     default_metrics = ("tag_accuracy",)
     hub_task = "token-classification"

@@ -51,7 +51,6 @@ class Translation(TextTask):
 
     name = "translation"
     auto_class = "AutoModelForSeq2SeqLM"
-    families = ("seq2seq",)
     special_tokens = "eos"
     Settings = TranslationSettings
     compares = "texts"

@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from anyformer.modeling.serving import ENGINES, VLLM, refusal
+from anyformer.modeling.traits import FAMILIES
 
 from ..adapters import base_of
 from ..recipes import introspection
@@ -26,6 +26,9 @@ from .run_facts import SIZES, RunFacts, validated_on
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
 CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)
 OF_THE_RUN = ("steps", "world_size", "wall_seconds", "resumed_at")  # what the card tells of run.json's facts
+# Files of modeling/ in the order in which to read them; the family's models stand before, its config after.
+SHARED_FILES = ("decoder", "patch_embeddings", "stack", "block", "experts", "attention", "attention_masks", "positions")
+SHARED_FILES += ("positions_2d", "lm_head", "task_heads", "configuration")
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
@@ -173,6 +176,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "parameters": parameters,
         "architecture": _architecture(model.config, parameters),
         "is_ours": model.is_ours,
+        "code_files": _code_files(model),
         "engines": _engines(model),
         "has_code": bool(model.auto_map),
         "adapter_of": path_name(base_of(model.path)) if model.is_adapter else None,
@@ -239,7 +243,7 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         for suite_task, split, metric, value in facts.suite_metrics
         if math.isfinite(value)
     ]
-    family = [model.config["model_type"].removeprefix("anyformer_")] if "model_type" in model.config else []
+    family = [model.config["model_type"].removeprefix(introspection.OURS)] if "model_type" in model.config else []
     return ModelCardData(
         library_name="peft" if model.is_adapter else "transformers",
         pipeline_tag=task,
@@ -275,7 +279,7 @@ def _architecture(config: dict[str, Any], parameters: int) -> dict[str, Any]:
     get, positions = config.get, config.get("position_encoding")
     is_classifier = _kind(config).head.endswith("Classification")
     return {
-        "family": str(get("model_type", "unknown")).removeprefix("anyformer_"),
+        "family": str(get("model_type", "unknown")).removeprefix(introspection.OURS),
         "class": ", ".join(get("architectures") or []),
         "parameters": parameters,
         "layers": get("num_hidden_layers"),
@@ -308,11 +312,23 @@ def _engines(model: ModelFolder) -> dict[str, str]:
     """{engine for serving: how it runs this model, or why it does not}; of causal language models of ours."""
     if not model.is_ours or _kind(model.config).task != "text-generation":
         return {}
-    fields = introspection.family_fields(str(model.config["model_type"]).removeprefix("anyformer_"))
-    config = SimpleNamespace(**({name: field.default for name, field in fields.items()} | model.config))
+    config = introspection.family_config(model.config["model_type"].removeprefix(introspection.OURS), model.config)
     how = dict.fromkeys(ENGINES, "yes") | {VLLM: "`--model-impl transformers --trust-remote-code`"}
     refused = {engine: reason for engine in ENGINES if (reason := refusal(config, engine)) is not None}
     return how | {engine: f"no: {reason}" for engine, reason in refused.items()}
+
+
+def _code_files(model: ModelFolder) -> dict[str, str]:
+    """{file of code in the folder: the first line of its docstring}, in the order in which to read them."""
+    if not model.is_ours:
+        return {}
+    family, lines = FAMILIES[model.config["model_type"]], {}
+    for name in dict.fromkeys((family.module, *SHARED_FILES, family.config_module)):
+        path = model.path / f"{name}.py"
+        if path.is_file():
+            source = path.read_text(encoding="utf-8", errors="replace")
+            lines[path.name] = source.partition('"""')[2].partition("\n")[0].rstrip('".')
+    return lines
 
 
 def _rotary(rope: dict | None) -> str | None:

@@ -287,8 +287,7 @@ def config_namespace(recipe: Recipe) -> SimpleNamespace | None:
     """The family's config as a namespace: defaults, then the recipe's fields. None for a checkpoint."""
     if recipe.model.family is None:
         return None
-    defaults = {name: field.default for name, field in introspection.family_fields(recipe.model.family).items()}
-    return SimpleNamespace(model_type=f"anyformer_{recipe.model.family}", **(defaults | recipe.model.fields))
+    return introspection.family_config(recipe.model.family, recipe.model.fields)
 
 
 def config_vocabulary(recipe: Recipe) -> int | None:

@@ -28,7 +28,7 @@ POSITIVE = {*legality.POSITIVE, *legality.POSITIVE_OR_NONE, *legality_experts.CO
 def describe_family(family: str) -> Iterator[FieldDoc]:
     """Every field of the family's config."""
     for name, row in introspection.family_fields(family).items():
-        choices = ", ".join(_choices(name, f"anyformer_{family}"))
+        choices = ", ".join(_choices(name, introspection.OURS + family))
         words = type_words(row.type) + (f": {choices}" if choices else "") + _bounds(name)
         yield FieldDoc(f"model.{name}", words, row.default, row.meaning)
 
@@ -37,9 +37,8 @@ def _choices(name: str, model_type: str) -> list[str]:
     if name in ("attention_pattern", "layer_types"):
         return [kind for kind, traits in ATTENTION_KINDS.items() if model_type in traits.families]
     if name == "position_encoding":
-        sees_all, of_patches = FAMILIES[model_type].bidirectional, model_type == "anyformer_vit"
-        schemes = POSITION_SCHEMES.items()
-        return [name for name, s in schemes if (s.plane or not of_patches) and (sees_all or not s.bidirectional)]
+        row, schemes = FAMILIES[model_type], POSITION_SCHEMES.items()
+        return [n for n, s in schemes if (s.plane or not row.of_images) and (row.bidirectional or not s.bidirectional)]
     return list(CHOICES.get(name, ()))
 
 

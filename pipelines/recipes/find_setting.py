@@ -8,8 +8,6 @@ from ..aliases import ALIASES
 from . import introspection
 from .schema import DataSection, EvaluationSection, ModelSection, PublishSection, TokenizerSection, TrainingSection
 
-FAMILIES = ("decoder", "moe", "encoder", "seq2seq", "vit")
-
 
 def find_setting(key: str) -> str | None:
     """`section.key` of the setting that is called `key`, here or elsewhere; None: no section has one."""
@@ -23,7 +21,7 @@ def find_setting(key: str) -> str | None:
 
 def families_with(name: str) -> list[str]:
     """The families whose config has the field."""
-    return [family for family in FAMILIES if name in introspection.family_fields(family)]
+    return [family for family in introspection.family_names() if name in introspection.family_fields(family)]
 
 
 @cache
@@ -34,7 +32,7 @@ def _sections() -> dict[str, frozenset[str]]:
         "objective": frozenset(_learned("objective")),
         "task": frozenset(_learned("task")),
         "tokenizer": frozenset(_names(TokenizerSection)) - {"name_or_path"},
-        "model": frozenset(_names(ModelSection)).union(*map(introspection.family_fields, FAMILIES)),
+        "model": frozenset(_names(ModelSection)).union(*map(introspection.family_fields, introspection.family_names())),
         "data": frozenset(_names(DataSection)),
         "evaluation": frozenset(_names(EvaluationSection)),
         "publish": frozenset(_names(PublishSection)),

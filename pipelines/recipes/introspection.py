@@ -9,10 +9,12 @@ import importlib.util
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, Union
 
-from anyformer.modeling.traits import FAMILIES, own_fields
+from anyformer.modeling.traits import FAMILIES, Family, own_fields
 
+OURS = "anyformer_"  # before a family's name in its model_type
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "None": type(None)}
 
 
@@ -116,30 +118,42 @@ def _transformers_file(name: str) -> str:
     return str(Path(importlib.util.find_spec("transformers").origin).parent / name)
 
 
+def family_names() -> tuple[str, ...]:
+    """The families as recipes name them: "decoder"."""
+    return tuple(model_type.removeprefix(OURS) for model_type in FAMILIES)
+
+
+def family_row(family: str) -> Family:
+    """The row of a family such as "decoder"."""
+    return FAMILIES[OURS + family]
+
+
 @cache
 def family_fields(family: str) -> dict[str, SourceField]:
     """Return the config fields of a model family, such as "decoder"."""
-    return class_fields(*_config_class(family))
+    return class_fields(_config_files(), family_row(family).config)
 
 
 def family_texts(family: str) -> list[str]:
     """What the docstrings of a family's config say of its fields, the shared ones first."""
-    return class_texts(*_config_class(family))
+    return class_texts(_config_files(), family_row(family).config)
 
 
-def _config_class(family: str) -> tuple[tuple[str, ...], str]:
-    """(files, name) of the config class of a family."""
-    names = ("configuration", "configuration_seq2seq", "configuration_vit")
-    paths = tuple(importlib.util.find_spec(f"anyformer.modeling.{name}").origin for name in names)
-    for name in _classes(paths):
-        if class_constants(paths, name).get("model_type") == f"anyformer_{family}":
-            return paths, name
-    raise LookupError(f"no config in {' or '.join(paths)} has model_type anyformer_{family}")
+def family_config(family: str, fields: dict[str, Any]) -> SimpleNamespace:
+    """A family's config as a namespace, nothing derived: the defaults, and `fields` in their place."""
+    defaults = {name: field.default for name, field in family_fields(family).items()}
+    return SimpleNamespace(**(defaults | {"model_type": OURS + family} | fields))
+
+
+def _config_files() -> tuple[str, ...]:
+    """The files of all families' configs, which import their base classes from one another."""
+    modules = ["configuration", *(row.config_module for row in FAMILIES.values())]
+    return tuple(importlib.util.find_spec(f"anyformer.modeling.{name}").origin for name in dict.fromkeys(modules))
 
 
 def plugin_fields() -> dict[str, SourceField]:
     """Return the config fields, of any type, of position schemes and kinds of attention that plug-ins have added."""
-    ours = set().union(*(family_fields(name.removeprefix("anyformer_")) for name in FAMILIES))
+    ours = set().union(*map(family_fields, family_names()))
     return {name: SourceField(name, Any) for name in own_fields() - ours}
 
 

@@ -8,6 +8,7 @@ from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from .compose import load_preset, load_recipe, recipe_with_overrides
 from .files import shipped
+from .introspection import family_row
 from .schema import Recipe
 
 LONGEST_ROW, USUAL_ROW = 4096, 512  # of a preset with many positions, and of one that names no number
@@ -30,7 +31,7 @@ def planned_recipe(
         )
     family, fields = load_preset(name)
     # A preset is no run: it is planned for the family's usual objective, rows of its own length, one on each device.
-    learned = next(objective for _, objective in OBJECTIVES.items() if family in objective.usual_for)
+    learned = OBJECTIVES[family_row(family).objective]
     run, tokenizer = {learned.section: {"name": learned.name}}, {}
     if "objective" in run:
         most = fields.get("max_position_embeddings") or USUAL_ROW

@@ -8,6 +8,7 @@ every field of transformers' TrainingArguments (compose.py reads both from their
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from .introspection import family_names
 from .secrets import without_signatures
 
 # What a section that gives no name means.
@@ -37,7 +38,7 @@ def doc(help: str, default: Any = None, **kwargs) -> Any:
 @dataclass
 class ModelSection:
     preset: str | None = doc("architecture: name of a file in configs/models, or a path to one")
-    family: Literal["decoder", "moe", "encoder", "seq2seq", "vit"] | None = doc("model family, where no preset says it")
+    family: Literal[family_names()] | None = doc("model family, where no preset says it")
     name_or_path: str | None = doc("start from this checkpoint, ours or native, instead of fresh weights")
     attn_implementation: str = doc(
         "what computes attention: eager, sdpa, flex_attention, flash_attention_2 (3, 4) or a kernel of the Hub "

@@ -10,6 +10,7 @@ from ..errors import UserError, first_line, loading_reason
 from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
+from ..recipes.introspection import OURS
 from ..recipes.parallelism import MESH, engine_of
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
@@ -37,7 +38,7 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
     if fields.get("vocab_size") is not None:
         check_token_ids(section.fields, fields["vocab_size"])
     try:
-        return AutoConfig.for_model(f"anyformer_{section.family}", **fields)
+        return AutoConfig.for_model(OURS + section.family, **fields)
     except ValueError as error:
         raise UserError(f"model: {error}") from error
 

@@ -29,6 +29,7 @@ from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.files import shipped
+from ..recipes.introspection import OURS
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.schema import Recipe
 from .global_batch import micro_batches, rows_per_step
@@ -287,7 +288,7 @@ def planned_config(recipe: Recipe, objective: Objective, notes: list[str]):
     if "num_labels" not in fields and objective.auto_class.endswith("Classification"):
         notes.append("2 classes are assumed: how many there are, the data say")
     try:
-        return AutoConfig.for_model(f"anyformer_{section.family}", **fields)
+        return AutoConfig.for_model(OURS + section.family, **fields)
     except ValueError as error:
         raise UserError(f"model: {error}") from error
 

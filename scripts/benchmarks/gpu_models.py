@@ -6,9 +6,8 @@ a backend may be at most TWICE as far from fp32 as the readable eager backend is
 """
 
 import torch
+from anyformer.pipelines.recipes.introspection import family_row
 from steps import autocast
-
-import anyformer
 
 FP32 = 2e-4
 TWICE = 2.0
@@ -19,11 +18,11 @@ CURVE = (
 STEPS = 20
 
 FAMILIES = {
-    "decoder": ("AnyformerDecoderForCausalLM", {"num_key_value_heads": 2}),
-    "moe": ("AnyformerMoeForCausalLM", {"num_key_value_heads": 2, "num_experts": 8}),
-    "encoder": ("AnyformerEncoderForMaskedLM", {}),
-    "seq2seq": ("AnyformerSeq2SeqForConditionalGeneration", {"decoder_start_token_id": 1}),
-    "vit": ("AnyformerViTForImageClassification", {"image_size": 64, "patch_size": 16, "num_labels": 5}),
+    "decoder": {"num_key_value_heads": 2},
+    "moe": {"num_key_value_heads": 2, "num_experts": 8},
+    "encoder": {},
+    "seq2seq": {"decoder_start_token_id": 1},
+    "vit": {"image_size": 64, "patch_size": 16, "num_labels": 5},
 }
 # Other models of a family that attend differently: name -> (family, fields).
 KINDS = {
@@ -42,16 +41,16 @@ KINDS = {
 
 def model_of(setup, family: str, **more):
     """A small model on the device in fp32, without dropout. Heads of 64 channels, which every kernel takes."""
-    name, fields = FAMILIES[family]
+    row, fields = family_row(family), FAMILIES[family]
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 2}
     if not setup.tiny:
         sizes = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 4}
     if family != "vit":
         sizes |= {"vocab_size": 512, "max_position_embeddings": 512, "hidden_dropout": 0.0}
         sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config_class = getattr(anyformer, f"{name.split('For')[0]}Config")
     torch.manual_seed(0)
-    return getattr(anyformer, name)(config_class(**(sizes | fields | more))).to(setup.device)
+    config = row.load(row.config)(**(sizes | fields | more))
+    return row.load(row.heads[row.pretraining])(config).to(setup.device)
 
 
 def batch_of(setup, family: str, seed: int = 0, rows: int = 4, length: int | None = None) -> dict:

@@ -13,6 +13,7 @@ import pickle
 import pytest
 import torch
 import transformers
+from anyformer.modeling.traits import FAMILIES
 from family_variants import (
     DISTANCES_ONLY,
     EXACT,
@@ -369,15 +370,6 @@ def test_fresh_weights_are_all_initialised_when_a_checkpoint_lacks_them(variant,
         assert p.ndim < 2 or 0.005 < p.std().item() < 0.05, name
 
 
-AUTO_CLASSES = {
-    "decoder": "AutoModelForCausalLM",
-    "moe": "AutoModelForCausalLM",
-    "encoder": "AutoModelForMaskedLM",
-    "seq2seq": "AutoModelForSeq2SeqLM",
-    "vit": "AutoModelForImageClassification",
-}
-
-
 @every(FIRST)
 def test_auto_classes_know_the_family(variant, tmp_path):
     model = variant.model(torch.float32)
@@ -385,7 +377,7 @@ def test_auto_classes_know_the_family(variant, tmp_path):
     assert isinstance(AutoConfig.from_pretrained(tmp_path), type(model.config))
     anyformer.register()  # again: no error
     assert type(AutoModel.from_pretrained(tmp_path)) is type(model.base_model)
-    auto = getattr(transformers, AUTO_CLASSES[variant.family])
+    auto = getattr(transformers, FAMILIES[model.config.model_type].pretraining)
     assert type(auto.from_pretrained(tmp_path)) is type(model)
 
 

@@ -94,10 +94,10 @@ def test_a_bias_on_the_choice_of_experts_stays_in_fp32(tmp_path):
     }.items(),
 )
 def test_mixtures_have_the_heads_of_native_ones(auto_class, native):
-    from anyformer.pipelines.interop.families import our_class_names
+    from anyformer.modeling.traits import FAMILIES, MOE
 
     assert native["mixtral"]
-    cls = getattr(anyformer, our_class_names("moe")[auto_class])
+    cls = getattr(anyformer, FAMILIES[MOE].heads[auto_class])
     model = cls(Variant("moe", "mixtral", {}).config(num_labels=3)).train()
     ids = torch.randint(3, 97, (2, 9))
     labels = {

@@ -9,9 +9,8 @@ from anyformer.modeling.configuration import AnyformerDecoderConfig
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop import matching
 from anyformer.pipelines.interop.architecture_map import IRRELEVANT, Choice, Computed, MustEqual, Same, native_fields
-from anyformer.pipelines.interop.families import CONFIGS, our_class_names
 from anyformer.pipelines.interop.weights import fused
-from anyformer.pipelines.recipes.introspection import family_fields
+from anyformer.pipelines.recipes.introspection import family_fields, family_names, family_row
 from native_models import (
     DECODERS,
     LABELS,
@@ -54,7 +53,7 @@ def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class, native_c
     native = native_model(name, native_class, **labels)
     ours = from_native(native)
     family = matching.ARCHITECTURES[native.config.model_type].family
-    assert type(ours).__name__ == our_class_names(family)[auto_class] and not ours.training
+    assert type(ours).__name__ == family_row(family).heads[auto_class] and not ours.training
     assert_same_logits(native, ours)
     back = to_native(ours)
     assert type(back) is type(native)
@@ -65,10 +64,10 @@ def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class, native_c
         assert back.config.id2label == ours.config.id2label == LABELS["id2label"] and ours.config.num_labels == 3
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", family_names())
 def test_every_head_of_ours_has_a_twin_in_some_architecture(family):
     names = [name for name, (model_type, _) in NATIVE.items() if matching.ARCHITECTURES[model_type].family == family]
-    assert set(our_class_names(family)) == {head for name in names for head in heads_of(name)}
+    assert set(family_row(family).heads) == {head for name in names for head in heads_of(name)}
 
 
 @pytest.mark.parametrize("name", DECODERS)

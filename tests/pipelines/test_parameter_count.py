@@ -1,49 +1,34 @@
 """Parameters by arithmetic are those of the models we build, for every preset and every combination of parts."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from anyformer.modeling.legality import check_legal
 from anyformer.pipelines.accounting.parameter_count import count_parameters
 from anyformer.pipelines.recipes.compose import load_preset
 from anyformer.pipelines.recipes.files import shipped
-from anyformer.pipelines.recipes.introspection import family_fields
+from anyformer.pipelines.recipes.introspection import family_config, family_fields, family_row
 from anyformer.pipelines.words import short_number
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
-import anyformer
-
-CLASSES = {
-    "decoder": "AnyformerDecoderForCausalLM",
-    "moe": "AnyformerMoeForCausalLM",
-    "encoder": "AnyformerEncoderModel",
-    "seq2seq": "AnyformerSeq2SeqForConditionalGeneration",
-    "vit": "AnyformerViTModel",
-}
 TEXT = ("decoder", "moe", "encoder", "seq2seq")
 SIZES = {"vocab_size": 11, "hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 4}
 
 
-def namespace(family: str, fields: dict) -> SimpleNamespace:
-    """What the command line counts: the config's fields without the config."""
-    defaults = {key: field.default for key, field in family_fields(family).items()}
-    return SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
-
-
 def built(family: str, fields: dict) -> int:
     config = AutoConfig.for_model(f"anyformer_{family}", **fields)
+    row = family_row(family)
+    name = row.heads["AutoModel" if row.bidirectional else row.pretraining]
     with torch.device("meta"):
-        return getattr(anyformer, CLASSES[family])(config).num_parameters()
+        return row.load(name)(config).num_parameters()
 
 
 @pytest.mark.parametrize("name", shipped("models"))
 def test_every_preset_builds_with_as_many_parameters_as_counted(name):
     family, fields = load_preset(name)
     fields = ({"vocab_size": 7} if family in TEXT else {}) | fields
-    assert count_parameters(namespace(family, fields)) == built(family, fields)
+    assert count_parameters(family_config(family, fields)) == built(family, fields)
 
 
 def choices(**values):
@@ -124,7 +109,7 @@ def test_parameters_are_counted_as_built(kind):
         family, fields = kind.split()[0], SIZES | shared | own
         known = family_fields(family)
         fields = {name: value for name, value in (fields | {"max_position_embeddings": 32}).items() if name in known}
-        counted = namespace(family, fields)
+        counted = family_config(family, fields)
         try:
             check_legal(counted)
         except ValueError:

@@ -22,7 +22,7 @@ from anyformer.pipelines.cli.plan_command import facts
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_preset, load_recipe
 from anyformer.pipelines.recipes.files import shipped
-from anyformer.pipelines.recipes.introspection import family_fields
+from anyformer.pipelines.recipes.introspection import family_config, family_row
 from anyformer.pipelines.recipes.preset_run import planned_recipe
 from anyformer.pipelines.training.launch import engines, settings_of
 from anyformer.pipelines.training.plan import largest_rows, optimizer_bytes, plan_run
@@ -35,9 +35,7 @@ GPUS = devices_of("8xH100-80GB")
 
 
 def preset(name: str) -> SimpleNamespace:
-    family, fields = load_preset(name)
-    defaults = {key: field.default for key, field in family_fields(family).items()}
-    return SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
+    return family_config(*load_preset(name))
 
 
 def plan(name: str, *overrides: str, devices=GPUS, **how):
@@ -250,11 +248,6 @@ IN_TILES = {
     "strided": ("decoder", {"attention_pattern": ["strided_attention"], "attention_stride": 64}),
     "two_sided": ("encoder", WINDOWS | {"position_encoding": "rotary"}),
 }
-HEADS = {
-    "decoder": "AnyformerDecoderForCausalLM",
-    "encoder": "AnyformerEncoderForMaskedLM",
-    "seq2seq": "AnyformerSeq2SeqForConditionalGeneration",
-}
 TOLERANCE = 0.10
 
 
@@ -267,7 +260,8 @@ def measured_and_planned(family: str, rows: int, tokens: int, checkpointing: boo
     from method import peak_bytes
 
     config = AutoConfig.for_model(f"anyformer_{family}", **(MEASURED[family] | fields))
-    model = getattr(anyformer, HEADS[family])(config).train()
+    row = family_row(family)
+    model = row.load(row.heads[row.pretraining])(config).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
     ids = torch.randint(5, 512, (rows, tokens))

@@ -7,7 +7,7 @@ import torch
 from anyformer.pipelines.accounting.parameter_count import count_active_parameters, count_parameters
 from anyformer.pipelines.recipes.compose import load_preset
 from anyformer.pipelines.recipes.files import shipped, shipped_yaml
-from anyformer.pipelines.recipes.introspection import family_fields
+from anyformer.pipelines.recipes.introspection import family_config
 from published_models import PUBLISHED
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, ImageGPTForCausalImageModeling
 
@@ -26,9 +26,7 @@ HEAD_BIAS_IS_A_BUFFER = {"marian", "bart"}
 
 def fields_of(name: str) -> SimpleNamespace:
     """The fields of a preset, underived ones None, as a recipe's."""
-    family, fields = load_preset(name)
-    defaults = {key: field.default for key, field in family_fields(family).items()}
-    return SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
+    return family_config(*load_preset(name))
 
 
 def counted(name: str) -> int:

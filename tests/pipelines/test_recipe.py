@@ -17,7 +17,6 @@ from anyformer.pipelines.recipes.checkpoint_overrides import ROPE_KEYS
 from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.files import is_file_of, shipped
-from anyformer.pipelines.recipes.find_setting import FAMILIES
 from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, READ_WITH, SCHEDULE_BOUNDS, Recipe, TrainingSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from hypothesis import given, settings
@@ -276,7 +275,8 @@ def test_other_libraries_names_lead_to_a_tasks_own():
 
 
 def test_every_alias_leads_to_a_setting_or_a_value_that_there_is():
-    names = {row.name.rpartition(".")[2] for row in SETTINGS}.union(*map(introspection.family_fields, FAMILIES))
+    names = {row.name.rpartition(".")[2] for row in SETTINGS}
+    names = names.union(*map(introspection.family_fields, introspection.family_names()))
     values = {
         *(word for row in SETTINGS for word in re.findall(r"'(\w+)'", row.type)),
         *(*METRICS, *OBJECTIVES, *POSITION_SCHEMES, "adamw", "decoder", "encoder", "seq2seq", "moe", "vit"),
@@ -286,11 +286,11 @@ def test_every_alias_leads_to_a_setting_or_a_value_that_there_is():
 
 
 def test_no_suggestion_is_what_was_refused_and_a_field_of_other_families_names_them():
-    fields = {family: introspection.family_fields(family) for family in FAMILIES}
+    fields = {family: introspection.family_fields(family) for family in introspection.family_names()}
     for family, known in fields.items():
         model = [f"model={{family: {family}}}"]
         for name in set().union(*fields.values()) - known.keys():
-            others = ", ".join(other for other in FAMILIES if name in fields[other])
+            others = ", ".join(other for other in fields if name in fields[other])
             expected = f"model.{name} is a setting of {others}; this model's family is {family}"
             assert sentence("quickstart", *model, f"model.{name}=1") == expected
     assert sentence("quickstart", "model.n_experts=4").startswith(
