@@ -2,7 +2,7 @@
 
 Each begins with text files and a tokenizer and ends with a saved model and its validation loss, with the steps of
 transformers' examples: `datasets.map` tokenises and groups, `default_data_collator`, DataCollatorForLanguageModeling or
-DataCollatorForSeq2Seq makes batches, Trainer trains. end_to_end.py starts it in a process of its own:
+DataCollatorForSeq2Seq makes batches, Trainer trains. commands.py starts it in a process of its own:
 
     python plain_transformers.py SETTINGS.json
 """
@@ -80,15 +80,13 @@ def translation(settings, tokenizer, read):
 
     def tokenize(pairs):
         options = {"truncation": True, "max_length": settings["length"]}
-        return dict(tokenizer(pairs["source"], **options)) | {
-            "labels": tokenizer(text_target=pairs["target"], **options)["input_ids"]
+        return dict(tokenizer(pairs["en"], **options)) | {
+            "labels": tokenizer(text_target=pairs["de"], **options)["input_ids"]
         }
 
     rows = {}
     for split in ("train", "validation"):
-        source, target = read(split)
-        pairs = datasets.Dataset.from_dict({"source": source, "target": target})
-        rows[split] = pairs.map(tokenize, batched=True, remove_columns=["source", "target"])
+        rows[split] = datasets.Dataset.from_list(read(split)).map(tokenize, batched=True, remove_columns=["en", "de"])
     config = T5Config(
         vocab_size=len(tokenizer),
         decoder_start_token_id=tokenizer.pad_token_id,
@@ -102,10 +100,19 @@ def translation(settings, tokenizer, read):
 
 def main(path: str) -> None:
     settings = json.loads(Path(path).read_text())
-    texts = json.loads(Path(settings["texts"]).read_text())
     set_seed(42)
+
+    def read(split: str) -> list:
+        """Lines of a text, texts, or pairs of sentences."""
+        path = Path(settings["texts"][split])
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if path.suffix == ".txt":
+            return lines
+        found = [json.loads(line) for line in lines]
+        return found if settings["kind"] == "translation" else [row["text"] for row in found]
+
     tokenizer = AutoTokenizer.from_pretrained(settings["tokenizer"])
-    model, rows, collator = globals()[settings["kind"]](settings, tokenizer, texts.__getitem__)
+    model, rows, collator = globals()[settings["kind"]](settings, tokenizer, read)
     timer, folder = FirstStep(), settings["output_dir"]
     trainer = Trainer(
         model=model,
