@@ -65,26 +65,22 @@ def test_a_forked_call_gives_its_result_and_its_failure(benchmark):
         method.seconds_in_fork(lambda: 1 / 0)
 
 
-def test_a_case_runs_at_tiny_sizes_and_every_goal_is_of_a_pair_that_is_compared(benchmark, capsys):
+def test_a_case_runs_at_tiny_sizes(benchmark, capsys):
     benchmark("run").main(["seq2seq", "--tiny"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:4]] == ["machine", "versions", "commit", "command"]
     rows = [line.strip("| ").split(" | ") for line in lines[6:]]
-    assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 4]
-    cases = benchmark("cases")
-    for case in cases.CASES:
-        for variant, peer in (pair for shape in case.shapes for pair in shape.goals):
-            assert variant not in case.peers or peer in case.peers[variant], case.name
+    assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 2]
 
 
 def test_losses_that_differ_in_the_last_digit_are_reported(benchmark, capsys):
     module = benchmark("compare_losses")
     a = module.Result([6.0, 5.1], {"validation_loss": 5.0}, "0a")
     b = module.Result([6.0, 5.1000000000000005], {"validation_loss": 5.0}, "0b")
-    assert module.print_table(["A", "B"], [{"decoder": a}, {"decoder": a}], all_steps=False)
-    assert not module.print_table(["A", "B"], [{"decoder": a}, {"decoder": b}], all_steps=True)
+    assert module.print_table(["A", "B"], [{"decoder": a}, {"decoder": a}])
+    assert not module.print_table(["A", "B"], [{"decoder": a}, {"decoder": b}])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| decoder")]
-    assert rows[2].endswith("DIFFERENT: 1 losses, first at step 2; weights |")
+    assert len(rows) == 2 and rows[1].endswith("DIFFERENT: 1 losses, first at step 2; weights |")
 
 
 @pytest.mark.slow

@@ -1,18 +1,14 @@
-"""Kinds of attention and backends, by the length of a row.
-
-A model of 2 layers without a head processes one row: a forward pass without gradients, or a forward and backward pass.
-"""
+"""Kinds of attention, and our backend in native models, by the length of a row."""
 
 import copy
 
 import torch
-from models import Step, autocast, forward_backward
+from models import autocast, forward_backward
 from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 import anyformer
 from anyformer import (
     AnyformerDecoderConfig,
-    AnyformerDecoderForCausalLM,
     AnyformerDecoderModel,
     AnyformerEncoderConfig,
     AnyformerEncoderModel,
@@ -31,6 +27,7 @@ KINDS = {
     "recurrent": {"segment_length": WINDOW, "memory_length": WINDOW},
     "none": {"attention_pattern": ["full_attention"], "attn_implementation": "values_passed_through"},
 }
+ROWS = ("plain", "packed", "window", "packed window")
 ENCODERS = {"full, two-sided", "local+global"}
 AttentionInterface.register("values_passed_through", lambda module, q, k, v, *_, **__: (v.transpose(1, 2), None))
 
@@ -61,35 +58,24 @@ def pass_of(model, passes: str, dtype: str, batch: dict):
         return forward_backward(model, batch, dtype, lambda outputs: outputs.last_hidden_state.square().mean())
 
     @torch.no_grad()
-    def forward() -> torch.Tensor:
+    def forward() -> None:
         with autocast(dtype):
-            return model.eval()(**batch).last_hidden_state
+            model.eval()(**batch)
 
     return forward
 
 
-def row_of(length: int) -> dict:
-    return {"input_ids": torch.randint(64, (1, length), generator=torch.Generator().manual_seed(0))}
-
-
 def kinds(setting, dtype: str, passes: str, length: int, hidden: int, heads: int) -> dict:
-    """The kinds compute different functions, so only their costs are compared."""
+    """Passes of 2 layers without a head over one row, by kinds of attention.
+
+    The kinds compute different functions, so only their costs are compared.
+    """
     found = {}
     for kind in KINDS:
-        batch = row_of(length)
+        batch = {"input_ids": torch.randint(64, (1, length), generator=torch.Generator().manual_seed(0))}
         if kind == "local+global":  # one token that sees all and is seen by all, as [CLS] is
             batch["global_attention_mask"] = torch.nn.functional.pad(torch.ones(1, 1), (0, length - 1)).long()
         found[kind] = pass_of(trunk(kind, length, hidden, heads), passes, dtype, batch)
-    return found
-
-
-def backends(setting, passes: str, length: int, hidden: int, heads: int) -> dict:
-    """Of full attention. On a CPU flex_attention has no backward pass."""
-    found = {}
-    for name in ("eager", "sdpa", "flex_attention")[: 3 if passes == "forward" else 2]:
-        model = trunk("full", length, hidden, heads)
-        model.set_attn_implementation(name)
-        found[name] = pass_of(model, passes, "fp32", row_of(length))
     return found
 
 
@@ -101,7 +87,7 @@ def documents(length: int) -> torch.Tensor:
     return torch.tensor([row[:length]])
 
 
-def native(setting, rows: str, length: int, hidden: int, heads: int) -> dict:
+def native(setting, dtype: str, rows: str, length: int, hidden: int, heads: int) -> dict:
     """Passes of native LLaMA or Mistral under sdpa and under our backend, and of our decoder with equal weights.
 
     rows: "plain", or "packed" with documents, or of a model with a "window" of 128 tokens, or both.
@@ -124,36 +110,8 @@ def native(setting, rows: str, length: int, hidden: int, heads: int) -> dict:
     }
     models["native anyformer"].load_state_dict(models["native sdpa"].state_dict())
     models["ours"] = anyformer.from_native(models["native sdpa"])
-    ids = torch.randint(512, (2, length), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(512, (2, length), generator=torch.Generator().manual_seed(1)).to(setting.device)
     batch = {"input_ids": ids, "labels": ids, "use_cache": False}
     if "packed" in rows:
-        batch["position_ids"] = documents(length).expand(2, -1)
-    return {name: forward_backward(model, batch) for name, model in models.items()}
-
-
-def window(setting, dtype: str, length: int, hidden: int, heads: int) -> dict:
-    """A decoder's training step on one row that sees 1,024 tokens back, by the backends that are installed."""
-    sizes = {"vocab_size": 8192, "hidden_size": hidden, "num_hidden_layers": 4, "num_attention_heads": heads}
-    sizes |= {"max_position_embeddings": length, "use_cache": False}
-    ids = torch.randint(8192, (1, length), generator=torch.Generator().manual_seed(0)).to(setting.device)
-    found = {}
-    for name in (
-        "full",
-        "window, sdpa",
-        "window, flex_attention",
-        "window, flash_attention_2",
-        "window, flash_attention_3",
-    ):
-        torch.manual_seed(0)
-        fields = {} if name == "full" else {"attention_pattern": ["sliding_attention"], "sliding_window": 1024}
-        with torch.device(setting.device):
-            model = AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**sizes, **fields))
-        if name == "window, flex_attention" and setting.device == "cpu":
-            continue  # without a backward pass there
-        try:
-            model.set_attn_implementation("sdpa" if name == "full" else name.split()[1])
-        except (ImportError, ValueError) as error:
-            print(f"{name}: not installed ({error})")
-            continue
-        found[name] = Step(model, {"input_ids": ids, "labels": ids}, dtype)
-    return found
+        batch["position_ids"] = documents(length).expand(2, -1).to(setting.device)
+    return {name: forward_backward(model.to(setting.device), batch, dtype) for name, model in models.items()}

@@ -17,7 +17,10 @@ from method import Goal
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a case, as `build` takes them; goals: {(variant, peer): ratio}."""
+    """Sizes of a case, as `build` takes them, and goals: {(variant, peer): ratio}.
+
+    Each variant is compared with the reference and with the peers that it has goals against.
+    """
 
     sizes: dict
     goals: dict[tuple[str, str], Goal] = field(default_factory=dict)
@@ -33,7 +36,6 @@ class Case:
 
     build(setting, **sizes) -> {variant: function}. The first variant is the reference; all must give equal results.
     tiny: sizes that replace a shape's for a test of the case. clock, warm, same: of `method.compare`.
-    peers: {variant: those that it is compared with}; the reference where a variant is not named.
     memory: whether peak memory is measured, by torch's profiler; a goal is of the share that "ours" needs of a peer's.
     """
 
@@ -41,7 +43,6 @@ class Case:
     build: Callable
     shapes: list[Shape]
     tiny: dict
-    peers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     rounds: int = 9
     memory: Goal | bool = False
     clock: Callable = method.cpu_seconds
@@ -66,8 +67,8 @@ def not_compared(value, expected, tolerance: float) -> bool:
     return True
 
 
-def against(variant: str, goal: Goal, *peers: str) -> dict:
-    return {(variant, peer): goal for peer in peers}
+def goals(variant: str, ratio: float, *peers: str) -> dict:
+    return {(variant, peer): Goal(ratio) for peer in peers}
 
 
 def family(name: str, *variants: str) -> Callable:
@@ -75,62 +76,47 @@ def family(name: str, *variants: str) -> Callable:
 
 
 LESS_MEMORY = Goal(1.0, at_least=False)
+DTYPES, NATIVE = ("fp32", "bf16"), ("native eager", "native sdpa")
 SMALL = {"layers": 2, "hidden": 384, "heads": 6, "batch": 4}
+BASE = {"layers": 12, "hidden": 768, "heads": 12}
+ROW = {"length": 256, "vocab": 8192}
 TINY = {"layers": 1, "hidden": 64, "heads": 2, "batch": 2, "vocab": 64, "length": 16}
-EXPERTS = {"experts": 4, "channels": 32}
+TINY_MOE = TINY | {"experts": 4, "channels": 32}
+TINY_VIT = {"image": 32, "layers": 1, "hidden": 32, "heads": 2, "batch": 2}
+TINY_HEAD = {"tokens": 64, "vocab": 512, "hidden": 8}
+TINY_TEXT = {"layers": 1, "hidden": 32, "heads": 2, "vocab": 64, "batch": 1, "prompt": 4, "tokens": 3}
 
 
 def decoder(dtype: str, length: int) -> Shape:
     layers, batch, vocab = {256: (4, 4, 8192), 1024: (2, 2, 8192), 2048: (1, 1, 2048)}[length]
-    goals = {
-        ("fp32", 256): against("ours compiled", Goal(1.2), "native"),
-        ("bf16", 1024): against("ours compiled", Goal(1.2), "native compiled"),
-        ("bf16", 2048): against("ours compiled", Goal(1.35), "native compiled"),
-    }
-    sizes = {"length": length, "batch": batch, "layers": layers, "hidden": 384, "heads": 6, "vocab": vocab}
-    return Shape({"dtype": dtype} | sizes, goals.get((dtype, length), {}))
+    wanted = goals("ours compiled", {256: 1.0, 1024: 1.2, 2048: 1.35}[length], "native compiled")
+    if (dtype, length) == ("fp32", 256):
+        wanted = goals("ours compiled", 1.2, "native")
+    sizes = {"dtype": dtype, "length": length, "vocab": vocab} | SMALL | {"layers": layers, "batch": batch}
+    return Shape(sizes, wanted)
 
 
 def kind(dtype: str, passes: str, length: int) -> Shape:
-    goals = {}
+    wanted = goals("local+global", 1.8 if length == 4096 else 1.0, "full, two-sided")
     if length == 4096:
-        goals |= against("sliding", Goal(2.5 if passes == "forward" else 2.0), "full")
-        goals |= against("strided", Goal(1.5), "full") | against("local+global", Goal(1.8), "full, two-sided")
-    return Shape({"dtype": dtype, "passes": passes, "length": length, "hidden": 128, "heads": 4}, goals)
+        wanted |= goals("sliding", 2.5 if passes == "forward" else 2.0, "full") | goals("strided", 1.5, "full")
+    return Shape({"dtype": dtype, "passes": passes, "length": length, "hidden": 128, "heads": 4}, wanted)
 
 
-def native_rows(rows: str, length: int) -> Shape:
+def native_rows(rows: str, length: int, dtype: str = "fp32") -> Shape:
     least = 0.97 if rows == "plain" else {1024: 1.4, 4096: 3.5}.get(length, 0.97)
-    return Shape(
-        {"rows": rows, "length": length, "hidden": 256, "heads": 4},
-        against("native anyformer", Goal(least), "native sdpa"),
-    )
+    sizes = {"dtype": dtype, "rows": rows, "length": length, "hidden": 256, "heads": 4}
+    return Shape(sizes, goals("native anyformer", least, "native sdpa"))
 
 
-def generate(layers: int, hidden: int, heads: int, batch: int, prompt: int, cache: str = "growing") -> Shape:
-    sizes = {"dtype": "fp32", "layers": layers, "hidden": hidden, "heads": heads, "vocab": 8192}
-    sizes |= {"batch": batch, "prompt": prompt, "tokens": 24, "cache": cache}
-    return Shape(sizes, against("ours", Goal(1.15), "native"))
-
-
-def mixed(goal: tuple[str, float], **sizes) -> list[Shape]:
-    return [
-        Shape(
-            {"layers": layers, "hidden": hidden, "heads": heads, "texts": 64, "batch": 8, "longest": 96} | sizes,
-            against(goal[0], Goal(goal[1]), "padded"),
-        )
-        for layers, hidden, heads in ((2, 64, 2), (8, 384, 6))
-    ]
+def generate(size: tuple[int, int, int], batch: int, prompt: int, cache: str = "growing") -> Shape:
+    sizes = {"dtype": "fp32", "vocab": 8192, "batch": batch, "prompt": prompt, "tokens": 24, "cache": cache}
+    return Shape(dict(zip(("layers", "hidden", "heads"), size)) | sizes, goals("ours", 1.15, "native"))
 
 
 def command(name: str, steps: int, goal: float) -> Shape:
-    return Shape({"name": name, "steps": steps}, against("anyformer train", Goal(goal), "plain transformers"))
+    return Shape({"name": name, "steps": steps}, goals("anyformer train", goal, "plain transformers"))
 
-
-NATIVE = ("native eager", "native sdpa")
-DTYPES = ("fp32", "bf16")
-ROWS = ("plain", "packed", "window", "packed window")
-MIXED = {"layers": 1, "hidden": 32, "texts": 3, "batch": 2, "longest": 6}
 
 CASES = [
     Case(
@@ -138,14 +124,13 @@ CASES = [
         family("decoder", "native", "ours", "native compiled", "ours compiled"),
         [decoder(*each) for each in product(DTYPES, (256, 1024, 2048))],
         TINY,
-        peers={"ours compiled": ("native", "native compiled")},
     ),
     Case(
         "masked",
         family("masked", "native", "native eager", "ours"),
         [
-            Shape({"dtype": "fp32", "length": 256, "vocab": 30522} | sizes, against("ours", Goal(goal), "native"))
-            for sizes, goal in ((SMALL, 2.8), ({"layers": 12, "hidden": 768, "heads": 12, "batch": 4}, 1.5))
+            Shape({"dtype": "fp32", "length": 256, "vocab": 30522} | SMALL | sizes, goals("ours", goal, "native"))
+            for sizes, goal in (({}, 2.8), (BASE, 1.5))
         ],
         TINY,
         rounds=7,
@@ -154,14 +139,8 @@ CASES = [
     Case(
         "seq2seq",
         family("seq2seq", *NATIVE, "ours"),
-        [
-            Shape(
-                {"dtype": "fp32", "length": 256, "targets": 64, "vocab": 8192, "channels": 1024} | SMALL,
-                against("ours", Goal(1.08), *NATIVE),
-            )
-        ],
+        [Shape({"dtype": "fp32", "targets": 64, "channels": 1024} | ROW | SMALL, goals("ours", 1.08, *NATIVE))],
         TINY | {"targets": 8, "channels": 32},
-        peers={"ours": NATIVE},
         memory=LESS_MEMORY,
     ),
     Case(
@@ -169,37 +148,28 @@ CASES = [
         family("moe", "native loop", "native grouped_mm", "ours"),
         [
             Shape(
-                {"dtype": dtype, "length": 256, "vocab": 8192, "experts": 8, "channels": 512} | SMALL,
-                against("ours", Goal(1.2), "native loop", "native grouped_mm"),
+                {"dtype": dtype, "experts": 8, "channels": 512} | ROW | SMALL,
+                goals("ours", 1.2, "native loop", "native grouped_mm"),
             )
             for dtype in DTYPES
         ],
-        TINY | EXPERTS,
-        peers={"ours": ("native loop", "native grouped_mm")},
+        TINY_MOE,
     ),
     Case(
         "vit",
         family("vit", *NATIVE, "ours"),
-        [
-            Shape({"dtype": dtype, "image": 224} | SMALL | {"layers": 4}, against("ours", Goal(1.1), *NATIVE))
-            for dtype in DTYPES
-        ],
-        {"image": 32, "layers": 1, "hidden": 32, "heads": 2, "batch": 2},
-        peers={"ours": NATIVE},
+        [Shape({"dtype": each, "image": 224} | SMALL | {"layers": 4}, goals("ours", 1.1, *NATIVE)) for each in DTYPES],
+        TINY_VIT,
         memory=LESS_MEMORY,
     ),
     Case(
         "head_loss",
         steps.head_loss,
-        [
-            # In fp32 three quarters of the full logits' time are products that both make.
-            Shape({"dtype": "fp32", "tokens": 1024, "vocab": 32000, "hidden": 384}),
-            Shape(
-                {"dtype": "bf16", "tokens": 1024, "vocab": 32000, "hidden": 384},
-                against("ours", Goal(1.5), "full logits"),
-            ),
+        [  # in fp32 three quarters of the full logits' time are products that both make
+            Shape({"dtype": dtype, "tokens": 1024, "vocab": 32000, "hidden": 384}, wanted)
+            for dtype, wanted in (("fp32", {}), ("bf16", goals("ours", 1.5, "full logits")))
         ],
-        {"tokens": 64, "vocab": 512, "hidden": 8},
+        TINY_HEAD,
         memory=Goal(0.2, at_least=False),
     ),
     Case(
@@ -207,29 +177,14 @@ CASES = [
         attention.kinds,
         [kind(*each) for each in product(DTYPES, ("forward", "training"), (256, 1024, 4096))],
         {"length": 24, "hidden": 16, "heads": 2},
-        peers={"local+global": ("full, two-sided",)},
         rounds=5,
         memory=True,
         same=not_compared,
     ),
     Case(
-        "backends",
-        attention.backends,
-        [
-            Shape({"passes": passes, "length": length, "hidden": 128, "heads": 4})
-            for passes, length in product(("forward", "training"), (256, 1024, 4096))
-        ],
-        {"length": 16, "hidden": 32, "heads": 2},
-        rounds=3,
-        memory=True,
-    ),
-    Case(
         "native_attention",
         attention.native,
-        [
-            native_rows(*each)
-            for each in product(("plain", "packed", "window", "packed window"), (512, 1024, 2048, 4096))
-        ],
+        [native_rows(*each) for each in product(attention.ROWS, (512, 1024, 2048, 4096))],
         {"length": 48, "hidden": 32},
         rounds=5,
         memory=True,
@@ -238,15 +193,20 @@ CASES = [
         "generate",
         decoding.generate,
         [
-            *(generate(2, 64, 2, *each) for each in product((1, 8), (32, 512))),
-            *(generate(8, 384, 6, *each) for each in product((1, 8), (32, 512))),
-            *(generate(8, 384, 6, batch, 32, "static") for batch in (1, 8)),
+            *(generate(*each) for each in product(((2, 64, 2), (8, 384, 6)), (1, 8), (32, 512))),
+            *(generate((8, 384, 6), batch, 32, "static") for batch in (1, 8)),
         ],
-        {"layers": 1, "hidden": 32, "heads": 2, "vocab": 64, "batch": 1, "prompt": 4, "tokens": 3},
+        TINY_TEXT,
     ),
-    Case("scoring", decoding.scoring, mixed(("ours", 3.0), solved=192), MIXED | {"solved": 12}, rounds=5),
     Case(
-        "generating", decoding.generating, mixed(("generate_batch", 3.0)), MIXED, rounds=5, same=decoding.mostly_equal
+        "scoring",
+        decoding.scoring,
+        [
+            Shape(sizes | {"texts": 64, "batch": 8, "solved": 192, "longest": 96}, goals("ours", 3.0, "padded"))
+            for sizes in ({"layers": 2, "hidden": 64, "heads": 2}, {"layers": 8, "hidden": 384, "heads": 6})
+        ],
+        {"layers": 1, "hidden": 32, "heads": 2, "texts": 3, "batch": 2, "solved": 12, "longest": 6},
+        rounds=5,
     ),
     Case(
         "trainer",
@@ -254,7 +214,7 @@ CASES = [
         [
             Shape(
                 {"steps": 105, "batch": 4, "length": 64, "vocab": 1024, "layers": 2, "hidden": 64},
-                against("AnyformerTrainer", Goal(1 / 1.08), "bare loop"),  # at most 1.08 times the bare loop's time
+                goals("AnyformerTrainer", 1 / 1.08, "bare loop"),  # at most 1.08 times the bare loop's time
             )
         ],
         {"steps": 13, "layers": 1, "hidden": 16, "length": 8, "batch": 2, "vocab": 32},
@@ -267,12 +227,11 @@ CASES = [
         [
             Shape(
                 {"size": size, "vocab": 16384, "length": 256, "clock": clock},
-                against("ours", Goal(1.3), "run_clm") | against("ours, 2 processes", Goal(1.8), "ours"),
+                goals("ours", 1.3, "run_clm") | goals("ours, 2 processes", 1.8, "ours"),
             )
             for size, clock in ((2_000_000, "cpu"), (8_000_000, "wall"))
         ],
         {"size": 20_000, "vocab": 300, "length": 32},
-        peers={"ours": ("run_clm", "bare tokenizer"), "ours, 2 processes": ("run_clm", "ours")},
         clock=method.seconds_in_fork,
         same=equal,
     ),
@@ -282,7 +241,7 @@ CASES = [
         [
             Shape(
                 dict(zip(("count", "batch", "padding", "image", "patch", "layers", "hidden"), sizes)),
-                against("loader", Goal(5.0), "step"),
+                goals("loader", 5.0, "step"),
             )
             for sizes in ((2048, 128, 4, 32, 4, 6, 144), (256, 16, 16, 224, 16, 4, 384))
         ],
@@ -305,64 +264,59 @@ NEEDS_DATA = ("whole_commands",)
 
 # ------------------------------------------------------------------------------------------- on a GPU: gpu.py
 
-COMPILED = ("native compiled", "ours compiled")
 
-
-def on_gpu(name: str, build: Callable, sizes: dict, tiny: dict, goals: dict | None = None, **more) -> Case:
-    shape = Shape({"dtype": "bf16"} | sizes, goals or {})
+def on_gpu(name: str, build: Callable, shape: Shape, tiny: dict, same: Callable = method.close) -> Case:
     # The first calls compile, and tell nothing about how many calls a timing needs.
-    return Case(name, build, [shape], tiny, rounds=5, clock=method.gpu_seconds, warm=3, **more)
+    return Case(name, build, [shape], tiny, rounds=5, clock=method.gpu_seconds, warm=3, same=same)
 
 
+BIG = {"dtype": "bf16", "length": 2048, "batch": 8, "vocab": 32000, "heads": 16}
+COMPILED = ("native compiled", "ours compiled")
 GPU_CASES = [
     *(
         on_gpu(
             f"decoder_{name}",
             family("decoder", *COMPILED),
-            {"length": 2048, "batch": 8, "vocab": 32000, "layers": layers, "hidden": hidden, "heads": 16},
+            Shape(BIG | {"layers": layers, "hidden": hidden}, goals("ours compiled", 1.2, "native compiled")),
             TINY,
-            against("ours compiled", Goal(1.2), "native compiled"),
         )
         for name, layers, hidden in (("350m", 24, 1024), ("1b", 16, 2048))
     ),
     on_gpu(
         "moe_gpu",
         family("moe", "native grouped_mm compiled", "ours", "ours compiled"),
-        {"length": 2048, "batch": 8, "vocab": 32000, "layers": 8, "hidden": 1024, "heads": 16, "experts": 8}
-        | {"channels": 1792},
-        TINY | EXPERTS,
+        Shape(BIG | {"layers": 8, "hidden": 1024, "experts": 8, "channels": 1792}),
+        TINY_MOE,
     ),
     on_gpu(
         "masked_gpu",
-        family("masked", "native", "native compiled", "ours", "ours compiled"),
-        {"length": 512, "batch": 32, "vocab": 30522, "layers": 12, "hidden": 768, "heads": 12},
+        family("masked", *COMPILED, "native", "ours"),
+        Shape({"dtype": "bf16", "length": 512, "batch": 32, "vocab": 30522} | BASE),
         TINY,
     ),
     on_gpu(
         "vit_gpu",
-        family("vit", "native", "native compiled", "ours", "ours compiled"),
-        {"image": 224, "batch": 128, "layers": 12, "hidden": 768, "heads": 12},
-        {"image": 32, "layers": 1, "hidden": 32, "heads": 2, "batch": 2},
+        family("vit", *COMPILED, "native", "ours"),
+        Shape({"dtype": "bf16", "image": 224, "batch": 128} | BASE),
+        TINY_VIT,
     ),
     on_gpu(
         "head_loss_gpu",
         steps.head_loss,
-        {"tokens": 8192, "vocab": 128256, "hidden": 2048},
-        {"tokens": 64, "vocab": 512, "hidden": 8},
+        Shape({"dtype": "bf16", "tokens": 8192, "vocab": 128256, "hidden": 2048}),
+        TINY_HEAD,
     ),
     on_gpu(
-        "window",
-        attention.window,
-        {"length": 32768, "hidden": 1024, "heads": 16},
-        {"length": 64, "hidden": 32, "heads": 2},
-        against("flex_attention", Goal(4.0), "full"),
-        same=not_compared,  # full attention gives something else; checks of gpu.py compare the backends
+        "native_attention_gpu",
+        attention.native,
+        native_rows("packed window", 4096, "bf16"),
+        {"length": 48, "hidden": 32},
     ),
     on_gpu(
         "generate_gpu",
         decoding.generate,
-        {"layers": 12, "hidden": 1024, "heads": 16, "vocab": 32000, "batch": 16, "prompt": 128, "tokens": 64},
-        {"layers": 1, "hidden": 32, "heads": 2, "vocab": 64, "batch": 1, "prompt": 4, "tokens": 3},
+        Shape(BIG | {"layers": 12, "hidden": 1024, "batch": 16, "prompt": 128, "tokens": 64, "length": 192}),
+        TINY_TEXT,
         same=not_compared,  # in bf16 rounding decides between two tokens
     ),
 ]

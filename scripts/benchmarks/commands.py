@@ -59,69 +59,39 @@ def first_step(setting) -> dict:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is trained. ours, model: the same sizes of our model and of the native one."""
+    """What is trained. hidden, channels, heads: of both models, which have four layers; ours: further overrides."""
 
     recipe: str
-    ours: tuple[str, ...]
-    model: dict
+    hidden: int
+    channels: int
+    heads: int
     length: int
     batch: int
+    ours: str
+
+    def overrides(self) -> list[str]:
+        sizes = {"hidden_size": self.hidden, "intermediate_size": self.channels, "num_attention_heads": self.heads}
+        sizes |= {"num_hidden_layers": 4, "hidden_dropout": 0}
+        return [*self.ours.split(), *(f"model.{name}={value}" for name, value in sizes.items())]
 
 
 KINDS = {
-    "decoder": Kind(
-        "wikitext2_decoder",
-        (
-            *("model.preset=llama", "model.hidden_size=384", "model.intermediate_size=1024", "model.hidden_dropout=0"),
-            *("model.num_attention_heads=6", "model.num_hidden_layers=4", "objective.add_bos=false"),
-        ),
-        {
-            "hidden_size": 384,
-            "intermediate_size": 1024,
-            "num_attention_heads": 6,
-            "num_hidden_layers": 4,
-            "max_position_embeddings": 512,
-            "tie_word_embeddings": True,
-        },
-        length=256,
-        batch=8,
-    ),
+    "decoder": Kind("wikitext2_decoder", 384, 1024, 6, 256, 8, "model.preset=llama objective.add_bos=false"),
     "masked": Kind(
         "imdb_mlm",
-        (
-            *("model.preset=bert_base", "model.hidden_size=512", "model.intermediate_size=2048"),
-            *("model.num_attention_heads=8", "model.num_hidden_layers=4", "model.max_position_embeddings=512"),
-            *("model.hidden_dropout=0", "model.attention_dropout=0"),
-            # The vocabulary of BERT-small (Turc et al. 2019); the recipe's own has 8,192.
-            *("tokenizer.vocab_size=30522", "data.validation_fraction=null"),
-        ),
-        {
-            "hidden_size": 512,
-            "intermediate_size": 2048,
-            "num_attention_heads": 8,
-            "num_hidden_layers": 4,
-            "max_position_embeddings": 512,
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
-        length=256,
-        batch=16,
+        *(512, 2048, 8, 256, 16),
+        "model.preset=bert_base model.max_position_embeddings=512 model.attention_dropout=0 "
+        # The vocabulary of BERT-small (Turc et al. 2019); the recipe's own has 8,192.
+        "tokenizer.vocab_size=30522 data.validation_fraction=null",
     ),
     "translation": Kind(
         "multi30k_en_de",
-        (
-            *("model.preset=t5_small", "model.hidden_size=256", "model.intermediate_size=1024"),
-            *("model.num_attention_heads=4", "model.head_dim=64", "model.num_hidden_layers=4"),
-            # What the recipe's own model has, and T5 has not; and 1 / the root of hidden_size, not of the preset's.
-            *("model.initializer_range=0.02", "model.embedding_multiplier=1", "model.norm_type=rmsnorm"),
-            *("model.attention_bias=false", "model.mlp_bias=false", "model.attention_dropout=0"),
-            *("model.position_encoding=relative", "model.logit_multiplier=0.0625"),
-            *("model.hidden_dropout=0", "evaluation.average_checkpoints=null", "training.label_smoothing_factor=0"),
-            *("evaluation.metrics=[]", "training.save_total_limit=2", "task.num_beams=1"),
-        ),
-        {"d_model": 256, "d_ff": 1024, "num_heads": 4, "d_kv": 64, "num_layers": 4, "dropout_rate": 0.0},
-        length=96,
-        batch=64,
+        *(256, 1024, 4, 96, 64),
+        # What the recipe's own model has, and T5 has not; and 1 / the root of hidden_size, not of the preset's.
+        "model.preset=t5_small model.head_dim=64 model.initializer_range=0.02 model.embedding_multiplier=1 "
+        "model.norm_type=rmsnorm model.attention_bias=false model.mlp_bias=false model.attention_dropout=0 "
+        "model.position_encoding=relative model.logit_multiplier=0.0625 evaluation.average_checkpoints=null "
+        "training.label_smoothing_factor=0 evaluation.metrics=[] training.save_total_limit=2 task.num_beams=1",
     ),
 }
 
@@ -191,7 +161,7 @@ def whole_commands(setting, name: str, steps: int, most: int | None = None) -> d
     """
     kind, numbers = KINDS[name], count()
     files = write_texts(name, setting.data, setting.folder, most)
-    ours = [*ANYFORMER, "train", kind.recipe, *kind.ours, f"data.files={files['train']}", "data.test_files=null"]
+    ours = [*ANYFORMER, "train", kind.recipe, *kind.overrides(), f"data.files={files['train']}", "data.test_files=null"]
     ours += [f"data.validation_files={files['validation']}", "evaluation.every_steps=null"]
     ours += ["evaluation.sample_prompts=[]"]
     tokenizer = setting.folder / "tokenizer"
@@ -206,7 +176,7 @@ def whole_commands(setting, name: str, steps: int, most: int | None = None) -> d
             "texts": {split: str(file) for split, file in files.items()},
             "tokenizer": str(tokenizer),
             "length": kind.length,
-            "model": kind.model,
+            "sizes": {"hidden": kind.hidden, "channels": kind.channels, "heads": kind.heads},
             "output_dir": str(folder / "run"),
             "training": same_training(kind, steps) | {"use_cpu": True},
         }

@@ -19,17 +19,9 @@ from pathlib import Path
 from compare_losses import ROOT, link_package
 
 HERE = Path(__file__).resolve().parent
-CHECKS = ("backends", "steps", "packed", "curves", "generation", "compiled", "syncs")
-SPEED = (
-    "decoder_350m",
-    "decoder_1b",
-    "moe_gpu",
-    "masked_gpu",
-    "vit_gpu",
-    "head_loss_gpu",
-    "window_gpu",
-    "generate_gpu",
-)
+CHECKS = ("backends", "steps", "packed", "generation", "syncs")
+SPEED = ("decoder_350m", "decoder_1b", "moe_gpu", "masked_gpu", "vit_gpu", "head_loss_gpu", "native_attention_gpu")
+SPEED += ("generate_gpu",)
 LIMIT = 600  # seconds of a part, its imports among them
 
 

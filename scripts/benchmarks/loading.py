@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import time
 import zlib
-from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -19,6 +18,7 @@ from anyformer.pipelines.images.augmentation import Augmentation, ImageCollator
 from anyformer.pipelines.objectives.image_classification import ImageRows
 from method import Timed
 from models import Step
+from plain_transformers import grouped
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -66,22 +66,8 @@ def byte_bpe(texts: list[str], vocab: int) -> PreTrainedTokenizerFast:
 
 
 def run_clm(texts, tokenizer, length: int, folder: Path) -> np.ndarray:
-    """The two maps of examples/pytorch/language-modeling/run_clm.py, with its group_texts; both write Arrow files."""
-
-    def tokenize(examples):
-        return tokenizer(examples["text"])
-
-    def group_texts(examples):
-        concatenated = {k: list(chain(*examples[k])) for k in examples}
-        total = len(concatenated["input_ids"]) // length * length
-        result = {k: [t[i : i + length] for i in range(0, total, length)] for k, t in concatenated.items()}
-        result["labels"] = result["input_ids"].copy()
-        return result
-
-    raw = datasets.Dataset.from_dict({"text": texts})
-    options = {"batched": True, "load_from_cache_file": False}
-    tokenized = raw.map(tokenize, remove_columns=["text"], cache_file_name=str(folder / "tokens.arrow"), **options)
-    return tokenized.map(group_texts, cache_file_name=str(folder / "rows.arrow"), **options)["input_ids"]
+    """The two maps of examples/pytorch/language-modeling/run_clm.py."""
+    return grouped(texts, tokenizer, length, str(folder))["input_ids"]
 
 
 def ours(texts, tokenizer, length: int, folder: Path, num_proc: int = 1) -> np.ndarray:
@@ -100,7 +86,7 @@ def seconds_of(clock: str) -> float:
 
 
 def texts_to_rows(setting, size: int, vocab: int, length: int, clock: str) -> dict:
-    """`size` bytes of text to rows of tokens, equal ones: ours, run_clm.py of transformers' examples, bare tokenizer.
+    """`size` bytes of text to rows of tokens, equal ones: run_clm.py of transformers' examples, ours.
 
     Two processes gain time and no work, so clock="wall" measures them, on a machine that is quiet; the CPU clock counts
     all processes. run_clm drops what fills no row of each 1,000 texts: equal for fewer texts.
@@ -108,9 +94,6 @@ def texts_to_rows(setting, size: int, vocab: int, length: int, clock: str) -> di
     datasets.disable_progress_bars()
     texts = stdlib_texts(size)
     tokenizer = byte_bpe(texts, vocab)
-
-    def bare(texts, tokenizer, length, folder):
-        tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
 
     def timed(function, **options):
         def variant() -> Timed:
@@ -120,16 +103,14 @@ def texts_to_rows(setting, size: int, vocab: int, length: int, clock: str) -> di
             for child in multiprocessing.active_children():  # their seconds count
                 child.join()
             seconds = seconds_of(clock) - begun
-            if tokens is not None:
-                tokens = np.concatenate([np.asarray(row) for row in tokens[:]]) if function is run_clm else tokens
-                whole = np.asarray(tokens[: len(tokens) // length * length], dtype=np.int64)
-                tokens = len(whole), zlib.crc32(whole.tobytes())
+            tokens = np.concatenate(tokens[:]) if function is run_clm else tokens
+            whole = np.asarray(tokens[: len(tokens) // length * length], dtype=np.int64)
             shutil.rmtree(folder)
-            return Timed(seconds, tokens)
+            return Timed(seconds, (len(whole), zlib.crc32(whole.tobytes())))
 
         return variant
 
-    found = {"run_clm": timed(run_clm), "bare tokenizer": timed(bare), "ours": timed(ours)}
+    found = {"run_clm": timed(run_clm), "ours": timed(ours)}
     return found | ({"ours, 2 processes": timed(ours, num_proc=2)} if clock == "wall" else {})
 
 

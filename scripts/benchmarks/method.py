@@ -11,14 +11,13 @@ measures an emulation. The first call of each variant must give an equal result.
 import gc
 import importlib.metadata
 import math
+import multiprocessing
 import os
-import pickle
 import platform
 import shutil
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,25 +122,17 @@ def seconds_in_fork(variant: Callable) -> Timed:
     For work that happens once per process: in one process it gets slower from run to run, as it works between what
     earlier runs left of the heap (a tokenizer by half after twenty runs), and the variant after a trainer suffers most.
     """
-    receiver, sender = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.close(receiver)
-            with os.fdopen(sender, "wb") as stream:
-                pickle.dump(cpu_seconds(variant), stream)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(sender)
-    with os.fdopen(receiver, "rb") as stream:
-        answer = stream.read()
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        raise SystemExit("a forked run failed")
-    return pickle.loads(answer)
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=lambda: sender.send(cpu_seconds(variant)))
+    child.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        raise SystemExit("a forked run failed") from None
+    finally:
+        child.join()
 
 
 # -------------------------------------------------------------------------------------------------------- comparison

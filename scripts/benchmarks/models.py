@@ -19,50 +19,45 @@ from transformers import (
 import anyformer
 
 
-def decoder(vocab: int, hidden: int, layers: int, heads: int, length: int, **_) -> tuple:
+def common(hidden: int, layers: int, heads: int, **_) -> dict:
+    """Fields of most configs."""
+    return {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+
+
+def decoder(vocab: int, hidden: int, length: int, **sizes) -> tuple:
     """(class, config) of LLaMA, untied; so the others for their architectures."""
     return LlamaForCausalLM, LlamaConfig(
         vocab_size=vocab,
-        hidden_size=hidden,
         intermediate_size=-(-8 * hidden // (3 * 64)) * 64,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
         max_position_embeddings=length,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
+        **common(hidden, **sizes),
     )
 
 
-def moe(vocab, hidden, layers, heads, length, experts, channels, **_) -> tuple:
+def moe(vocab: int, heads: int, length: int, experts: int, channels: int, **sizes) -> tuple:
     """Mixtral with two experts a token. Its balance loss, another formula than ours, is left out."""
     return MixtralForCausalLM, MixtralConfig(
         vocab_size=vocab,
-        hidden_size=hidden,
         intermediate_size=channels,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
         num_key_value_heads=heads,
         num_local_experts=experts,
         num_experts_per_tok=2,
         max_position_embeddings=length,
         router_aux_loss_coef=0.0,
+        **common(heads=heads, **sizes),
     )
 
 
-def masked(vocab, hidden, layers, heads, **_) -> tuple:
-    return BertForMaskedLM, BertConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * hidden,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+def masked(vocab: int, hidden: int, **sizes) -> tuple:
+    """BERT without dropout."""
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(vocab_size=vocab, intermediate_size=4 * hidden, **dropout, **common(hidden, **sizes))
+    return BertForMaskedLM, config
 
 
-def seq2seq(vocab, hidden, layers, heads, channels, **_) -> tuple:
+def seq2seq(vocab: int, hidden: int, layers: int, heads: int, channels: int, **_) -> tuple:
     """T5 v1.1."""
     return T5ForConditionalGeneration, T5Config(
         vocab_size=vocab,
@@ -78,16 +73,10 @@ def seq2seq(vocab, hidden, layers, heads, channels, **_) -> tuple:
     )
 
 
-def vit(hidden, layers, heads, image, **_) -> tuple:
-    return ViTForImageClassification, ViTConfig(
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * hidden,
-        image_size=image,
-        patch_size=16,
-        num_labels=1000,
-    )
+def vit(hidden: int, image: int, **sizes) -> tuple:
+    """Images in patches of 16 x 16 pixels, 1,000 classes."""
+    config = ViTConfig(image_size=image, intermediate_size=4 * hidden, num_labels=1000, **common(hidden, **sizes))
+    return ViTForImageClassification, config
 
 
 FAMILIES = {each.__name__: each for each in (decoder, moe, masked, seq2seq, vit)}
@@ -171,7 +160,7 @@ def forward_backward(model, batch: dict, dtype: str = "fp32", loss=lambda output
 
     def step() -> torch.Tensor:
         model.zero_grad(set_to_none=True)
-        with autocast(dtype):
+        with autocast(dtype, model.device.type):
             value = loss(model.train()(**batch))
         value.backward()
         return value.detach()

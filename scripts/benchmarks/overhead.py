@@ -14,6 +14,7 @@ import torch
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from method import Timed
+from models import model_of
 from torch.utils.data import DataLoader
 from transformers import (
     PrinterCallback,
@@ -23,8 +24,6 @@ from transformers import (
     default_data_collator,
     get_linear_schedule_with_warmup,
 )
-
-from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
 
 UNTIMED = 11  # steps before the timer starts: the first log, which measures the processor's peak once, is among them
 LEARNING_RATE = 1e-3
@@ -51,24 +50,15 @@ def trainers(setting, steps: int, batch: int, length: int, vocab: int, layers: i
     tokens = torch.randint(vocab, (steps * batch, length), generator=torch.Generator().manual_seed(0))
     rows = [{"input_ids": ids, "labels": ids} for ids in tokens]
 
-    def model_of():
-        torch.manual_seed(0)
-        config = AnyformerDecoderConfig(
-            vocab_size=vocab,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            max_position_embeddings=length,
-        )
-        return AnyformerDecoderForCausalLM(config).train()
+    sizes = {"vocab": vocab, "length": length, "layers": layers, "hidden": hidden, "heads": 2}
 
     def bare() -> Timed:
-        model = model_of()
+        model = model_of("decoder", "ours", sizes).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, weight_decay=0.0)
         scheduler = get_linear_schedule_with_warmup(optimizer, 0, steps)
         loader = DataLoader(rows, batch_size=batch, collate_fn=CausalCollator(packed=False))
         for number, inputs in enumerate(loader, start=1):
-            loss = model(**inputs, use_cache=False).loss
+            loss = model(**inputs).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -82,7 +72,7 @@ def trainers(setting, steps: int, batch: int, length: int, vocab: int, layers: i
         timer = Timer()
         with tempfile.TemporaryDirectory() as folder:
             trainer = trainer_class(
-                model=model_of(),
+                model=model_of("decoder", "ours", sizes),
                 args=TrainingArguments(
                     output_dir=folder,
                     max_steps=steps,

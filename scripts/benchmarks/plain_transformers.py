@@ -43,8 +43,8 @@ class FirstStep(TrainerCallback):
         self.ended = time.time()
 
 
-def grouped(texts: list[str], tokenizer, length: int, **options) -> datasets.Dataset:
-    """The two maps of run_clm.py and run_mlm.py: tokenise, then concatenate and cut."""
+def grouped(texts: list[str], tokenizer, length: int, folder: str, **options) -> datasets.Dataset:
+    """The two maps of run_clm.py and run_mlm.py: tokenise, then concatenate and cut; both write an Arrow file."""
 
     def tokenize(rows):
         return tokenizer(rows["text"], **options)
@@ -55,24 +55,47 @@ def grouped(texts: list[str], tokenizer, length: int, **options) -> datasets.Dat
         rows = {name: [ids[i : i + length] for i in range(0, end, length)] for name, ids in whole.items()}
         return rows | {"labels": [list(ids) for ids in rows["input_ids"]]}
 
-    rows = datasets.Dataset.from_dict({"text": texts}).map(tokenize, batched=True, remove_columns=["text"])
-    return rows.map(group, batched=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    rows = datasets.Dataset.from_dict({"text": texts})
+    rows = rows.map(tokenize, batched=True, remove_columns=["text"], cache_file_name=f"{folder}/tokens.arrow")
+    return rows.map(group, batched=True, cache_file_name=f"{folder}/rows.arrow")
+
+
+def both_splits(settings, tokenizer, read, **options) -> dict:
+    folder, length = settings["output_dir"], settings["length"]
+    splits = ("train", "validation")
+    return {split: grouped(read(split), tokenizer, length, f"{folder}/{split}", **options) for split in splits}
 
 
 def decoder(settings, tokenizer, read):
     """run_clm.py: LLaMA on running text."""
-    rows = {split: grouped(read(split), tokenizer, settings["length"]) for split in ("train", "validation")}
-    config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=None, **settings["model"])
+    rows = both_splits(settings, tokenizer, read)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings["sizes"]["hidden"],
+        intermediate_size=settings["sizes"]["channels"],
+        num_attention_heads=settings["sizes"]["heads"],
+        num_hidden_layers=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
     return LlamaForCausalLM(config), rows, default_data_collator
 
 
 def masked(settings, tokenizer, read):
     """run_mlm.py: BERT on running text."""
-    options = {"return_special_tokens_mask": True}
-    rows = {split: grouped(read(split), tokenizer, settings["length"], **options) for split in ("train", "validation")}
+    rows = both_splits(settings, tokenizer, read, return_special_tokens_mask=True)
     rows = {split: found.remove_columns("labels") for split, found in rows.items()}
-    model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **settings["model"]))
-    return model, rows, DataCollatorForLanguageModeling(tokenizer=tokenizer, mlm_probability=0.15)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings["sizes"]["hidden"],
+        intermediate_size=settings["sizes"]["channels"],
+        num_attention_heads=settings["sizes"]["heads"],
+        num_hidden_layers=4,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return BertForMaskedLM(config), rows, DataCollatorForLanguageModeling(tokenizer=tokenizer, mlm_probability=0.15)
 
 
 def translation(settings, tokenizer, read):
@@ -92,7 +115,11 @@ def translation(settings, tokenizer, read):
         decoder_start_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        **settings["model"],
+        d_model=settings["sizes"]["hidden"],
+        d_ff=settings["sizes"]["channels"],
+        num_heads=settings["sizes"]["heads"],
+        num_layers=4,
+        dropout_rate=0.0,
     )
     model = T5ForConditionalGeneration(config)
     return model, rows, DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=-100)

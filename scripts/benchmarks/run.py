@@ -45,7 +45,7 @@ def measure(case: cases.Case, shape: cases.Shape, setting: Setting, rounds: int 
     measured = case.memory and setting.device == "cpu"
     peaks = {name: method.peak_bytes(variant) for name, variant in variants.items()} if measured else {}
     for name in list(variants)[1:]:
-        for peer in case.peers.get(name, (reference,)):
+        for peer in dict.fromkeys([reference, *(peer for variant, peer in shape.goals if variant == name)]):
             timing = method.relative_to(timings, peer, name)
             print(method.row(str(shape), name, peer, timing, shape.goals.get((name, peer)), void))
             if peaks:
