@@ -151,7 +151,7 @@ def run(command: list[str], folder: Path, environment: dict) -> tuple[float, flo
     return started, ended, {"CPU s": cpu, "peak GB": used.ru_maxrss * 1024 / 1e9}
 
 
-def whole_commands(setting, name: str, steps: int, most: int | None = None) -> dict:
+def whole_commands(setting, name: str, steps: int, most: int | None = None, vocab: int | None = None) -> dict:
     """From text files to a saved model: plain_transformers.py and `anyformer train`, each with an empty cache.
 
     Architecture and size, tokenizer, texts, batches, steps, optimizer and precision are the same. Seconds are told
@@ -163,7 +163,7 @@ def whole_commands(setting, name: str, steps: int, most: int | None = None) -> d
     files = write_texts(name, setting.data, setting.folder, most)
     ours = [*ANYFORMER, "train", kind.recipe, *kind.overrides(), f"data.files={files['train']}", "data.test_files=null"]
     ours += [f"data.validation_files={files['validation']}", "evaluation.every_steps=null"]
-    ours += ["evaluation.sample_prompts=[]"]
+    ours += ["evaluation.sample_prompts=[]", *([f"tokenizer.vocab_size={vocab}"] if vocab else [])]
     tokenizer = setting.folder / "tokenizer"
     # The recipe's own tokenizer, which both sides get ready-made: transformers' examples train none.
     tiny = ["model.num_hidden_layers=1", "training.max_steps=1", "training.warmup_steps=0", "evaluation.max_rows=1"]
