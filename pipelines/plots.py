@@ -104,36 +104,6 @@ def plot_perplexity_by_position(curves: list[dict], path: Path) -> None:
         axes.legend()
 
 
-def plot_against_length(rows: list[dict], path: Path) -> None:
-    """Plot time and memory per token against the row length, a line per kind of attention; written to `path`.
-
-    rows: of scripts/benchmarks/length.py: kind, length, and `forward_us`, `training_us`, `forward_kib`, `training_kib`.
-
-    Raises UserError where matplotlib is not installed.
-    """
-    panels = {
-        "forward_us": ("Forward", "us per token"),
-        "training_us": ("Forward and backward", "us per token"),
-        "forward_kib": ("Forward", "KiB per token"),
-        "training_kib": ("Forward and backward", "KiB per token"),
-    }
-    with figure(path, columns=2, rows=2) as grid:
-        from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
-
-        for axes, (name, (title, unit)) in zip(grid.flat, panels.items()):
-            for kind in dict.fromkeys(row["kind"] for row in rows):
-                own = [row for row in rows if row["kind"] == kind]
-                lengths = [row["length"] for row in own]
-                axes.plot(lengths, [row[name] for row in own], marker=".", markersize=5, label=kind)
-            axes.set(title=title, xlabel="tokens of the row", ylabel=unit, xscale="log", yscale="log")
-            axes.set_xticks(lengths, [str(length) for length in lengths])
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # a panel rarely spans two powers of ten
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4)
-
-
 def plot_scaling(result: dict, loss, path: Path) -> None:
     """Plot the runs of a ladder and the law fitted to them, against parameters and tokens; written to `path`.
 

@@ -116,19 +116,13 @@ def verdict(a: Result, b: Result) -> str:
     return "equal" if not found else f"DIFFERENT: {'; '.join(found)}"
 
 
-def print_table(commits: list[str], results: list[dict[str, Result]], all_steps: bool) -> bool:
-    """Print the losses of both sides with all their digits; return whether everything is equal."""
-    print(f"| family | step | loss at {commits[0]} | loss at {commits[1]} | losses, metrics and weights |")
-    print("|---|---|---|---|---|")
-    equal = True
+def print_table(commits: list[str], results: list[dict[str, Result]]) -> bool:
+    """Print the last losses of both sides with all their digits; return whether everything is equal."""
+    print(f"| family | loss at {commits[0]} | loss at {commits[1]} | losses, metrics and weights |\n|---|---|---|---|")
     for family, a in results[0].items():
         b = results[1][family]
-        equal &= verdict(a, b) == "equal"
-        last = len(a.losses)
-        for step in range(1 if all_steps else last, last + 1):
-            said = verdict(a, b) if step == last else ""
-            print(f"| {family} | {step} | {a.losses[step - 1]!r} | {b.losses[step - 1]!r} | {said} |")
-    return equal
+        print(f"| {family} | {a.losses[-1]!r} | {b.losses[-1]!r} | {verdict(a, b)} |")
+    return all(verdict(a, results[1][family]) == "equal" for family, a in results[0].items())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -136,14 +130,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("commits", nargs=2, metavar="COMMIT", help="two commits, or `.` for the working tree")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--all-steps", action="store_true", help="print every step instead of the last one")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="compare-losses-") as folder:
         folder = Path(folder).resolve()
         results = [
             train(commit, folder / side, options.families, options.steps) for side, commit in zip("ab", options.commits)
         ]
-    return 0 if print_table(options.commits, results, options.all_steps) else 1
+    return 0 if print_table(options.commits, results) else 1
 
 
 if __name__ == "__main__":

@@ -1,24 +1,23 @@
 """The measuring method of all benchmarks here, made for noisy machines.
 
-Arms are run in turn, each round in another order; a round gives one ratio per arm (reference time / arm time, so more
-than 1 is faster); the figure is the median over rounds with a bootstrap interval of 90 %. Time is the process's CPU
-clock with one thread: other processes affect it only through caches, clock speed and memory. The guard, which is the
-reference run a second time, shows that remaining noise: unless its ratio is within 0.97-1.03 the run is void, neither
-passed nor failed; so is a run in bf16 (`what` begins with it) on a CPU without instructions for it, which measures an
-emulation. Arms must compute equal results before they are timed.
+Variants are run in turn, each round in another order; a round gives one ratio per variant (reference time / variant
+time, so more than 1 is faster); the figure is the median over rounds with a bootstrap interval of 90 %. Time is the
+process's CPU clock with one thread where not said otherwise: other processes affect it only through caches, clock speed
+and memory. The guard, which is the reference run a second time, shows that remaining noise: unless its ratio is within
+0.97-1.03 the run is void, neither passed nor failed; so is a run in bf16 on a CPU without instructions for it, which
+measures an emulation. The first call of each variant must give an equal result.
 """
 
-import argparse
 import gc
 import importlib.metadata
 import math
+import multiprocessing
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +31,9 @@ from torch.profiler import ProfilerActivity, profile
 
 GUARD = "guard"
 GUARD_RANGE = (0.97, 1.03)
-LOSS_TOLERANCE = 1e-4  # relative, in fp32
-QUICK_ROUNDS = 5
-SHORTEST = 0.3  # seconds a timing should last at least: shorter arms are called several times for one
+TOLERANCE = 1e-4  # relative, in fp32
+BF16_TOLERANCE = 5e-3  # autocast rounds each product to 8 bits
+SHORTEST = 0.3  # seconds a timing should last at least: shorter variants are called several times for one
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,24 @@ class Goal:
 
 
 @dataclass
+class Timed:
+    """A call: its seconds, its result, and further numbers to print.
+
+    A variant that times a part of itself returns one; of others a clock makes it.
+    """
+
+    seconds: float
+    value: object = None
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
 class Timing:
-    """One arm's seconds per round, and its ratios to the reference."""
+    """One variant's seconds per round, its ratios to the reference, and the further numbers of its calls."""
 
     seconds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
+    parts: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
@@ -76,73 +88,127 @@ class Timing:
         return 1e3 * float(np.median(self.seconds))
 
 
-def cpu_seconds(arm: Callable) -> float:
-    """CPU time of one call, all threads together. An arm may return the seconds itself (when it times a part)."""
-    start = time.process_time()
-    own = arm()
-    return own if isinstance(own, float) else time.process_time() - start
+# ------------------------------------------------------------------------------------------------------------ clocks
 
 
-def seconds_in_fork(function: Callable) -> float:
-    """CPU seconds of `function` in a forked child; where it returns seconds itself, those.
+def with_clock(now: Callable[[], float], variant: Callable) -> Timed:
+    start = now()
+    value = variant()
+    return value if isinstance(value, Timed) else Timed(now() - start, value)
+
+
+def cpu_seconds(variant: Callable) -> Timed:
+    """CPU time of one call, all threads together."""
+    return with_clock(time.process_time, variant)
+
+
+def wall_seconds(variant: Callable) -> Timed:
+    return with_clock(time.perf_counter, variant)
+
+
+def gpu_seconds(variant: Callable) -> Timed:
+    """Time of one call by the GPU's own events."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    value = variant()
+    end.record()
+    end.synchronize()
+    return Timed(begin.elapsed_time(end) / 1e3, value)
+
+
+def seconds_in_fork(variant: Callable) -> Timed:
+    """CPU time of one call in a forked child.
 
     For work that happens once per process: in one process it gets slower from run to run, as it works between what
-    earlier runs left of the heap (a tokenizer by half after twenty runs), and the arm after a trainer suffers most.
+    earlier runs left of the heap (a tokenizer by half after twenty runs), and the variant after a trainer suffers most.
     """
-    receiver, sender = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.write(sender, repr(cpu_seconds(function)).encode())
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(sender)
-    with os.fdopen(receiver) as stream:
-        text = stream.read()
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        raise SystemExit("a forked run failed")
-    return float(text)
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=lambda: sender.send(cpu_seconds(variant)))
+    child.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        raise SystemExit("a forked run failed") from None
+    finally:
+        child.join()
+
+
+# -------------------------------------------------------------------------------------------------------- comparison
+
+
+def close(value, expected, tolerance: float) -> bool:
+    """Whether numbers, or arrays of them, are equal but for `tolerance` of the largest one."""
+    value, expected = (np.asarray(torch.as_tensor(x).detach().cpu().double()) for x in (value, expected))
+    return value.shape == expected.shape and bool(abs(value - expected).max() <= tolerance * abs(expected).max())
+
+
+def require_equal(values: dict, tolerance: float = TOLERANCE, same: Callable = close) -> None:
+    """Exit with a sentence unless all variants gave the same result; None is not compared."""
+    (first, expected), *others = values.items()
+    for name, value in others:
+        if value is not None and expected is not None and not same(value, expected, tolerance):
+            value, expected = (x.item() if torch.is_tensor(x) and x.numel() == 1 else x for x in (value, expected))
+            raise SystemExit(
+                f"not comparable: {name} gives {value!r:.200}, {first} {expected!r:.200} (tolerance {tolerance:g})"
+            )
 
 
 def compare(
-    arms: dict[str, Callable],
-    reference: str,
+    variants: dict[str, Callable],
     rounds: int,
-    warm: int = 2,
-    clock=cpu_seconds,
+    clock: Callable[[Callable], Timed] = cpu_seconds,
+    warm: int = 1,
     shortest: float | None = None,
-) -> dict:
-    """Time `arms` in rotated order; returns {name: Timing}, with the guard under GUARD.
+    tolerance: float = TOLERANCE,
+    same: Callable = close,
+) -> dict[str, Timing]:
+    """Time `variants` in rotated order, the first of which is the reference; the guard is under GUARD.
 
-    Ratios are reference / arm. `clock(arm)` calls the arm once and returns seconds. shortest: None: SHORTEST.
+    Args:
+        clock: calls a variant once. warm: calls of each before the rounds; 0, and no guard: each call takes minutes.
+        shortest: None: SHORTEST.
+        tolerance, same: of the results of the first calls (see `require_equal`).
     """
     shortest = SHORTEST if shortest is None else shortest
-    arms = arms | {GUARD: arms[reference]}
-    calls = {}
-    for name, arm in arms.items():
-        last = [clock(arm) for _ in range(warm)][-1]
-        calls[name] = max(1, math.ceil(shortest / max(last, 1e-4)))
-    calls[GUARD] = calls[reference]
-    names, timings = list(arms), {name: Timing() for name in arms}
+    reference, names = next(iter(variants)), list(variants)
+    calls, first = dict.fromkeys(variants, 1), {}
+    for name in names if warm else ():
+        first[name] = clock(variants[name])
+        last = [first[name], *(clock(variants[name]) for _ in range(warm - 1))][-1]
+        calls[name] = max(1, math.ceil(shortest / max(last.seconds, 1e-4)))
+    if warm:
+        require_equal({name: call.value for name, call in first.items()}, tolerance, same)
+        variants, names = variants | {GUARD: variants[reference]}, [*names, GUARD]
+        calls[GUARD] = calls[reference]
+    timings = {name: Timing() for name in names}
     gc.collect()
     gc.disable()
     try:
         for number in range(rounds):
-            turn = number % len(names)
-            taken = {}
+            turn, taken = number % len(names), {}
             for name in names[turn:] + names[:turn]:
-                taken[name] = sum(clock(arms[name]) for _ in range(calls[name])) / calls[name]
-                gc.collect()  # or what an arm leaves behind slows the one that always comes after it
+                made = [clock(variants[name]) for _ in range(calls[name])]
+                taken[name] = sum(call.seconds for call in made) / len(made)
+                timings[name].parts.append(made[-1].parts)
+                first.setdefault(name, made[0])
+                del made
+                gc.collect()  # or what a variant leaves behind slows the one that always comes after it
             for name in names:
                 timings[name].seconds.append(taken[name])
                 timings[name].ratios.append(taken[reference] / taken[name])
     finally:
         gc.enable()
+    if not warm:
+        require_equal({name: call.value for name, call in first.items()}, tolerance, same)
     return timings
+
+
+def relative_to(timings: dict, peer: str, variant: str) -> Timing:
+    """`variant`'s ratios to another one of the same rounds instead of to the reference."""
+    pairs = zip(timings[peer].seconds, timings[variant].seconds)
+    return Timing(timings[variant].seconds, [theirs / own for theirs, own in pairs])
 
 
 def peak_bytes(step: Callable) -> int:
@@ -157,70 +223,53 @@ def peak_bytes(step: Callable) -> int:
     return most
 
 
-def relative_to(timings: dict, peer: str, arm: str) -> Timing:
-    """`arm`'s ratios to another arm of the same rounds instead of to the reference."""
-    pairs = zip(timings[peer].seconds, timings[arm].seconds)
-    return Timing(timings[arm].seconds, [theirs / own for theirs, own in pairs])
-
-
-def is_void(timings: dict) -> bool:
-    return not GUARD_RANGE[0] <= timings[GUARD].ratio <= GUARD_RANGE[1]
-
-
 def instruction_sets() -> list[str]:
     """Those of this CPU that decide a benchmark."""
     known = torch.cpu.get_capabilities()
     return [name for name in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if known.get(name)]
 
 
-def is_emulated(what: str) -> bool:
-    """Whether a run named `what` is in bf16 on a CPU that has no instructions for it."""
-    return what.startswith("bf16") and not {"avx512_bf16", "amx_bf16"} & set(instruction_sets())
+def void_reason(timings: dict, dtype: str, device: str = "cpu") -> str | None:
+    """Why a run is neither passed nor failed; None: it counts."""
+    if device == "cpu" and dtype == "bf16" and not {"avx512_bf16", "amx_bf16"} & set(instruction_sets()):
+        return "void: no bf16 instructions"
+    if GUARD in timings and not GUARD_RANGE[0] <= timings[GUARD].ratio <= GUARD_RANGE[1]:
+        return "void"
+    return None
 
 
-def require_equal(values: dict[str, float], tolerance: float = LOSS_TOLERANCE) -> None:
-    """Exit with a sentence unless all arms computed the same number."""
-    (first, expected), *others = values.items()
-    for name, value in others:
-        if not abs(value - expected) <= tolerance * abs(expected):
-            raise SystemExit(
-                f"not comparable: {name} computes {value!r}, {first} {expected!r} (tolerance {tolerance:g})"
-            )
+# ----------------------------------------------------------------------------------------------------------- printed
+
+HEADER = "| what | variant | ratio to | ratio (90 % interval) | ms | goal | verdict |\n|---|---|---|---|---|---|---|"
 
 
-HEADER = "| what | arm | ratio to | ratio (90 % interval) | ms | goal | verdict |\n|---|---|---|---|---|---|---|"
+def line(*cells) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
-def row(what: str, arm: str, peer: str, timing: Timing, goal: Goal | None, void: bool, better: str = "faster") -> str:
+def row(what: str, variant: str, peer: str, timing: Timing, goal: Goal | None, void: str | None) -> str:
     """One line of the markdown table."""
     low, high = timing.interval
-    verdict = "-" if goal is None else "void" if void or is_emulated(what) else goal.verdict(low, high)
-    cells = (
-        what,
-        arm,
-        peer,
-        f"{timing.ratio:.3f} ({low:.3f}-{high:.3f})",
-        f"{timing.milliseconds:.1f}",
-        str(goal or "-"),
-        verdict,
-    )
-    return f"| {' | '.join(cells)} |"
+    verdict = "-" if goal is None else "void" if void else goal.verdict(low, high)
+    ratio = f"{timing.ratio:.3f} ({low:.3f}-{high:.3f})"
+    return line(what, variant, peer, ratio, f"{timing.milliseconds:.1f}", goal or "-", verdict)
 
 
-def guard_row(what: str, reference: str, timings: dict) -> str:
+def guard_row(what: str, reference: str, timings: dict, void: str | None) -> str:
     """The guard's line: reference against itself."""
-    low, high = timings[GUARD].interval
-    figures = f"{timings[GUARD].ratio:.3f} ({low:.3f}-{high:.3f})"
-    verdict = "void: no bf16 instructions" if is_emulated(what) else "void" if is_void(timings) else "valid"
     span = f"{GUARD_RANGE[0]}-{GUARD_RANGE[1]}"
-    return f"| {what} | guard | {reference} | {figures} | {timings[GUARD].milliseconds:.1f} | {span} | {verdict} |"
+    return (
+        row(what, GUARD, reference, timings[GUARD], None, void).removesuffix("- | - |")
+        + f"{span} | {void or 'valid'} |"
+    )
 
 
-def memory_row(what: str, arm: str, peer: str, peaks: dict[str, int], has_goal: bool) -> str:
-    """One line on peak memory; the goal is to need no more than the peer."""
-    share, goal = peaks[arm] / peaks[peer], Goal(1.0, at_least=False)
-    verdict = goal.verdict(share, share) if has_goal else "-"
-    return f"| {what} | {arm} | {peer} | peak memory {share:.3f} | - | {goal if has_goal else '-'} | {verdict} |"
+def memory_row(what: str, variant: str, peer: str, peaks: dict[str, int], goal: Goal | None) -> str:
+    """One line on peak memory."""
+    share = peaks[variant] / peaks[peer]
+    verdict = goal.verdict(share, share) if goal else "-"
+    figures = f"peak memory {share:.3f} ({peaks[variant] / 2**20:.1f} MiB)"
+    return line(what, variant, peer, figures, "-", goal or "-", verdict)
 
 
 def version(package: str) -> str:
@@ -234,43 +283,18 @@ def machine() -> str:
     """Machine, versions, commit and command, printed beside every number."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
-        names = [
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((text.split(":", 1)[1].strip() for text in lines if "model name" in text), cpu)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    versions = ", ".join(
-        f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "datasets", "tokenizers")
-    )
-    root = Path(__file__).resolve().parents[2]
+    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
     commit = ""
     if shutil.which("git"):
-        commit = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-        ).stdout.strip()
+        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return (
         f"machine: {cpu}, {os.cpu_count()} cores ({' '.join(instruction_sets())}), {device}\n"
         f"versions: Python {platform.python_version()}, {versions}\n"
         f"commit: {commit or 'unknown'}; load {os.getloadavg()[0]:.1f}; {time.strftime('%Y-%m-%d %H:%M')}\n"
         f"command: python {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()
     )
-
-
-def parser(description: str, rounds: int = 9) -> argparse.ArgumentParser:
-    """The options all benchmarks share."""
-    p = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    p.add_argument("--rounds", type=int, default=rounds, help="rounds; each runs every arm once")
-    p.add_argument("--threads", type=int, default=1, help="threads; the CPU clock is only comparable with 1")
-    p.add_argument("--quick", action="store_true", help="at most a minute: smaller, fewer rounds, nothing compiled")
-    return p
-
-
-def start(p: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """Parse, set the threads, print the header."""
-    args = p.parse_args(argv)
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    print(machine(), flush=True)
-    return args

@@ -1,0 +1,323 @@
+"""The table of cases: what is timed against what, in which shapes, with which goals."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+
+import attention
+import commands
+import decoding
+import loading
+import method
+import overhead
+import steps
+from method import Goal
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a case, as `build` takes them, and goals: {(variant, peer): ratio}.
+
+    Each variant is compared with the reference and with the peers that it has goals against.
+    """
+
+    sizes: dict
+    goals: dict[tuple[str, str], Goal] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        sizes = self.sizes.items()
+        return " ".join(value if isinstance(value, str) else f"{name}={value}" for name, value in sizes)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed against what.
+
+    build(setting, **sizes) -> {variant: function}. The first variant is the reference; all must give equal results.
+    tiny: sizes that replace a shape's for a test of the case. clock, warm, same: of `method.compare`.
+    memory: whether peak memory is measured, by torch's profiler; a goal is of the share that "ours" needs of a peer's.
+    """
+
+    name: str
+    build: Callable
+    shapes: list[Shape]
+    tiny: dict
+    rounds: int = 9
+    memory: Goal | bool = False
+    clock: Callable = method.cpu_seconds
+    warm: int = 1
+    same: Callable = method.close
+
+    def tiny_shapes(self) -> list[Shape]:
+        """Shapes with tiny sizes, those that are then the same once."""
+        return list({str(shape): shape for shape in (Shape(each.sizes | self.tiny) for each in self.shapes)}.values())
+
+    def described(self) -> str:
+        if isinstance(self.build, functools.partial):
+            return f"An optimizer step: {', '.join(self.build.keywords['variants'])}."
+        return self.build.__doc__.splitlines()[0]
+
+
+def equal(value, expected, tolerance: float) -> bool:
+    return value == expected
+
+
+def not_compared(value, expected, tolerance: float) -> bool:
+    return True
+
+
+def goals(variant: str, ratio: float, *peers: str) -> dict:
+    return {(variant, peer): Goal(ratio) for peer in peers}
+
+
+def family(name: str, *variants: str) -> Callable:
+    return functools.partial(steps.family, name=name, variants=variants)
+
+
+LESS_MEMORY = Goal(1.0, at_least=False)
+DTYPES, NATIVE = ("fp32", "bf16"), ("native eager", "native sdpa")
+SMALL = {"layers": 2, "hidden": 384, "heads": 6, "batch": 4}
+BASE = {"layers": 12, "hidden": 768, "heads": 12}
+ROW = {"length": 256, "vocab": 8192}
+TINY = {"layers": 1, "hidden": 64, "heads": 2, "batch": 2, "vocab": 64, "length": 16}
+TINY_MOE = TINY | {"experts": 4, "channels": 32}
+TINY_VIT = {"image": 32, "layers": 1, "hidden": 32, "heads": 2, "batch": 2}
+TINY_HEAD = {"tokens": 64, "vocab": 512, "hidden": 8}
+TINY_TEXT = {"layers": 1, "hidden": 32, "heads": 2, "vocab": 64, "batch": 1, "prompt": 4, "tokens": 3}
+
+
+def decoder(dtype: str, length: int) -> Shape:
+    layers, batch, vocab = {256: (4, 4, 8192), 1024: (2, 2, 8192), 2048: (1, 1, 2048)}[length]
+    wanted = goals("ours compiled", {256: 1.0, 1024: 1.2, 2048: 1.35}[length], "native compiled")
+    if (dtype, length) == ("fp32", 256):
+        wanted = goals("ours compiled", 1.2, "native")
+    sizes = {"dtype": dtype, "length": length, "vocab": vocab} | SMALL | {"layers": layers, "batch": batch}
+    return Shape(sizes, wanted)
+
+
+def kind(dtype: str, passes: str, length: int) -> Shape:
+    wanted = goals("local+global", 1.8 if length == 4096 else 1.0, "full, two-sided")
+    if length == 4096:
+        wanted |= goals("sliding", 2.5 if passes == "forward" else 2.0, "full") | goals("strided", 1.5, "full")
+    return Shape({"dtype": dtype, "passes": passes, "length": length, "hidden": 128, "heads": 4}, wanted)
+
+
+def native_rows(rows: str, length: int, dtype: str = "fp32") -> Shape:
+    least = 0.97 if rows == "plain" else {1024: 1.4, 4096: 3.5}.get(length, 0.97)
+    sizes = {"dtype": dtype, "rows": rows, "length": length, "hidden": 256, "heads": 4}
+    return Shape(sizes, goals("native anyformer", least, "native sdpa"))
+
+
+def generate(size: tuple[int, int, int], batch: int, prompt: int, cache: str = "growing") -> Shape:
+    sizes = {"dtype": "fp32", "vocab": 8192, "batch": batch, "prompt": prompt, "tokens": 24, "cache": cache}
+    return Shape(dict(zip(("layers", "hidden", "heads"), size)) | sizes, goals("ours", 1.15, "native"))
+
+
+def command(name: str, steps: int, goal: float) -> Shape:
+    return Shape({"name": name, "steps": steps}, goals("anyformer train", goal, "plain transformers"))
+
+
+CASES = [
+    Case(
+        "decoder",
+        family("decoder", "native", "ours", "native compiled", "ours compiled"),
+        [decoder(*each) for each in product(DTYPES, (256, 1024, 2048))],
+        TINY,
+        warm=2,  # the second call of a compiled model may compile once more
+    ),
+    Case(
+        "masked",
+        family("masked", "native", "native eager", "ours"),
+        [
+            Shape({"dtype": "fp32", "length": 256, "vocab": 30522} | SMALL | sizes, goals("ours", goal, "native"))
+            for sizes, goal in (({}, 2.8), (BASE, 1.5))
+        ],
+        TINY,
+        rounds=7,
+        memory=LESS_MEMORY,
+    ),
+    Case(
+        "seq2seq",
+        family("seq2seq", *NATIVE, "ours"),
+        [Shape({"dtype": "fp32", "targets": 64, "channels": 1024} | ROW | SMALL, goals("ours", 1.08, *NATIVE))],
+        TINY | {"targets": 8, "channels": 32},
+        memory=LESS_MEMORY,
+    ),
+    Case(
+        "moe",
+        family("moe", "native loop", "native grouped_mm", "ours"),
+        [
+            Shape(
+                {"dtype": dtype, "experts": 8, "channels": 512} | ROW | SMALL,
+                goals("ours", 1.2, "native loop", "native grouped_mm"),
+            )
+            for dtype in DTYPES
+        ],
+        TINY_MOE,
+    ),
+    Case(
+        "vit",
+        family("vit", *NATIVE, "ours"),
+        [Shape({"dtype": each, "image": 224} | SMALL | {"layers": 4}, goals("ours", 1.1, *NATIVE)) for each in DTYPES],
+        TINY_VIT,
+        memory=LESS_MEMORY,
+    ),
+    Case(
+        "head_loss",
+        steps.head_loss,
+        [  # in fp32 three quarters of the full logits' time are products that both make
+            Shape({"dtype": dtype, "tokens": 1024, "vocab": 32000, "hidden": 384}, wanted)
+            for dtype, wanted in (("fp32", {}), ("bf16", goals("ours", 1.5, "full logits")))
+        ],
+        TINY_HEAD,
+        memory=Goal(0.2, at_least=False),
+    ),
+    Case(
+        "kinds",
+        attention.kinds,
+        [kind(*each) for each in product(DTYPES, ("forward", "training"), (256, 1024, 4096))],
+        {"length": 24, "hidden": 16, "heads": 2},
+        rounds=5,
+        memory=True,
+        same=not_compared,
+    ),
+    Case(
+        "native_attention",
+        attention.native,
+        [native_rows(*each) for each in product(attention.ROWS, (512, 1024, 2048, 4096))],
+        {"length": 48, "hidden": 32},
+        rounds=5,
+        memory=True,
+    ),
+    Case(
+        "generate",
+        decoding.generate,
+        [
+            *(generate(*each) for each in product(((2, 64, 2), (8, 384, 6)), (1, 8), (32, 512))),
+            *(generate((8, 384, 6), batch, 32, "static") for batch in (1, 8)),
+        ],
+        TINY_TEXT,
+    ),
+    Case(
+        "scoring",
+        decoding.scoring,
+        [
+            Shape(sizes | {"texts": 64, "batch": 8, "solved": 192, "longest": 96}, goals("ours", 3.0, "padded"))
+            for sizes in ({"layers": 2, "hidden": 64, "heads": 2}, {"layers": 8, "hidden": 384, "heads": 6})
+        ],
+        {"layers": 1, "hidden": 32, "heads": 2, "texts": 3, "batch": 2, "solved": 12, "longest": 6},
+        rounds=5,
+    ),
+    Case(
+        "trainer",
+        overhead.trainers,
+        [
+            Shape(
+                {"steps": 105, "batch": 4, "length": 64, "vocab": 1024, "layers": 2, "hidden": 64},
+                goals("AnyformerTrainer", 1 / 1.08, "bare loop"),  # at most 1.08 times the bare loop's time
+            )
+        ],
+        {"steps": 13, "layers": 1, "hidden": 16, "length": 8, "batch": 2, "vocab": 32},
+        rounds=15,
+        clock=method.seconds_in_fork,
+    ),
+    Case(
+        "texts",
+        loading.texts_to_rows,
+        [
+            Shape(
+                {"size": size, "vocab": 16384, "length": 256, "clock": clock},
+                goals("ours", 1.3, "run_clm") | goals("ours, 2 processes", 1.8, "ours"),
+            )
+            for size, clock in ((2_000_000, "cpu"), (8_000_000, "wall"))
+        ],
+        {"size": 20_000, "vocab": 300, "length": 32},
+        clock=method.seconds_in_fork,
+        same=equal,
+    ),
+    Case(
+        "images",
+        loading.images,
+        [
+            Shape(
+                dict(zip(("count", "batch", "padding", "image", "patch", "layers", "hidden"), sizes)),
+                goals("loader", 5.0, "step"),
+            )
+            for sizes in ((2048, 128, 4, 32, 4, 6, 144), (256, 16, 16, 224, 16, 4, 384))
+        ],
+        {"count": 8, "batch": 4, "padding": 2, "image": 16, "patch": 8, "layers": 1, "hidden": 24},
+        rounds=7,
+    ),
+    Case("first_step", commands.first_step, [Shape({})], {}, rounds=3, clock=method.wall_seconds),
+    Case(
+        "whole_commands",
+        commands.whole_commands,
+        [command("decoder", 150, 1.5), command("masked", 80, 2.5), command("translation", 150, 1.4)],
+        {"steps": 4, "most": 100, "vocab": 1000},
+        rounds=3,
+        clock=method.wall_seconds,
+        warm=0,
+        same=equal,
+    ),
+]
+NEEDS_DATA = ("whole_commands",)
+
+# ------------------------------------------------------------------------------------------- on a GPU: gpu.py
+
+
+def on_gpu(name: str, build: Callable, shape: Shape, tiny: dict, same: Callable = method.close) -> Case:
+    # The first calls compile, and tell nothing about how many calls a timing needs.
+    return Case(name, build, [shape], tiny, rounds=5, clock=method.gpu_seconds, warm=3, same=same)
+
+
+BIG = {"dtype": "bf16", "length": 2048, "batch": 8, "vocab": 32000, "heads": 16}
+COMPILED = ("native compiled", "ours compiled")
+GPU_CASES = [
+    *(
+        on_gpu(
+            f"decoder_{name}",
+            family("decoder", *COMPILED),
+            Shape(BIG | {"layers": layers, "hidden": hidden}, goals("ours compiled", 1.2, "native compiled")),
+            TINY,
+        )
+        for name, layers, hidden in (("350m", 24, 1024), ("1b", 16, 2048))
+    ),
+    on_gpu(
+        "moe_gpu",
+        family("moe", "native grouped_mm compiled", "ours", "ours compiled"),
+        Shape(BIG | {"layers": 8, "hidden": 1024, "experts": 8, "channels": 1792}),
+        TINY_MOE,
+    ),
+    on_gpu(
+        "masked_gpu",
+        family("masked", *COMPILED, "native", "ours"),
+        Shape({"dtype": "bf16", "length": 512, "batch": 32, "vocab": 30522} | BASE),
+        TINY,
+    ),
+    on_gpu(
+        "vit_gpu",
+        family("vit", *COMPILED, "native", "ours"),
+        Shape({"dtype": "bf16", "image": 224, "batch": 128} | BASE),
+        TINY_VIT,
+    ),
+    on_gpu(
+        "head_loss_gpu",
+        steps.head_loss,
+        Shape({"dtype": "bf16", "tokens": 8192, "vocab": 128256, "hidden": 2048}),
+        TINY_HEAD,
+    ),
+    on_gpu(
+        "native_attention_gpu",
+        attention.native,
+        native_rows("packed window", 4096, "bf16"),
+        {"length": 48, "hidden": 32},
+    ),
+    on_gpu(
+        "generate_gpu",
+        decoding.generate,
+        Shape(BIG | {"layers": 12, "hidden": 1024, "batch": 16, "prompt": 128, "tokens": 64, "length": 192}),
+        TINY_TEXT,
+        same=not_compared,  # in bf16 rounding decides between two tokens
+    ),
+]

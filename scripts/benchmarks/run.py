@@ -1,0 +1,89 @@
+"""Run benchmarks by name and print their tables: `python run.py decoder generate`; `--list` names them.
+
+The table of cases is cases.py, the method method.py. `--tiny` runs each shape once at tiny sizes, which tests the case
+and measures nothing.
+"""
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import cases
+import method
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a case is built in. folder: where it may write. data: data sets, for a case that reads some."""
+
+    folder: Path
+    data: Path | None = None
+    device: str = "cpu"
+
+
+def measure(case: cases.Case, shape: cases.Shape, setting: Setting, rounds: int | None = None, tiny: bool = False):
+    """Print the rows of one shape of a case; return (variants, timings)."""
+    torch.compiler.reset()
+    what, dtype = str(shape) or case.name, shape.sizes.get("dtype", "fp32")
+    variants = case.build(setting, **shape.sizes)
+    timings = method.compare(
+        variants,
+        rounds or (1 if tiny else case.rounds),
+        case.clock,
+        case.warm,
+        0.0 if tiny else None,
+        method.TOLERANCE if dtype == "fp32" else method.BF16_TOLERANCE,
+        case.same,
+    )
+    reference, void = next(iter(variants)), method.void_reason(timings, dtype, setting.device)
+    if method.GUARD in timings:
+        print(method.guard_row(what, reference, timings, void))
+    measured = case.memory and setting.device == "cpu"
+    peaks = {name: method.peak_bytes(variant) for name, variant in variants.items()} if measured else {}
+    for name in list(variants)[1:]:
+        for peer in dict.fromkeys([reference, *(peer for variant, peer in shape.goals if variant == name)]):
+            timing = method.relative_to(timings, peer, name)
+            print(method.row(what, name, peer, timing, shape.goals.get((name, peer)), void))
+            if peaks:
+                has_goal = name == "ours" and isinstance(case.memory, method.Goal) and not tiny
+                print(method.memory_row(what, name, peer, peaks, case.memory if has_goal else None))
+    for name in variants:  # what a variant has told beside its seconds: medians
+        told = timings[name].parts
+        if told and told[0]:
+            print(f"\n{name}: " + ", ".join(f"{part} {np.median([x[part] for x in told]):.4g}" for part in told[0]))
+    sys.stdout.flush()
+    return variants, timings
+
+
+def main(argv: list[str] | None = None) -> None:
+    names = {case.name: case for case in cases.CASES}
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("names", nargs="*", metavar="NAME", help="cases to run")
+    p.add_argument("--list", action="store_true", help="name the cases")
+    p.add_argument("--rounds", type=int, help="rounds, in each of which every variant runs; default: those of the case")
+    p.add_argument("--tiny", action="store_true", help="tiny sizes: a test, no measurement")
+    p.add_argument("--data", type=Path, help="folder of data sets, for whole_commands")
+    args = p.parse_args(argv)
+    if args.list:
+        print("\n".join(f"{name:18}{case.described()}" for name, case in names.items()))
+        return
+    if not args.names or not set(args.names) <= set(names):
+        p.error(f"name some of {', '.join(names)}")
+    if args.data is None and set(args.names) & set(cases.NEEDS_DATA):
+        p.error("whole_commands reads data sets: --data FOLDER, with wikitext2/, imdb/ and multi30k_en_de/")
+    torch.set_num_threads(1)
+    print(method.machine(), flush=True)
+    print(method.HEADER)
+    for name in args.names:
+        case = names[name]
+        for shape in case.tiny_shapes() if args.tiny else case.shapes:
+            with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+                measure(case, shape, Setting(Path(folder), args.data and args.data.resolve()), args.rounds, args.tiny)
+
+
+if __name__ == "__main__":
+    main()
