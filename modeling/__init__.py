@@ -1,10 +1,12 @@
 """Model families and the parts they are composed of. Imports torch, transformers and siblings only.
 
-Exactly this folder's files travel to the Hub with a model. Names are loaded on first use, so that light users of the
-folder (the legality table, the config fields) need not import torch.
+Exactly this folder's files travel to the Hub with a model, not kernels/ and rules/. Names are loaded on first use, so
+that light users of the folder (the rules, the config fields) need not import torch.
 """
 
 import importlib
+
+from . import rules  # noqa: F401 - installs the checks of configs
 
 _EXPORTS = {
     "TransformerConfig": "configuration",
@@ -15,13 +17,13 @@ _EXPORTS = {
     "AnyformerDecoderForTokenClassification": "decoder",
     "AnyformerDecoderForQuestionAnswering": "decoder",
     "AnyformerDecoderForImageClassification": "decoder",
-    "AnyformerMoeConfig": "configuration",
+    "AnyformerMoeConfig": "configuration_moe",
     "AnyformerMoeModel": "moe",
     "AnyformerMoeForCausalLM": "moe",
     "AnyformerMoeForSequenceClassification": "moe",
     "AnyformerMoeForTokenClassification": "moe",
     "AnyformerMoeForQuestionAnswering": "moe",
-    "AnyformerEncoderConfig": "configuration",
+    "AnyformerEncoderConfig": "configuration_encoder",
     "AnyformerEncoderModel": "encoder",
     "AnyformerEncoderForMaskedLM": "encoder",
     "AnyformerEncoderForPreTraining": "encoder",

@@ -19,7 +19,6 @@ from .configuration import AnyformerDecoderConfig
 from .linear_cross_entropy import shift_left
 from .lm_head import LanguageModelHead, language_model_loss, loss_of_logits
 from .outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from .serving import CONTINUOUS_BATCHING, refusal
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
 from .traits import ATTENTION_KINDS
@@ -87,7 +86,7 @@ class CausalLanguageModel:
 
     def init_continuous_batching(self, *args, **kwargs):
         """As transformers', which `generate_batch` calls. Raises ValueError for a model that it computes wrong."""
-        if (reason := refusal(self.config, CONTINUOUS_BATCHING)) is not None:
+        if (reason := self.serving_refusal(pages=True)) is not None:
             raise ValueError(f"continuous batching cannot run {type(self).__name__}: {reason}; generate can")
         return super().init_continuous_batching(*args, **kwargs)
 

@@ -13,7 +13,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention_disentangled import DisentangledAttention
 from .attention_local_global import LocalGlobalAttention, global_attention_context
 from .base import AnyformerPreTrainedModel
-from .configuration import AnyformerEncoderConfig
+from .configuration_encoder import AnyformerEncoderConfig
 from .deberta_convolution import ConvolutionLayer
 from .experts import SparseMLP
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from .legality_experts import CHANNELS, odd_sizes
 from .products import SLOW_ON_CPU
+from .traits import CHANNELS, odd_sizes
 
 IMPLEMENTATION = "anyformer_grouped"
 

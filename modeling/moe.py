@@ -6,7 +6,7 @@ The experts (experts.py) have the decorator `@use_experts_implementation`: trans
 from transformers import GenerationMixin
 
 from .base import AnyformerPreTrainedModel
-from .configuration import AnyformerMoeConfig
+from .configuration_moe import AnyformerMoeConfig
 from .decoder import CausalLanguageModel, CausalModel
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification

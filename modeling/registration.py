@@ -3,13 +3,25 @@
 import transformers
 from transformers.utils import is_vision_available
 
-from . import configuration, configuration_seq2seq, configuration_vit, decoder, encoder, kernels, moe, seq2seq, vit
+from . import (
+    configuration,
+    configuration_encoder,
+    configuration_moe,
+    configuration_seq2seq,
+    configuration_vit,
+    decoder,
+    encoder,
+    kernels,
+    moe,
+    seq2seq,
+    vit,
+)
 from .base import enter_peft_defaults
 
 MODULES = {
     configuration.AnyformerDecoderConfig: decoder,
-    configuration.AnyformerMoeConfig: moe,
-    configuration.AnyformerEncoderConfig: encoder,
+    configuration_moe.AnyformerMoeConfig: moe,
+    configuration_encoder.AnyformerEncoderConfig: encoder,
     configuration_seq2seq.AnyformerSeq2SeqConfig: seq2seq,
     configuration_vit.AnyformerViTConfig: vit,
 }

@@ -62,13 +62,14 @@ def imports_of(file: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("file", MODELING, ids=lambda file: file.stem)
 def test_modeling_imports_only_what_a_model_on_the_hub_can_rely_on(file):
-    # One flat folder, since transformers carries no sub-folders to the Hub; kernels/ and registration.py stay here.
-    siblings = {sibling.stem for sibling in file.parent.glob("*.py")}
-    siblings |= {"kernels"} if file.stem == "registration" else set()
-    assert file.parent in (ROOT / "modeling", ROOT / "modeling" / "kernels")
+    # One flat folder, since transformers carries no sub-folders to the Hub; kernels/, rules/ and two files stay here.
+    siblings = {(1, sibling.stem) for sibling in file.parent.glob("*.py")}
+    siblings |= {"registration": {(1, "kernels")}, "__init__": {(1, "rules")}}.get(file.stem, set())
+    siblings |= {(2, "traits")} if file.parent.name == "rules" else set()
+    assert file.parent in (ROOT / "modeling", ROOT / "modeling" / "kernels", ROOT / "modeling" / "rules")
     for dots, module in imports_of(file):
         if dots:
-            assert dots == 1 and module in siblings, f"{'.' * dots}{module}"
+            assert (dots, module) in siblings, f"{'.' * dots}{module}"
         else:
             assert module.split(".")[0] in ALLOWED_IN_MODELING, module
 

@@ -2,9 +2,16 @@
 
 import math
 
-from anyformer.modeling.legality import attention_kinds, image_sides
-from anyformer.modeling.legality_experts import has_experts, mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES
+from anyformer.modeling.rules.families import NORM_TYPES
+from anyformer.modeling.traits import (
+    ATTENTION_KINDS,
+    MLP_TYPES,
+    POSITION_SCHEMES,
+    attention_kinds,
+    has_experts,
+    image_sides,
+    mlp_kinds,
+)
 
 
 def count_active_parameters(config) -> int:

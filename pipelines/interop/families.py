@@ -3,17 +3,23 @@
 import importlib
 from types import ModuleType
 
-from anyformer.modeling import configuration, configuration_seq2seq, configuration_vit
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling import (
+    AnyformerDecoderConfig,
+    AnyformerEncoderConfig,
+    AnyformerMoeConfig,
+    AnyformerSeq2SeqConfig,
+    AnyformerViTConfig,
+)
+from anyformer.modeling.rules.families import FAMILIES
 from transformers.models.auto import modeling_auto
 
 OURS = "anyformer_"
 CONFIGS = {
-    "decoder": configuration.AnyformerDecoderConfig,
-    "moe": configuration.AnyformerMoeConfig,
-    "encoder": configuration.AnyformerEncoderConfig,
-    "seq2seq": configuration_seq2seq.AnyformerSeq2SeqConfig,
-    "vit": configuration_vit.AnyformerViTConfig,
+    "decoder": AnyformerDecoderConfig,
+    "moe": AnyformerMoeConfig,
+    "encoder": AnyformerEncoderConfig,
+    "seq2seq": AnyformerSeq2SeqConfig,
+    "vit": AnyformerViTConfig,
 }
 # The head assumed for a checkpoint that names no class.
 PRETRAINING = {

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyformer.modeling.configuration import TransformerConfig
-from anyformer.modeling.traits import NORM_TYPES, POSITION_SCHEMES
+from anyformer.modeling.rules.families import NORM_TYPES
+from anyformer.modeling.traits import POSITION_SCHEMES
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 

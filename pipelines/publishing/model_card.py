@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from anyformer.modeling.serving import ENGINES, VLLM, refusal
+from anyformer.modeling.rules.serving import ENGINES, VLLM, refusal
 
 from ..adapters import base_of
 from ..recipes import introspection

@@ -11,7 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from anyformer.modeling.traits import FAMILIES, own_fields
+from anyformer.modeling.rules.families import FAMILIES
+from anyformer.modeling.traits import own_fields
+
+from anyformer import modeling
 
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "None": type(None)}
 
@@ -129,8 +132,7 @@ def family_texts(family: str) -> list[str]:
 
 def _config_class(family: str) -> tuple[tuple[str, ...], str]:
     """(files, name) of the config class of a family."""
-    names = ("configuration", "configuration_seq2seq", "configuration_vit")
-    paths = tuple(importlib.util.find_spec(f"anyformer.modeling.{name}").origin for name in names)
+    paths = tuple(map(str, sorted(Path(modeling.__file__).parent.glob("configuration*.py"))))
     for name in _classes(paths):
         if class_constants(paths, name).get("model_type") == f"anyformer_{family}":
             return paths, name

@@ -65,9 +65,6 @@ SHARED = {
     "block",
     "configuration",
     "feed_forward",
-    "legality",
-    "legality_bounds",
-    "legality_experts",
     "linear_cross_entropy",
     "lm_head",
     "normalization",
@@ -76,14 +73,13 @@ SHARED = {
     "positions",
     "positions_rotary",
     "products",
-    "serving",
     "stack",
     "task_heads",
     "task_losses",
     "traits",
     "unpadding",
 }
-EXPERTS = {"experts", "experts_bias", "experts_grouped", "experts_losses"}
+EXPERTS = {"configuration_moe", "experts", "experts_bias", "experts_grouped", "experts_losses"}
 MEMORY = {"attention_linear", "attention_recurrent", "attention_segments", "attention_states", "decoder_memory"}
 NEEDED = {
     "decoder": SHARED | {"decoder"},
@@ -91,7 +87,14 @@ NEEDED = {
     "moe": SHARED | EXPERTS | {"decoder", "moe"},
     "encoder": SHARED
     | EXPERTS
-    | {"encoder", "deberta_convolution", "attention_disentangled", "attention_local_global", "outputs_encoder"},
+    | {
+        "encoder",
+        "configuration_encoder",
+        "deberta_convolution",
+        "attention_disentangled",
+        "attention_local_global",
+        "outputs_encoder",
+    },
     "seq2seq": SHARED | EXPERTS | {"seq2seq", "configuration_seq2seq", "outputs_seq2seq"},
 }
 
