@@ -3,27 +3,15 @@
 import transformers
 from transformers.utils import is_vision_available
 
-from . import (
-    configuration,
-    configuration_encoder,
-    configuration_moe,
-    configuration_seq2seq,
-    configuration_vit,
-    decoder,
-    encoder,
-    kernels,
-    moe,
-    seq2seq,
-    vit,
-)
+from . import decoder, encoder, kernels, moe, seq2seq, vit
 from .base import enter_peft_defaults
 
 MODULES = {
-    configuration.AnyformerDecoderConfig: decoder,
-    configuration_moe.AnyformerMoeConfig: moe,
-    configuration_encoder.AnyformerEncoderConfig: encoder,
-    configuration_seq2seq.AnyformerSeq2SeqConfig: seq2seq,
-    configuration_vit.AnyformerViTConfig: vit,
+    decoder.AnyformerDecoderConfig: decoder,
+    moe.AnyformerMoeConfig: moe,
+    encoder.AnyformerEncoderConfig: encoder,
+    seq2seq.AnyformerSeq2SeqConfig: seq2seq,
+    vit.AnyformerViTConfig: vit,
 }
 
 
@@ -50,7 +38,7 @@ def register_auto_classes() -> None:
         from .image_processing import AnyformerImageProcessor
 
         AutoImageProcessor.register(
-            configuration_vit.AnyformerViTConfig,
+            vit.AnyformerViTConfig,
             image_processor_classes={"pil": AnyformerImageProcessor},
             exist_ok=True,
         )

@@ -49,6 +49,24 @@ def test_importing_anyformer_registers_every_family_and_leaves_the_pipelines_alo
     assert fresh(program)[-3:] == ["AnyformerDecoderModel", "AnyformerDecoderForCausalLM", "[]"]
 
 
+@pytest.mark.slow
+def test_a_config_is_checked_however_it_is_imported_and_a_recipes_fields_without_torch():
+    program = (
+        "import sys, anyformer_main, types\n"
+        "from anyformer.modeling.rules.legality import check_legal\n"
+        "print('torch' in sys.modules)\n"
+        "from anyformer.modeling.configuration import AnyformerDecoderConfig as first\n"
+        "from anyformer.modeling import AnyformerDecoderConfig as second\n"
+        "import anyformer\n"
+        "for config_class in (first, second, anyformer.AnyformerDecoderConfig):\n"
+        "    try:\n"
+        "        config_class(sliding_window=4)\n"
+        "    except ValueError as error:\n"
+        "        print('sliding_window=4 is used by no layer' in str(error))\n"
+    )
+    assert fresh(program)[-4:] == ["False", "True", "True", "True"]
+
+
 def imports_of(file: Path) -> list[tuple[int, str]]:
     """(dots, module) of every import statement, also inside functions."""
     found = []

@@ -5,7 +5,6 @@ import importlib
 import warnings
 
 from ..traits import own_fields
-from .families import FAMILIES
 
 # What transformers takes beside fields and their old spellings; generation's settings are added below.
 OF_TRANSFORMERS = {"attn_implementation", "experts_implementation", "torch_dtype", "per_layer_config", "auto_map"}
@@ -17,13 +16,12 @@ OF_EXPERTS = {"num_experts", "output_router_logits"}
 
 
 def _families_with() -> dict[str, list[str]]:
-    """{field: words of the families whose config has it}."""
+    """{field: names of the families whose config has it}."""
     modeling = importlib.import_module(__package__.rpartition(".")[0])
     found = {}
     for config_class in (getattr(modeling, name) for name in modeling.__all__ if name.endswith("Config")):
-        if config_class.model_type in FAMILIES:
-            for name in config_class.__dataclass_fields__:
-                found.setdefault(name, []).append(FAMILIES[config_class.model_type].words)
+        for name in config_class.__dataclass_fields__:
+            found.setdefault(name, []).append(config_class.model_type.removeprefix("anyformer_"))
     return found
 
 
@@ -34,8 +32,8 @@ def _unknown(config_class: type, names) -> list[str]:
         return []
     from transformers import GenerationConfig
 
-    families = _families_with()
-    others = own_fields() - families.keys() | GenerationConfig._get_default_generation_params().keys()
+    of_plugins = own_fields() - _families_with().keys()
+    others = of_plugins | GenerationConfig._get_default_generation_params().keys()
     return [name for name in names if name not in others]
 
 
@@ -58,6 +56,6 @@ def _sentence(config_class: type, name: str) -> str:
     sentence = f"{config_class.__name__} has no field {name}"
     families = _families_with().get(name)
     if families:
-        return f"{sentence}; {' and '.join(families)} {'has' if len(families) == 1 else 'have'} it"
+        return f"{sentence}; families that have it: {', '.join(families)}"
     near = difflib.get_close_matches(name, config_class.__dataclass_fields__, n=1)
     return f"{sentence}; did you mean {near[0]}?" if near else sentence

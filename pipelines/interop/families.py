@@ -3,23 +3,18 @@
 import importlib
 from types import ModuleType
 
-from anyformer.modeling import (
-    AnyformerDecoderConfig,
-    AnyformerEncoderConfig,
-    AnyformerMoeConfig,
-    AnyformerSeq2SeqConfig,
-    AnyformerViTConfig,
-)
 from anyformer.modeling.rules.families import FAMILIES
 from transformers.models.auto import modeling_auto
 
+from anyformer import modeling
+
 OURS = "anyformer_"
 CONFIGS = {
-    "decoder": AnyformerDecoderConfig,
-    "moe": AnyformerMoeConfig,
-    "encoder": AnyformerEncoderConfig,
-    "seq2seq": AnyformerSeq2SeqConfig,
-    "vit": AnyformerViTConfig,
+    "decoder": modeling.AnyformerDecoderConfig,
+    "moe": modeling.AnyformerMoeConfig,
+    "encoder": modeling.AnyformerEncoderConfig,
+    "seq2seq": modeling.AnyformerSeq2SeqConfig,
+    "vit": modeling.AnyformerViTConfig,
 }
 # The head assumed for a checkpoint that names no class.
 PRETRAINING = {

@@ -139,6 +139,7 @@ for number, name in enumerate(names):
         "tied": model.lm_head.weight is model.model.embed_tokens.weight,
         "again": same_again(path + "-again", expected),
     }
+found["unchecked"] = type(AutoConfig.from_pretrained(path, trust_remote_code=True))(sliding_window=4).sliding_window
 tokenizer = AutoTokenizer.from_pretrained(os.path.join(folder, names[0]))
 found["tokenizer"] = tokenizer("abcab")["input_ids"]
 try:
@@ -204,6 +205,7 @@ def test_without_anyformer_every_auto_class_loads_and_computes_the_very_same_num
             assert torch.equal(ours(expected["input_ids"]).logits, expected["logits"]), name
     assert found["tokenizer"] == tokenizer("abcab")["input_ids"]
     assert found["refused"]
+    assert found["unchecked"] == 4  # rules, which refuse it here, are the package's
 
 
 def code_in(folder) -> dict[str, str]:
