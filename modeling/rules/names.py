@@ -9,6 +9,8 @@ from ..traits import own_fields
 # What transformers takes beside fields and their old spellings; generation's settings are added below.
 OF_TRANSFORMERS = {"attn_implementation", "experts_implementation", "torch_dtype", "per_layer_config", "auto_map"}
 OF_TRANSFORMERS |= {"rope_theta", "rope_scaling", "partial_rotary_factor", "quantization_config", "output_attentions"}
+# Of older versions, written into the configs of composed models.
+OF_TRANSFORMERS |= {"is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder"}
 # Of from_native (pipelines/interop): where a model comes from.
 OF_OURS = {"native_model_type"}
 # Asked of every family: legality.py has a sentence where it has no experts.
@@ -40,15 +42,15 @@ def _unknown(config_class: type, names) -> list[str]:
 def check_names(config, names) -> None:
     """Look at the names of arguments that are no fields of a config; `config` is being built from them.
 
-    Raises ValueError for an unknown one. Warns only, of all, where a saved config is read: a later version may have
-    written it, and transformers keeps it.
+    Raises ValueError for an unknown one. Warns of each where a saved config is read, which says its type, class or
+    version of transformers: a later version may have written it, and transformers keeps it.
     """
-    config_class = type(config)
-    unknown = _unknown(config_class, names)
-    if unknown and (config.transformers_version is not None or "model_type" in names):
-        warnings.warn(f"{'; '.join(_sentence(config_class, name) for name in unknown)}; it is not read", stacklevel=2)
-    elif unknown:
-        raise ValueError(_sentence(config_class, unknown[0]))
+    sentences = [_sentence(type(config), name) for name in _unknown(type(config), names)]
+    if "model_type" in names or config.transformers_version is not None or config.architectures is not None:
+        for sentence in sentences:
+            warnings.warn(sentence, stacklevel=2)
+    elif sentences:
+        raise ValueError(sentences[0])
 
 
 def _sentence(config_class: type, name: str) -> str:
