@@ -11,8 +11,8 @@ OF_TRANSFORMERS = {"attn_implementation", "experts_implementation", "torch_dtype
 OF_TRANSFORMERS |= {"rope_theta", "rope_scaling", "partial_rotary_factor", "quantization_config", "output_attentions"}
 # Of older versions, written into the configs of composed models.
 OF_TRANSFORMERS |= {"is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder"}
-# Of from_native (pipelines/interop): where a model comes from.
-OF_OURS = {"native_model_type"}
+# Of conversions (pipelines/interop): where a model comes from, and what a cross-encoder says of its numbers.
+OF_CONVERSIONS = {"native_model_type", "sentence_transformers"}
 # Asked of every family: legality.py has a sentence where it has no experts.
 OF_EXPERTS = {"num_experts", "output_router_logits"}
 
@@ -28,7 +28,7 @@ def _families_with() -> dict[str, list[str]]:
 
 
 def _unknown(config_class: type, names) -> list[str]:
-    known = config_class.__dataclass_fields__.keys() | OF_TRANSFORMERS | OF_OURS | OF_EXPERTS
+    known = config_class.__dataclass_fields__.keys() | OF_TRANSFORMERS | OF_CONVERSIONS | OF_EXPERTS
     names = [name for name in names if name not in known and name[:1] != "_" and not hasattr(config_class, name)]
     if not names:  # nearly always: what follows is slower
         return []
