@@ -8,7 +8,7 @@ import importlib
 import importlib.metadata
 import sys
 
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 
 try:
     __version__ = importlib.metadata.version("anyformer")  # of git's tag, when it was installed

@@ -1,12 +1,13 @@
 """Model families and the parts they are composed of. Imports torch, transformers and siblings only.
 
-Exactly this folder's files travel to the Hub with a model. Names are loaded on first use, so that light users of the
-folder (the legality table, the config fields) need not import torch.
+Exactly this folder's files travel to the Hub with a model, not kernels/ and rules/. Names are loaded on first use, so
+that light users of the folder (the rules, the config fields) need not import torch.
 """
 
 import importlib
 
-from .traits import FAMILIES
+from . import rules  # noqa: F401 - installs the checks of configs
+from .families import FAMILIES
 
 _EXPORTS = {
     "TransformerConfig": "configuration",

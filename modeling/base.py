@@ -17,12 +17,50 @@ from .attention import Attention
 from .attention_masks import make_masks
 from .block import TransformerBlock
 from .lm_head import FillsOutputs
-from .serving import VLLM, is_own_backend, kernel_refusal
-from .traits import ATTENTION_KINDS, POSITION_SCHEMES
+from .traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, RULES
 
 PLUGIN_CODE = "plugin_code"  # in folders of models with parts of plug-ins: imports them, then the family
 # Of `save_pretrained(push_to_hub=True)`, which passes them on.
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr", "tags")
+# Backends of transformers and ours; all others are those of an engine.
+OWN_BACKENDS = ("anyformer", "eager", "sdpa", "flex_attention", "flash_attention", "paged|")
+
+
+def is_own_backend(implementation: str | None) -> bool:
+    """Whether an `attn_implementation` is one of transformers or a kernel from the Hub, `owner/name`."""
+    return implementation is None or implementation.startswith(OWN_BACKENDS) or "/" in implementation
+
+
+def unserved(c, pages: bool = False) -> str | None:
+    """The field of a config by which an engine for serving would compute something else, as `name=value`, or None.
+
+    Engines answer attention, experts and head by kernels of their own, made from the config; transformers' continuous
+    batching (`pages`) asks ours, but has texts of many users in one row. The reasons stand in the package's rules/.
+    """
+    kinds, scheme = [ATTENTION_KINDS[kind] for kind in c.attention_kinds], POSITION_SCHEMES[c.position_encoding]
+    rope = (c.rope_parameters or {}) if scheme.acts_on == "rotation" else {}
+    rope_types = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
+    has_experts, has_bias = "sparse" in c.mlp_kinds, getattr(c, "lm_head_bias", False)
+    wrong = {
+        "layer_types": any(kind.keeps_states for kind in kinds),
+        "rope_parameters": rope_types & {"dynamic", "longrope"},
+        "expert_capacity": has_experts and c.expert_capacity is not None,
+    }
+    if not pages:
+        windows_to_both_sides = any(kind.windowed for kind in kinds) and not c.is_causal
+        wrong |= {
+            "position_encoding": scheme.adds_to_scores,
+            "attention_pattern": windows_to_both_sides or any(kind.own_scores or not kind.flash for kind in kinds),
+            "attn_logit_softcapping": (c.attn_logit_softcapping or 1) < 1,
+            "hidden_act": has_experts and not (MLP_TYPES[c.mlp_type].gated and c.hidden_act in ("silu", "swish")),
+            "num_hidden_groups": getattr(c, "num_hidden_groups", None) not in (None, c.num_hidden_layers),
+            "conv_kernel_size": getattr(c, "conv_kernel_size", 0),
+            "output_vocab_size": getattr(c, "output_vocab_size", None) not in (None, getattr(c, "vocab_size", None)),
+            "logit_multiplier": c.is_causal
+            and getattr(c, "logit_multiplier", 1) != 1
+            and (c.final_logit_softcapping is not None or has_bias),
+        }
+    return next((f"{name}={getattr(c, name)}" for name, is_wrong in wrong.items() if is_wrong), None)
 
 
 def enter_peft_defaults(model_type: str) -> None:
@@ -79,10 +117,8 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
 
         Serving engines name a backend of their own and build the model; the instance's flags they never read.
         """
-        if (
-            requested_attention is None and "anyformer" in ALL_ATTENTION_FUNCTIONS.valid_keys()
-        ):  # kernels/, if installed
-            requested_attention = "anyformer"
+        if requested_attention is None and "anyformer" in ALL_ATTENTION_FUNCTIONS.valid_keys():
+            requested_attention = "anyformer"  # of kernels/, where the package is installed
         found = super().get_correct_attn_implementation(requested_attention, is_init_check)
         if not is_own_backend(requested_attention) and (reason := self.serving_refusal()) is not None:
             raise ValueError(
@@ -91,9 +127,11 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
             )
         return found
 
-    def serving_refusal(self) -> str | None:
-        """Why an engine with an attention backend of its own would compute something else, or None."""
-        return kernel_refusal(self.config, VLLM)
+    def serving_refusal(self, pages: bool = False) -> str | None:
+        """Why an engine for serving would compute something else, or None. pages: continuous batching."""
+        field = unserved(self.config, pages)
+        explain = RULES.get("explain_unserved", lambda config, pages: f"it does not compute {field}")
+        return field and explain(self.config, pages)
 
     @torch.no_grad()
     def _init_weights(self, module):

@@ -1,28 +1,16 @@
-"""Configs: the fields every family shares, and the families' own.
+"""Configs: the fields every family shares, and a decoder's own.
 
-A config is checked once, before anything is derived; then each class fills in its None fields in `derive`.
+Where the package is installed, its rules/ check a config once, before anything is derived; then each class fills in its
+None fields in `derive`.
 """
 
 import dataclasses
-import difflib
-import warnings
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .legality import attention_kinds, cache_type, check_legal
-from .legality_experts import mlp_kinds
 from .parallel_plans import expert_parallel_plan, pipeline_parallel_plan, tensor_parallel_plan
-from .traits import ATTENTION_KINDS, MLP_TYPES, own_fields
-
-
-def warn_of_misspelt(config_class: type, names) -> None:
-    """Warn of names beside the fields that are nearly one: transformers keeps any name, and nothing reads it."""
-    fields = config_class.__dataclass_fields__
-    for name in names:
-        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.85)
-        if near and not hasattr(config_class, name) and name not in own_fields():
-            warnings.warn(f"{config_class.__name__} has no field {name}; did you mean {near[0]}?", stacklevel=2)
+from .traits import ATTENTION_KINDS, MLP_TYPES, RULES, attention_kinds, cache_type, mlp_kinds, own_fields
 
 
 @strict
@@ -51,7 +39,7 @@ class TransformerConfig(PreTrainedConfig):
     and embeddings 1 (T5). `scale_residual_init` divides that of what writes to the residual stream by sqrt(2 x layers).
 
     Raises:
-        ValueError: an illegal value or combination, with one sentence that says what is legal (see legality.py).
+        ValueError: an illegal value or combination, or an unknown field, with one sentence that says what is legal.
     """
 
     is_causal = True  # class attribute, not a config field: fixed per family
@@ -110,13 +98,19 @@ class TransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         for name in kwargs.keys() & (own_fields() | {"num_experts", "output_router_logits"}):
-            setattr(self, name, kwargs[name])  # not a field of this family: legality.py checks it like one
-        warn_of_misspelt(type(self), kwargs)
-        check_legal(self)  # before deriving: a derived head_dim would hide heads that do not divide hidden_size
+            setattr(self, name, kwargs[name])  # not a field of this family: the rules check it like one
+        self.check()  # before deriving: a derived head_dim would hide heads that do not divide hidden_size
+        if "check_names" in RULES:
+            RULES["check_names"](self, kwargs)
         # Old spellings of `rope_parameters`, which transformers turns into it below, are checked after that.
         self._just_checked = not kwargs.keys() & {"rope_scaling", "rope_theta"}
         self.derive()
         super().__post_init__(**kwargs)
+
+    def check(self) -> None:
+        """Raise ValueError if the installed package has a rule against this config; the code in a folder has none."""
+        if "check_legal" in RULES:
+            RULES["check_legal"](self)
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoConfig"):
@@ -157,7 +151,7 @@ class TransformerConfig(PreTrainedConfig):
     def validate_architecture(self):
         """Called after construction, where __post_init__ has just checked, and before saving."""
         if not self.__dict__.pop("_just_checked", False):
-            check_legal(self)
+            self.check()
 
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:
@@ -199,61 +193,6 @@ class TokenConfig(TransformerConfig):
 
 
 @strict
-class RoutedConfig(TokenConfig):
-    """Fields of the families whose layers may hold experts. (Libraries such as TRL recognise a mixture by them.)
-
-    With `num_experts`, layers named "sparse" by `mlp_pattern` (repeated over the layers; None: all of them) have that
-    many feed-forwards of `moe_intermediate_size` (None: `intermediate_size`), of which each token uses
-    `num_experts_per_tok`, and one for all tokens beside them of `shared_expert_intermediate_size` (0: none; with
-    `shared_expert_gate` it has a gate of its own). `mlp_layer_types` follows from the pattern, or is given instead.
-    A router scores them by `router_scoring` ("softmax" or "sigmoid"), makes the weights of those chosen sum to 1
-    (`norm_topk_prob`) and multiplies them by `routed_scaling_factor`; in training it sees its input times a random
-    number of 1 +- `router_jitter_noise`. `expert_capacity` (None: no limit) is the most tokens of a row that an expert
-    takes. `router_aux_loss_coef` and `router_z_loss_coef` weigh the losses of experts_losses.py, which are added in
-    training only; `router_bias_update_rate` above 0 balances by a bias on the choice instead (see experts.py).
-    `output_router_logits`: outputs hold the routers' logits and statistics in evaluation, too.
-    """
-
-    num_experts: int | None = None  # feed-forwards of a sparse layer; null: no layer is sparse
-    num_experts_per_tok: int = 2  # experts that each token uses
-    moe_intermediate_size: int | None = None  # channels within an expert; null: intermediate_size
-    shared_expert_intermediate_size: int = 0  # channels of an expert for all tokens; 0: none (Dai et al. 2024)
-    shared_expert_gate: bool = False  # the shared expert has a gate of its own
-    mlp_pattern: list[str] | None = None  # sparse and dense, repeated over the layers; null: all are sparse
-    mlp_layer_types: list[str] | None = None  # sparse or dense for each layer, in place of mlp_pattern
-    router_scoring: str = "softmax"  # how a router scores experts
-    norm_topk_prob: bool = True  # the weights of the chosen experts sum to 1
-    routed_scaling_factor: int | float = 1.0  # the weights of the chosen experts are multiplied by it
-    router_aux_loss_coef: int | float = 0.01  # weight of the loss that balances experts (Fedus et al. 2021)
-    router_z_loss_coef: int | float = 0.0  # weight of the loss on large router logits (Zoph et al. 2022)
-    router_bias_update_rate: int | float = 0.0  # step of a bias that balances without a loss (Wang et al. 2024)
-    router_jitter_noise: int | float = 0.0  # a router's input times 1 +- up to this (Fedus et al. 2021)
-    expert_capacity: int | None = None  # the most tokens of a row that an expert takes; null: no limit
-    output_router_logits: bool = False  # outputs hold router logits and statistics in evaluation, too
-
-    def derive(self):
-        super().derive()
-        if self.num_experts is not None and self.moe_intermediate_size is None:
-            self.moe_intermediate_size = self.intermediate_size
-        if self.num_experts is not None and self.mlp_layer_types is None:
-            self.mlp_layer_types = self.mlp_kinds
-        if self.num_experts is None:
-            vars(self).pop("output_router_logits", None)
-
-
-def _router_logits_asked_for(config) -> bool:
-    if "output_router_logits" not in vars(config):
-        raise AttributeError("output_router_logits: this config has no experts")
-    return vars(config)["output_router_logits"]
-
-
-# Libraries take a config with this attribute for that of a mixture; a class's default would be an attribute of all.
-RoutedConfig.output_router_logits = property(
-    _router_logits_asked_for, lambda config, value: vars(config).update(output_router_logits=value)
-)
-
-
-@strict
 class AnyformerDecoderConfig(TokenConfig):
     """A causal decoder: GPT-2, LLaMA and everything between them, composed from the shared fields.
 
@@ -274,75 +213,4 @@ class AnyformerDecoderConfig(TokenConfig):
     memory_update: str = "delta"  # compressive_attention: how the memory is written (Munkhdalai et al. 2024)
 
     def validate_layer_type(self):
-        """Nothing to do: legality.py has checked the names, and transformers' list lacks that of our own cache."""
-
-
-@strict
-class AnyformerMoeConfig(RoutedConfig):
-    """A decoder with mixture-of-experts layers: Mixtral, Qwen3-MoE, DeepSeek's routing."""
-
-    model_type = "anyformer_moe"
-
-    num_experts: int | None = 8  # feed-forwards of a sparse layer
-
-
-@strict
-class AnyformerEncoderConfig(RoutedConfig):
-    """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and mixtures of them.
-
-    Embeddings: `type_vocab_size` segments (Devlin et al. 2019, section 3; 0: none); `embedding_size` below
-    `hidden_size` factorises them and `num_hidden_groups` below `num_hidden_layers` shares layers (Lan et al. 2020,
-    section 3.1); `skip_first_norm` leaves out the first layer's attention norm, as the embedding norm is just before
-    it (Warner et al. 2024, section 2.1).
-
-    Disentangled attention (He et al. 2021, eq. 4): `pos_att_type` (None: both) names "c2p" and "p2c" terms;
-    `position_buckets` and `max_relative_positions` (None: `max_position_embeddings`) size the table,
-    `relative_embedding_norm` normalises it,
-    `share_att_key` projects it by the layers' own query and key weights. `position_biased_input` adds learned absolute
-    positions to the input, `mask_decoder_layers` applies the last layer again, with absolute positions in its queries,
-    before masked tokens are predicted (the same, section 3.2), `conv_kernel_size` adds a convolution beside layer 0.
-
-    Heads: the masked-LM head is dense + `head_act` (None: `hidden_act`) + norm before the vocabulary; sequence heads
-    read the first token or the mean of all (`pooler_type`) through a dense layer with `pooler_act` (None: no layer),
-    and the bare model has it, too, with `add_pooling_layer`; with `task_head_transform` every task head has the
-    masked-LM head's dense + act + norm instead (ModernBERT). `classifier_dropout`: None is `hidden_dropout`.
-    """
-
-    model_type = "anyformer_encoder"
-    is_causal = False
-
-    type_vocab_size: int = 0  # kinds of segments (Devlin et al. 2019); 0: none
-    embedding_size: int | None = None  # channels of the embeddings (Lan et al. 2020); null: hidden_size
-    num_hidden_groups: int | None = None  # groups of layers that share weights (Lan et al. 2020); null: none do
-    skip_first_norm: bool = False  # no first norm (Warner et al. 2024); needs embedding_norm and norm_position: pre
-    pos_att_type: list[str] | None = None  # disentangled: terms c2p and p2c (He et al. 2021); null: both
-    share_att_key: bool = False  # disentangled: positions are projected by the layers' own query and key weights
-    position_buckets: int | None = None  # disentangled: buckets of distances; null: each distance has its own
-    max_relative_positions: int | None = None  # disentangled: the largest distance; null: max_position_embeddings
-    relative_embedding_norm: bool = False  # disentangled: the table of distances is normalised
-    position_biased_input: bool = False  # disentangled: learned absolute positions are added to the input
-    mask_decoder_layers: int = 0  # disentangled: times that the last layer runs again before the masked-LM head
-    conv_kernel_size: int = 0  # width of a convolution beside the first layer (DeBERTa-v2); 0: none
-    conv_groups: int = 1  # groups of that convolution
-    conv_act: str = "tanh"  # activation of that convolution
-    head_act: str | None = None  # activation of the masked-LM head; null: hidden_act
-    head_bias: bool = True  # the dense layer of the masked-LM head has a bias
-    lm_head_bias: bool = True  # the vocabulary's head has a bias
-    pooler_type: str = "cls"  # what heads of whole texts read: the first token, or the mean of all
-    pooler_act: str | None = "tanh"  # activation of the pooler's dense layer; null: no layer
-    add_pooling_layer: bool = True  # the model without a head has the pooler, too
-    task_head_transform: bool = False  # task heads begin as the masked-LM head does (Warner et al. 2024)
-    classifier_dropout: int | float | None = None  # dropout before a classifier; null: hidden_dropout
-    sep_token_id: int | None = None  # token between texts; the tokenizer says it
-    cls_token_id: int | None = None  # token before a text; the tokenizer says it
-    mask_token_id: int | None = None  # token in place of a hidden one; the tokenizer says it
-    use_cache: bool = False  # unused: an encoder generates nothing
-
-    def derive(self):
-        if self.embedding_size is None:
-            self.embedding_size = self.hidden_size
-        if self.num_hidden_groups is None:
-            self.num_hidden_groups = self.num_hidden_layers
-        if self.pos_att_type is None:
-            self.pos_att_type = ["c2p", "p2c"]
-        super().derive()
+        """Nothing to do: the rules have checked the names, and transformers' list lacks that of our own cache."""

@@ -4,9 +4,9 @@ import copy
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration import RoutedConfig
-from .legality import cache_type
+from .configuration_moe import RoutedConfig
 from .parallel_plans import tensor_parallel_plan
+from .traits import cache_type
 
 # Fields that a stack's config has not, or not as the whole model's, and those that they follow from.
 FIELDS_OF_STACKS = ("num_hidden_layers", "num_decoder_layers", "layer_types", "attention_pattern", "mlp_layer_types")

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 
 from .configuration import TransformerConfig
-from .legality import image_sides
+from .traits import image_sides
 
 
 @strict

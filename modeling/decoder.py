@@ -19,6 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention_masks import paged_masks
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerDecoderConfig
+from .families import DECODER, FAMILIES
 from .lm_head import (
     LanguageModelHead,
     language_model_loss,
@@ -27,10 +28,9 @@ from .lm_head import (
     with_router_fields,
     without_logits,
 )
-from .serving import CONTINUOUS_BATCHING, refusal
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
-from .traits import ATTENTION_KINDS, DECODER, FAMILIES
+from .traits import ATTENTION_KINDS
 
 BaseModelOutputWithPast = with_router_fields(modeling_outputs.BaseModelOutputWithPast, __name__)
 CausalLMOutputWithPast = with_router_fields(modeling_outputs.CausalLMOutputWithPast, __name__)
@@ -99,7 +99,7 @@ class CausalLanguageModel:
 
     def init_continuous_batching(self, *args, **kwargs):
         """As transformers', which `generate_batch` calls. Raises ValueError for a model that it computes wrong."""
-        if (reason := refusal(self.config, CONTINUOUS_BATCHING)) is not None:
+        if (reason := self.serving_refusal(pages=True)) is not None:
             raise ValueError(f"continuous batching cannot run {type(self).__name__}: {reason}; generate can")
         return super().init_continuous_batching(*args, **kwargs)
 

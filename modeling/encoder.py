@@ -21,10 +21,11 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention_disentangled import DisentangledAttention
 from .attention_local_global import LocalGlobalAttention, global_attention_context
 from .base import AnyformerPreTrainedModel
-from .configuration import AnyformerEncoderConfig
+from .configuration_encoder import AnyformerEncoderConfig
 from .deberta_convolution import ConvolutionLayer
 from .experts import SparseMLP
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
+from .families import ENCODER, FAMILIES
 from .lm_head import (
     IGNORE_INDEX,
     HeadTransform,
@@ -39,7 +40,6 @@ from .positions import LearnedPositions
 from .stack import embeddings_of, run_layer
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, classifier_dropout
 from .task_losses import token_classification_loss
-from .traits import ENCODER, FAMILIES
 from .unpadding import PaddedTextStack
 
 # Classes that only some configs use. Imported here, their files are copied to the Hub along with this one.

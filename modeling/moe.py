@@ -10,11 +10,11 @@ configuration.py and configuration_moe.py have the fields.
 from transformers import GenerationMixin
 
 from .base import AnyformerPreTrainedModel
-from .configuration import AnyformerMoeConfig
+from .configuration_moe import AnyformerMoeConfig
 from .decoder import CausalLanguageModel, CausalModel
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
+from .families import FAMILIES, MOE
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
-from .traits import FAMILIES, MOE
 
 
 class AnyformerMoePreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):

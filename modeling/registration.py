@@ -5,7 +5,7 @@ from transformers.utils import is_vision_available
 
 from . import kernels
 from .base import enter_peft_defaults
-from .traits import FAMILIES
+from .families import FAMILIES
 
 
 def register_auto_classes() -> None:

@@ -23,6 +23,7 @@ from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
 from .configuration_seq2seq import AnyformerSeq2SeqConfig
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts, merged
+from .families import FAMILIES, SEQ2SEQ
 from .lm_head import (
     IGNORE_INDEX,
     LanguageModelHead,
@@ -33,7 +34,6 @@ from .lm_head import (
 )
 from .stack import TransformerStack, check_one_is_given, embeddings_of
 from .task_heads import classification_loss, classifier_dropout, last_token_index
-from .traits import FAMILIES, SEQ2SEQ
 from .unpadding import PaddedTextStack
 
 BaseModelOutput = with_router_fields(modeling_outputs.BaseModelOutput, __name__)

@@ -19,14 +19,14 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .base import AnyformerPreTrainedModel
 from .configuration_vit import AnyformerViTConfig
+from .families import FAMILIES, VIT
 from .image_losses import class_loss, masked_pixel_loss
-from .legality import image_sides
 from .lm_head import Pooler
 from .patch_embeddings import PatchEmbeddings
 from .positions_2d import LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions
 from .stack import TransformerStack
 from .task_losses import sequence_classification_loss
-from .traits import FAMILIES, VIT
+from .traits import image_sides
 
 # Classes that only some configs use. Imported here, their file is copied to the Hub along with this one.
 OPTIONAL_PARTS = (LearnedPatchPositions, RotaryPatchPositions, SinusoidalPatchPositions)

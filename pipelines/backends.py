@@ -7,9 +7,15 @@ needs the standard library alone.
 import re
 import sys
 
-from anyformer.modeling.legality import attention_kinds
-from anyformer.modeling.legality_experts import CHANNELS, has_experts, odd_sizes
-from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, POSITION_SCHEMES
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import (
+    ATTENTION_KINDS,
+    CHANNELS,
+    POSITION_SCHEMES,
+    attention_kinds,
+    has_experts,
+    odd_sizes,
+)
 
 from .errors import UserError, did_you_mean, first_line
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 from torch.utils._device import _device_constructors
 
 THETA, YARN = {"rope_type": "default", "rope_theta": 100.0}, {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}

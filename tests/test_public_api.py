@@ -49,6 +49,24 @@ def test_importing_anyformer_registers_every_family_and_leaves_the_pipelines_alo
     assert fresh(program)[-3:] == ["AnyformerDecoderModel", "AnyformerDecoderForCausalLM", "[]"]
 
 
+@pytest.mark.slow
+def test_a_config_is_checked_however_it_is_imported_and_a_recipes_fields_without_torch():
+    program = (
+        "import sys, anyformer_main, types\n"
+        "from anyformer.modeling.rules.legality import check_legal\n"
+        "print('torch' in sys.modules)\n"
+        "from anyformer.modeling.configuration import AnyformerDecoderConfig as first\n"
+        "from anyformer.modeling import AnyformerDecoderConfig as second\n"
+        "import anyformer\n"
+        "for config_class in (first, second, anyformer.AnyformerDecoderConfig):\n"
+        "    try:\n"
+        "        config_class(sliding_window=4)\n"
+        "    except ValueError as error:\n"
+        "        print('sliding_window=4 is used by no layer' in str(error))\n"
+    )
+    assert fresh(program)[-4:] == ["False", "True", "True", "True"]
+
+
 def imports_of(file: Path) -> list[tuple[int, str]]:
     """(dots, module) of every import statement, also inside functions."""
     found = []
@@ -62,13 +80,14 @@ def imports_of(file: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("file", MODELING, ids=lambda file: file.stem)
 def test_modeling_imports_only_what_a_model_on_the_hub_can_rely_on(file):
-    # One flat folder, since transformers carries no sub-folders to the Hub; kernels/ and registration.py stay here.
-    siblings = {sibling.stem for sibling in file.parent.glob("*.py")}
-    siblings |= {"kernels"} if file.stem == "registration" else set()
-    assert file.parent in (ROOT / "modeling", ROOT / "modeling" / "kernels")
+    # One flat folder, since transformers carries no sub-folders to the Hub; kernels/, rules/ and two files stay here.
+    siblings = {(1, sibling.stem) for sibling in file.parent.glob("*.py")}
+    siblings |= {"registration": {(1, "kernels")}, "__init__": {(1, "rules")}}.get(file.stem, set())
+    siblings |= {(2, "traits")} if file.parent.name == "rules" else set()
+    assert file.parent in (ROOT / "modeling", ROOT / "modeling" / "kernels", ROOT / "modeling" / "rules")
     for dots, module in imports_of(file):
         if dots:
-            assert dots == 1 and module in siblings, f"{'.' * dots}{module}"
+            assert (dots, module) in siblings, f"{'.' * dots}{module}"
         else:
             assert module.split(".")[0] in ALLOWED_IN_MODELING, module
 

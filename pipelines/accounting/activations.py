@@ -8,9 +8,8 @@ D hidden size, F feed-forward width, H query heads, G key/value heads, K head si
 
 from dataclasses import dataclass
 
-from anyformer.modeling.legality import attention_kinds
-from anyformer.modeling.legality_experts import mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, MLP_TYPES, PLAIN, POSITION_SCHEMES
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 FP32, HALF = 4, 2
 # Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).

@@ -5,8 +5,8 @@ Standard library only. G key/value heads, K head size.
 
 from dataclasses import dataclass
 
-from anyformer.modeling.legality import attention_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, Kind
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import ATTENTION_KINDS, Kind, attention_kinds
 
 FP32_BYTES = 4  # of the matrices that linear and compressive attention remember by, in every precision
 

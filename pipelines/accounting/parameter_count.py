@@ -2,9 +2,16 @@
 
 import math
 
-from anyformer.modeling.legality import attention_kinds, image_sides
-from anyformer.modeling.legality_experts import has_experts, mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import (
+    ATTENTION_KINDS,
+    MLP_TYPES,
+    POSITION_SCHEMES,
+    attention_kinds,
+    has_experts,
+    image_sides,
+    mlp_kinds,
+)
 
 
 def count_active_parameters(config) -> int:
@@ -128,7 +135,7 @@ class _Parts:
         return rows * ((0 if c.tie_word_embeddings else self.D) + c.lm_head_bias)
 
     def norm(self, width: int) -> int:
-        return width * (2 if NORM_TYPES[self.c.norm_type].has_bias and self.c.norm_bias else 1)
+        return width * (2 if self.c.norm_type == "layernorm" and self.c.norm_bias else 1)
 
     def linear(self, inputs: int, outputs: int, bias: bool = True) -> int:
         return linear(inputs, outputs, bias)

@@ -1,13 +1,13 @@
 """Which positions, kinds of attention, norm placements and feed-forward layers go together, family by family.
 
-Every answer is asked of modeling/legality.py, the table by which configs are refused: nothing is written twice.
+Every answer is asked of modeling/rules/legality.py, the table by which configs are refused: nothing is written twice.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anyformer.modeling.legality import NORM_POSITIONS, check_legal
+from anyformer.modeling.rules.legality import NORM_POSITIONS, check_legal
 from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES
 
 from ..recipes import introspection

@@ -1,7 +1,8 @@
-"""Which parts of a model engines for serving compute, asked of the refusals in modeling/serving.py."""
+"""Which parts of a model engines for serving compute, asked of the refusals in modeling/rules/serving.py."""
 
-from anyformer.modeling.serving import ENGINES, refusal
-from anyformer.modeling.traits import ATTENTION_KINDS, DECODER, POSITION_SCHEMES
+from anyformer.modeling.families import DECODER
+from anyformer.modeling.rules.serving import ENGINES, refusal
+from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
 
 from ..recipes import introspection
 

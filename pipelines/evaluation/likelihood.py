@@ -3,7 +3,7 @@
 import inspect
 
 import torch
-from anyformer.modeling.serving import BATCH_DEPENDENT_ROPE
+from anyformer.modeling.rules.serving import BATCH_DEPENDENT_ROPE
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput

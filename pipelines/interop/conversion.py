@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 import transformers
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ..errors import UserError, loading_reason

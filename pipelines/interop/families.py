@@ -1,6 +1,6 @@
 """Which families are ours, and the class of each head in transformers."""
 
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 from transformers.models.auto import modeling_auto
 
 from ..recipes.introspection import OURS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyformer.modeling.configuration import TransformerConfig
-from anyformer.modeling.traits import NORM_TYPES, POSITION_SCHEMES
+from anyformer.modeling.traits import POSITION_SCHEMES
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
@@ -73,7 +73,7 @@ MIXTURE_FIELDS += ("router_scoring", "router_bias_update_rate", "shared_expert_i
 # Field -> whether it acts in this config.
 ACTS = {
     **{field: _positions_read(field) for scheme in POSITION_SCHEMES.values() for field in scheme.fields},
-    "norm_bias": lambda c: NORM_TYPES[c.norm_type].has_bias,
+    "norm_bias": lambda c: c.norm_type == "layernorm",
     **dict.fromkeys(("conv_groups", "conv_act"), lambda c: c.conv_kernel_size > 0),
     # What transformers' classes say, or are told, beside their config.
     "add_pooling_layer": lambda c: family_name(c) != "vit",

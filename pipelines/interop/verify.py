@@ -4,8 +4,8 @@ import math
 from contextlib import contextmanager
 
 import torch
-from anyformer.modeling.legality import image_sides
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import image_sides
 from torch.overrides import TorchFunctionMode
 
 from .conversion import auto_class_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from anyformer.modeling.traits import Family
+from anyformer.modeling.families import Family
 
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 
 from ..data.rows import Rows
 from ..errors import UserError

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anyformer.modeling.serving import ENGINES, VLLM, refusal
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.rules.serving import ENGINES, VLLM, refusal
 
 from ..adapters import base_of
 from ..recipes import introspection

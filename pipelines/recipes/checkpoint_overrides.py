@@ -5,7 +5,7 @@ Everything else is what its weights were made with.
 
 from typing import Any
 
-from anyformer.modeling.legality import POOLER_TYPES, ROPE_TYPES
+from anyformer.modeling.rules.legality import POOLER_TYPES, ROPE_TYPES
 
 from ..errors import UserError, did_you_mean
 from .types import convert

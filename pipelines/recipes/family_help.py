@@ -1,28 +1,29 @@
-"""The fields of a family's config as help and documentation show them; bounds and choices are those of legality.py."""
+"""The fields of a family's config as help and documentation show them; bounds and choices are those of the rules."""
 
 from collections.abc import Iterator
 
-from anyformer.modeling import legality, legality_experts
-from anyformer.modeling.legality_bounds import GREATEST, LEAST
-from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, MLP_TYPES, NORM_TYPES, POSITION_SCHEMES
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.rules import experts, legality
+from anyformer.modeling.rules.bounds import GREATEST, LEAST
+from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES
 
 from . import introspection
 from .compose import FieldDoc
 from .types import type_words
 
 CHOICES = {
-    "norm_type": NORM_TYPES,
+    "norm_type": legality.NORM_TYPES,
     "norm_position": legality.NORM_POSITIONS,
     "mlp_type": MLP_TYPES,
-    "mlp_pattern": legality_experts.MLP_KINDS,
-    "mlp_layer_types": legality_experts.MLP_KINDS,
-    "router_scoring": legality_experts.ROUTER_SCORINGS,
+    "mlp_pattern": experts.MLP_KINDS,
+    "mlp_layer_types": experts.MLP_KINDS,
+    "router_scoring": experts.ROUTER_SCORINGS,
     "pooler_type": legality.POOLER_TYPES,
     "pos_att_type": legality.POSITION_TERMS,
     "memory_update": legality.MEMORY_UPDATES,
 }
 PROBABILITIES = {*legality.PROBABILITIES, "classifier_dropout", "label_smoothing"}
-POSITIVE = {*legality.POSITIVE, *legality.POSITIVE_OR_NONE, *legality_experts.COUNTS}
+POSITIVE = {*legality.POSITIVE, *legality.POSITIVE_OR_NONE, *experts.COUNTS}
 
 
 def describe_family(family: str) -> Iterator[FieldDoc]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, Union
 
-from anyformer.modeling.traits import FAMILIES, Family, own_fields
+from anyformer.modeling.families import FAMILIES, Family
+from anyformer.modeling.traits import own_fields
 
 OURS = "anyformer_"  # before a family's name in its model_type
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "None": type(None)}

@@ -1,8 +1,7 @@
 """What `training.parallelism` can be combined with: models, engines, numbers of processes. Standard library only."""
 
-from anyformer.modeling.legality import attention_kinds
-from anyformer.modeling.legality_experts import mlp_kinds
-from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, PLAIN, POSITION_SCHEMES
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES

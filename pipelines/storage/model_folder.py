@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 
 from anyformer import modeling
 

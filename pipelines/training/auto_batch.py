@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import torch
 from accelerate.utils.memory import clear_device_cache
 from anyformer.modeling.experts_bias import forget_counts
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 
 from ..accounting.devices import Devices
 from ..errors import UserError

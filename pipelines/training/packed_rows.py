@@ -4,7 +4,7 @@ import copy
 from collections.abc import Collection, Iterable
 
 import torch
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 
 from ..errors import UserError
 from ..objectives.base import Objective, Rows

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import transformers
-from anyformer.modeling.traits import ATTENTION_KINDS, FAMILIES, POSITION_SCHEMES
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import ATTENTION_KINDS, POSITION_SCHEMES
 from transformers import AutoConfig
 
 import anyformer

@@ -14,7 +14,16 @@ import textwrap
 
 import pytest
 import torch
-from anyformer.modeling.serving import CONTINUOUS_BATCHING, ENGINES, REFUSALS, SGLANG, VLLM, is_own_backend, refusal
+from anyformer.modeling.base import is_own_backend, unserved
+from anyformer.modeling.rules.serving import (
+    CONTINUOUS_BATCHING,
+    ENGINES,
+    REFUSALS,
+    SGLANG,
+    VLLM,
+    refusal,
+)
+from anyformer.modeling.traits import RULES
 from family_variants import TINY_FIELDS, config_class
 from transformers import AttentionInterface, AutoConfig, AutoModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -243,6 +252,9 @@ def test_what_an_engine_would_silently_drop_is_refused_where_it_builds_the_model
     family, fields, engines = REFUSED[name]
     config = tiny(family, fields)
     assert {engine for engine in ENGINES if refusal(config, engine)} == engines
+    if family not in ("seq2seq", "vit"):  # without the package, a model refuses the same by itself
+        assert bool(unserved(config)) == (VLLM in engines)
+        assert bool(unserved(config, pages=True)) == (CONTINUOUS_BATCHING in engines) or family == "encoder"
     build = getattr(anyformer, f"{type(config).__name__.removesuffix('Config')}Model")._from_config
     if VLLM in engines and family not in ("seq2seq", "vit"):  # which vLLM does not build
         sentence = re.escape(refusal(config, VLLM))
@@ -263,6 +275,14 @@ def test_every_refusal_is_met():
         assert met and all(sentence(config) for config in met), engines
     assert not any(refusal(tiny(family, {}), engine) for family in ("decoder", "moe") for engine in ENGINES)
     assert refusal(tiny("encoder", {}), VLLM) is None and refusal(tiny("encoder", {}), CONTINUOUS_BATCHING)
+
+
+def test_a_model_refuses_by_itself_without_the_packages_sentences(tiny_config, monkeypatch):
+    monkeypatch.delitem(RULES, "explain_unserved")
+    build = AnyformerDecoderForCausalLM._from_config
+    with pytest.raises(ValueError, match="it does not compute position_encoding=alibi; anyformer convert"):
+        build(tiny_config(position_encoding="alibi"), attn_implementation="vllm")
+    assert not any(map(unserved, (tiny_config(**fields) for fields in SERVED.values())))
 
 
 def test_backends_of_transformers_are_nobody_elses():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from anyformer.modeling.attention import Attention
 from anyformer.modeling.attention_disentangled import DisentangledAttention, DisentangledPositions
-from anyformer.modeling.configuration import AnyformerEncoderConfig
+from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from anyformer.modeling.deberta_convolution import ConvolutionLayer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode

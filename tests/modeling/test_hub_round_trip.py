@@ -64,19 +64,16 @@ SHARED = {
     "base",
     "block",
     "configuration",
-    "legality",
-    "legality_bounds",
-    "legality_experts",
+    "families",
     "lm_head",
     "parallel_plans",
     "positions",
-    "serving",
     "stack",
     "task_heads",
     "task_losses",
     "traits",
 }
-EXPERTS = {"experts", "experts_bias", "experts_grouped", "experts_losses"}
+EXPERTS = {"configuration_moe", "experts", "experts_bias", "experts_grouped", "experts_losses"}
 MEMORY = {"attention_linear", "attention_recurrent", "attention_segments", "attention_states", "decoder_memory"}
 NEEDED = {
     "decoder": SHARED | {"decoder"},
@@ -84,7 +81,14 @@ NEEDED = {
     "moe": SHARED | EXPERTS | {"decoder", "moe"},
     "encoder": SHARED
     | EXPERTS
-    | {"encoder", "deberta_convolution", "attention_disentangled", "attention_local_global", "unpadding"},
+    | {
+        "encoder",
+        "configuration_encoder",
+        "deberta_convolution",
+        "attention_disentangled",
+        "attention_local_global",
+        "unpadding",
+    },
     "seq2seq": SHARED | EXPERTS | {"seq2seq", "configuration_seq2seq", "unpadding"},
 }
 
@@ -129,6 +133,7 @@ for number, name in enumerate(names):
         "tied": model.lm_head.weight is model.model.embed_tokens.weight,
         "again": same_again(path + "-again", expected),
     }
+found["unchecked"] = type(AutoConfig.from_pretrained(path, trust_remote_code=True))(sliding_window=4).sliding_window
 tokenizer = AutoTokenizer.from_pretrained(os.path.join(folder, names[0]))
 found["tokenizer"] = tokenizer("abcab")["input_ids"]
 try:
@@ -194,6 +199,7 @@ def test_without_anyformer_every_auto_class_loads_and_computes_the_very_same_num
             assert torch.equal(ours(expected["input_ids"]).logits, expected["logits"]), name
     assert found["tokenizer"] == tokenizer("abcab")["input_ids"]
     assert found["refused"]
+    assert found["unchecked"] == 4  # rules, which refuse it here, are the package's
 
 
 def code_in(folder) -> dict[str, str]:

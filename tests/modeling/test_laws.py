@@ -13,7 +13,7 @@ import pickle
 import pytest
 import torch
 import transformers
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 from family_variants import (
     DISTANCES_ONLY,
     EXACT,

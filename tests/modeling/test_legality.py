@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from anyformer.modeling.legality import (
+from anyformer.modeling.rules.legality import (
     FAMILY_ILLEGAL,
     ILLEGAL,
     INITIALIZER_RANGE,

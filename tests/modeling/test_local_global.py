@@ -5,7 +5,7 @@ import torch
 from anyformer.modeling.attention import Attention
 from anyformer.modeling.attention_local_global import LocalGlobalAttention, global_attention_context
 from anyformer.modeling.attention_masks import make_masks
-from anyformer.modeling.configuration import AnyformerEncoderConfig
+from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import logging
+import re
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ def test_a_bias_on_the_choice_of_experts_stays_in_fp32(tmp_path):
     }.items(),
 )
 def test_mixtures_have_the_heads_of_native_ones(auto_class, native):
-    from anyformer.modeling.traits import FAMILIES, MOE
+    from anyformer.modeling.families import FAMILIES, MOE
 
     assert native["mixtral"]
     cls = getattr(anyformer, FAMILIES[MOE].heads[auto_class])
@@ -200,13 +201,31 @@ def test_a_config_without_experts_has_no_routers_logits_to_give(variant):
     assert variant.config(output_router_logits=False).to_dict()["hidden_size"] == config.hidden_size
 
 
-def test_a_misspelt_field_of_a_config_is_named_with_the_nearest(recwarn):
-    with pytest.warns(UserWarning, match="AnyformerDecoderConfig has no field hidden_sise; did you mean hidden_size?"):
-        anyformer.AnyformerDecoderConfig(hidden_sise=64)
-    recwarn.clear()
-    for variant in FIRST:  # what transformers itself writes into a config is no mistake
-        cls = type(variant.config())
-        cls.from_dict(variant.config().to_dict() | {"auto_map": {}, "rope_theta": 1e4, "num_beams": 2, "anything": 1})
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"hidden_sise": 64}, "hidden_sise; did you mean hidden_size?"),
+        ({"kv_lora_rank": 16}, "kv_lora_rank"),
+        ({"pooler_act": "tanh"}, "pooler_act; families that have it: encoder, seq2seq, vit"),
+        ({"patch_size": 4}, "patch_size; families that have it: vit"),
+    ],
+)
+def test_an_unknown_field_of_a_config_is_refused_and_only_warned_of_where_one_is_loaded(fields, words):
+    sentence = re.escape(f"AnyformerDecoderConfig has no field {words}")
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        anyformer.AnyformerDecoderConfig(**fields)
+    saved = anyformer.AnyformerDecoderConfig().to_dict() | fields
+    with pytest.warns(UserWarning, match=sentence):
+        config = anyformer.AnyformerDecoderConfig.from_dict(saved)
+    (name, value), *_ = fields.items()
+    assert getattr(config, name) == value
+
+
+@pytest.mark.parametrize("variant", FIRST, ids=str)
+def test_what_transformers_and_libraries_hand_to_a_config_is_no_unknown_field(variant, recwarn):
+    cls, of_libraries = type(variant.config()), {"auto_map": {}, "rope_theta": 1e4, "num_beams": 2, "_own": 1}
+    cls.from_dict(variant.config().to_dict() | of_libraries)
+    cls(**of_libraries, attn_implementation="eager", torch_dtype="float32", num_labels=3, name_or_path="there")
     assert not recwarn.list
 
 

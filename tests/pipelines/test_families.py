@@ -8,7 +8,7 @@ from typing import Literal
 import anyformer.modeling
 import pytest
 import torch
-from anyformer.modeling.traits import FAMILIES
+from anyformer.modeling.families import FAMILIES
 from anyformer.pipelines.recipes.schema import ModelSection
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -23,7 +23,7 @@ from transformers import GenerationMixin
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerDecoderConfig
 from .decoder import CausalLanguageModel, CausalModel
-from .traits import FAMILIES
+from .families import FAMILIES
 
 
 @strict

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import transformers
-from anyformer.modeling.configuration import AnyformerEncoderConfig
+from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from anyformer.modeling.configuration_seq2seq import AnyformerSeq2SeqConfig
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.matching import ARCHITECTURES, compare, native_config, our_config

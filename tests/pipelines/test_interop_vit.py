@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import transformers
-from anyformer.modeling.legality import image_sides
+from anyformer.modeling.traits import image_sides
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.architecture_map import TOLERANCE
 from anyformer.pipelines.interop.conversion import from_native, to_native

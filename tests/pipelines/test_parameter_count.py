@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from anyformer.modeling.legality import check_legal
+from anyformer.modeling.rules.legality import check_legal
 from anyformer.pipelines.accounting.parameter_count import count_parameters
 from anyformer.pipelines.recipes.compose import load_preset
 from anyformer.pipelines.recipes.files import shipped

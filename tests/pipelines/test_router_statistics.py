@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling.configuration import AnyformerDecoderConfig, AnyformerMoeConfig
+from anyformer.modeling.configuration import AnyformerDecoderConfig
+from anyformer.modeling.configuration_moe import AnyformerMoeConfig
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.plots import plot_routers

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling.configuration import AnyformerMoeConfig
+from anyformer.modeling.configuration_moe import AnyformerMoeConfig
 from anyformer.pipelines.accounting import flops
 from anyformer.pipelines.accounting.flops import (
     FlopCount,

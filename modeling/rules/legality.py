@@ -1,16 +1,28 @@
 """Which settings can be combined in one model, as one table.
 
 Standard library only, and it reads nothing but attributes: a real config, or a plain namespace of a recipe's fields,
-can be checked before torch is imported. What schemes and kinds of attention need and refuse stands in traits.py.
+can be checked before torch is imported. What schemes and kinds of attention need and refuse stands in kinds.py.
 """
 
 import math
 
-from .legality_bounds import bound_faults
-from .legality_experts import EXPERT_ROWS, has_experts, mlp_kinds
-from .traits import ATTENTION_KINDS, DECODER, FAMILIES, MLP_TYPES, NORM_TYPES, PLAIN, POSITION_SCHEMES
+from ..families import DECODER, FAMILIES
+from ..traits import (
+    ATTENTION_KINDS,
+    MLP_TYPES,
+    POSITION_SCHEMES,
+    attention_kinds,
+    cache_type,
+    has_experts,
+    image_sides,
+    implied_kind,
+    mlp_kinds,
+)
+from .bounds import bound_faults
+from .experts import EXPERT_ROWS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+NORM_TYPES = ("layernorm", "rmsnorm")
 NORM_POSITIONS = ("pre", "post")
 POOLER_TYPES = ("cls", "mean")
 POSITION_TERMS = ("c2p", "p2c")
@@ -42,31 +54,6 @@ INITIALIZER_RANGE = 0.02  # where none is given; written out in configuration.py
 PROBABILITIES = ("hidden_dropout", "attention_dropout")
 
 
-def implied_kind(c) -> str | None:
-    """The kind of attention of all layers where a field such as `memory_length` alone says it."""
-    if c.attention_pattern:
-        return None
-    return next(
-        (n for n, kind in ATTENTION_KINDS.items() if kind.implied_by and getattr(c, kind.implied_by, None) is not None),
-        None,
-    )
-
-
-def attention_kinds(c) -> list[str]:
-    """The kind of attention of each layer: `attention_pattern` repeated over the layers, else `layer_types`."""
-    if c.attention_pattern:
-        return [c.attention_pattern[i % len(c.attention_pattern)] for i in range(c.num_hidden_layers)]
-    implied = implied_kind(c)
-    if implied:
-        return [implied] * c.num_hidden_layers
-    return list(c.layer_types or [PLAIN] * c.num_hidden_layers)
-
-
-def cache_type(kind: str) -> str:
-    """The `layer_types` name of a kind of attention, by which transformers chooses its cache."""
-    return ATTENTION_KINDS[kind].layer_type if kind in ATTENTION_KINDS else kind
-
-
 def model_type_of(c) -> str:
     """The `model_type` of a config, or of a recipe's fields; a decoder's where there is none."""
     return getattr(c, "model_type", None) or DECODER
@@ -92,11 +79,6 @@ def rope_parameters_of(c) -> dict[str, dict]:
     parameters = c.rope_parameters or {}
     nested = {key: value for key, value in parameters.items() if key in ATTENTION_KINDS}
     return nested or {"": parameters}
-
-
-def image_sides(c) -> tuple[int, ...]:
-    """Height and width of a vision transformer's images, in pixels."""
-    return (c.image_size,) * 2 if isinstance(c.image_size, int) else tuple(c.image_size)
 
 
 def _rotary_faults(c):
@@ -166,7 +148,7 @@ def _setting_faults(c):
 
 
 def _rule_faults(c, rules):
-    """The sentences of those `rules` of traits.py that refuse a config."""
+    """The sentences of those `rules` that refuse a config."""
     return (sentence(c) for is_illegal, sentence in rules if is_illegal(c))
 
 

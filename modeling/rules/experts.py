@@ -1,34 +1,12 @@
-"""The rows of the legality table about mixtures of experts, and which layers have them. Standard library only."""
+"""The rows of the legality table about mixtures of experts, for legality.py. Standard library only."""
+
+from ..traits import has_experts, mlp_kinds
 
 MLP_KINDS = ("dense", "sparse")
 ROUTER_SCORINGS = ("softmax", "sigmoid")
 COUNTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "expert_capacity")
-# torch's grouped product refuses rows that are no multiple of 16 bytes; 8 channels are that in every type of weights.
-CHANNELS = 8
 NOT_NEGATIVE = ("shared_expert_intermediate_size", "router_aux_loss_coef", "router_z_loss_coef")
 NOT_NEGATIVE += ("router_bias_update_rate", "router_jitter_noise")
-
-
-def has_experts(c) -> bool:
-    return getattr(c, "num_experts", None) is not None
-
-
-def mlp_kinds(c) -> list[str]:
-    """The kind of feed-forward of each layer, "dense" or "sparse": `mlp_pattern` repeated, else `mlp_layer_types`."""
-    if not has_experts(c):
-        return ["dense"] * c.num_hidden_layers
-    if c.mlp_pattern:
-        return [c.mlp_pattern[i % len(c.mlp_pattern)] for i in range(c.num_hidden_layers)]
-    return list(c.mlp_layer_types or ["sparse"] * c.num_hidden_layers)
-
-
-def odd_sizes(c) -> str | None:
-    """A size of the experts that torch's own grouped product refuses, as `name=value`, or None.
-
-    A size that is not set yet (None: the config derives it) is not judged.
-    """
-    sizes = {name: getattr(c, name) for name in ("hidden_size", "moe_intermediate_size")}
-    return next((f"{name}={size}" for name, size in sizes.items() if size is not None and size % CHANNELS), None)
 
 
 def _first(c, names, is_bad):

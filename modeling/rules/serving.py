@@ -1,9 +1,9 @@
 """Which models an engine for serving computes right: one table of refusals, each with the sentence a user reads.
 
-Standard library only, as legality.py. vLLM and SGLang build the base model, but answer each layer's attention, the
-experts and the head by kernels of their own, made from the config: whatever is said by a mask or a score bias never
-reaches them, and the text that comes out is wrong without a word. transformers' continuous batching lays the requests
-of all users in one row, with keys and values in pages.
+Standard library only. vLLM and SGLang build the base model, but answer each layer's attention, the experts and the head
+by kernels of their own, made from the config: whatever is said by a mask or a score bias never reaches them, and the
+text that comes out is wrong without a word. transformers' continuous batching lays the requests of all users in one
+row, with keys and values in pages. What a model refuses by itself, without the package, is base.py's `unserved`.
 
 The rules are of vllm 0.32 (each was seen to give wrong numbers there), of the source of sglang 0.5.23, and of
 transformers 5.23.
@@ -11,23 +11,15 @@ transformers 5.23.
 
 from collections.abc import Callable
 
-from .legality import attention_kinds
-from .legality_experts import mlp_kinds
-from .traits import ATTENTION_KINDS, DECODER, ENCODER, FAMILIES, MLP_TYPES, MOE, POSITION_SCHEMES
+from ..families import DECODER, ENCODER, FAMILIES, MOE
+from ..traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 VLLM, SGLANG, CONTINUOUS_BATCHING = "vLLM", "SGLang", "continuous batching"
 ENGINES = (VLLM, SGLANG, CONTINUOUS_BATCHING)
 OTHERS_KERNELS = (VLLM, SGLANG)
 FAMILIES_SERVED = {VLLM: (DECODER, MOE, ENCODER), SGLANG: (DECODER, MOE), CONTINUOUS_BATCHING: (DECODER, MOE)}
-# Backends of transformers and ours; all others are those of an engine.
-OWN_BACKENDS = ("anyformer", "eager", "sdpa", "flex_attention", "flash_attention", "paged|")
 # Frequencies that depend on the longest text so far, which among many users is another's.
 BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
-
-
-def is_own_backend(implementation: str | None) -> bool:
-    """Whether an `attn_implementation` is one of transformers or a kernel from the Hub, `owner/name`."""
-    return implementation is None or implementation.startswith(OWN_BACKENDS) or "/" in implementation
 
 
 def _kinds(c, unfit: Callable) -> list[str]:
@@ -149,12 +141,13 @@ def refusal(config, engine: str) -> str | None:
     """Why an engine does not compute what a model of this config does, or None where it does. engine: of ENGINES."""
     if config.model_type not in FAMILIES_SERVED[engine]:
         return f"it does not serve {FAMILIES[config.model_type].words}"
-    return kernel_refusal(config, engine)
+    return _of_table(config, engine)
 
 
-def kernel_refusal(config, engine: str) -> str | None:
-    """As `refusal`, of what the engine would build and get wrong; a family that it cannot build is not asked for."""
-    for engines, unfit, sentence in REFUSALS:
-        if engine in engines and unfit(config):
-            return sentence(config)
-    return None
+def explain_unserved(config, pages: bool) -> str | None:
+    """As `refusal`, of a model that is built and then refused (base.py). pages: by continuous batching, not vLLM."""
+    return _of_table(config, CONTINUOUS_BATCHING if pages else VLLM)
+
+
+def _of_table(config, engine: str) -> str | None:
+    return next((say(config) for engines, unfit, say in REFUSALS if engine in engines and unfit(config)), None)

@@ -1,0 +1,67 @@
+"""The config of the encoder family."""
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration_moe import RoutedConfig
+
+
+@strict
+class AnyformerEncoderConfig(RoutedConfig):
+    """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and mixtures of them.
+
+    Embeddings: `type_vocab_size` segments (Devlin et al. 2019, section 3; 0: none); `embedding_size` below
+    `hidden_size` factorises them and `num_hidden_groups` below `num_hidden_layers` shares layers (Lan et al. 2020,
+    section 3.1); `skip_first_norm` leaves out the first layer's attention norm, as the embedding norm is just before
+    it (Warner et al. 2024, section 2.1).
+
+    Disentangled attention (He et al. 2021, eq. 4): `pos_att_type` (None: both) names "c2p" and "p2c" terms;
+    `position_buckets` and `max_relative_positions` (None: `max_position_embeddings`) size the table,
+    `relative_embedding_norm` normalises it,
+    `share_att_key` projects it by the layers' own query and key weights. `position_biased_input` adds learned absolute
+    positions to the input, `mask_decoder_layers` applies the last layer again, with absolute positions in its queries,
+    before masked tokens are predicted (the same, section 3.2), `conv_kernel_size` adds a convolution beside layer 0.
+
+    Heads: the masked-LM head is dense + `head_act` (None: `hidden_act`) + norm before the vocabulary; sequence heads
+    read the first token or the mean of all (`pooler_type`) through a dense layer with `pooler_act` (None: no layer),
+    and the bare model has it, too, with `add_pooling_layer`; with `task_head_transform` every task head has the
+    masked-LM head's dense + act + norm instead (ModernBERT). `classifier_dropout`: None is `hidden_dropout`.
+    """
+
+    model_type = "anyformer_encoder"
+    is_causal = False
+
+    type_vocab_size: int = 0  # kinds of segments (Devlin et al. 2019); 0: none
+    embedding_size: int | None = None  # channels of the embeddings (Lan et al. 2020); null: hidden_size
+    num_hidden_groups: int | None = None  # groups of layers that share weights (Lan et al. 2020); null: none do
+    skip_first_norm: bool = False  # no first norm (Warner et al. 2024); needs embedding_norm and norm_position: pre
+    pos_att_type: list[str] | None = None  # disentangled: terms c2p and p2c (He et al. 2021); null: both
+    share_att_key: bool = False  # disentangled: positions are projected by the layers' own query and key weights
+    position_buckets: int | None = None  # disentangled: buckets of distances; null: each distance has its own
+    max_relative_positions: int | None = None  # disentangled: the largest distance; null: max_position_embeddings
+    relative_embedding_norm: bool = False  # disentangled: the table of distances is normalised
+    position_biased_input: bool = False  # disentangled: learned absolute positions are added to the input
+    mask_decoder_layers: int = 0  # disentangled: times that the last layer runs again before the masked-LM head
+    conv_kernel_size: int = 0  # width of a convolution beside the first layer (DeBERTa-v2); 0: none
+    conv_groups: int = 1  # groups of that convolution
+    conv_act: str = "tanh"  # activation of that convolution
+    head_act: str | None = None  # activation of the masked-LM head; null: hidden_act
+    head_bias: bool = True  # the dense layer of the masked-LM head has a bias
+    lm_head_bias: bool = True  # the vocabulary's head has a bias
+    pooler_type: str = "cls"  # what heads of whole texts read: the first token, or the mean of all
+    pooler_act: str | None = "tanh"  # activation of the pooler's dense layer; null: no layer
+    add_pooling_layer: bool = True  # the model without a head has the pooler, too
+    task_head_transform: bool = False  # task heads begin as the masked-LM head does (Warner et al. 2024)
+    classifier_dropout: int | float | None = None  # dropout before a classifier; null: hidden_dropout
+    sep_token_id: int | None = None  # token between texts; the tokenizer says it
+    cls_token_id: int | None = None  # token before a text; the tokenizer says it
+    mask_token_id: int | None = None  # token in place of a hidden one; the tokenizer says it
+    use_cache: bool = False  # unused: an encoder generates nothing
+
+    def derive(self):
+        if self.embedding_size is None:
+            self.embedding_size = self.hidden_size
+        if self.num_hidden_groups is None:
+            self.num_hidden_groups = self.num_hidden_layers
+        if self.pos_att_type is None:
+            self.pos_att_type = ["c2p", "p2c"]
+        super().derive()

@@ -1,0 +1,16 @@
+"""Rules about configs: what is refused, and the sentence a user reads. Standard library only.
+
+Importing anyformer.modeling installs them: each config that is built then asks them. The folder does not travel; a
+model that is loaded by the code of its folder is built as it was saved.
+
+legality.py has the table, kinds.py what it reads beside traits.py, names.py unknown fields, serving.py
+what engines compute.
+"""
+
+from ..traits import RULES
+from . import kinds  # noqa: F401 - completes the rows of traits.py
+from .legality import check_legal
+from .names import check_names
+from .serving import explain_unserved
+
+RULES.update(check_legal=check_legal, check_names=check_names, explain_unserved=explain_unserved)

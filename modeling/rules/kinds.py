@@ -1,0 +1,181 @@
+"""What rules, listings and plans read of schemes and kinds of attention, filled into the rows of traits.py.
+
+Standard library only.
+"""
+
+from dataclasses import replace
+
+from ..families import DECODER, ENCODER, FAMILIES, MOE
+from ..traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, Rule
+from .parameters import distance_projections, distance_table, global_projections
+
+
+def _adds_single_scores(c) -> bool:
+    return POSITION_SCHEMES[c.position_encoding].acts_on == "scores"
+
+
+def _no_single_scores(setting: str, unset, instead: str) -> Rule:
+    """Linear attention has no matrix of scores for this setting to act on."""
+    return (
+        lambda c: getattr(c, setting) != unset,
+        lambda c: f"{setting}={getattr(c, setting)} acts on single scores, which linear_attention has not; {instead}",
+    )
+
+
+def _too_few_buckets(c) -> bool:
+    buckets = c.relative_attention_num_buckets
+    return buckets < 2 or c.relative_attention_max_distance <= buckets // 2
+
+
+def _plane_rope_type(c) -> str:
+    return (c.rope_parameters or {}).get("rope_type", "default")
+
+
+def _plane_rotated(c) -> int:
+    head_dim = c.head_dim if c.head_dim is not None else c.hidden_size // c.num_attention_heads
+    return int(head_dim * (c.rope_parameters or {}).get("partial_rotary_factor", 1.0))
+
+
+def _window(c) -> tuple[int, int]:
+    return (c.sliding_window - 1, 0) if c.is_causal else (c.sliding_window, c.sliding_window)
+
+
+WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, to each side)"}
+STRIDE = {"attention_stride": "the width of the local band and the distance of far keys"}
+SEGMENT = {"segment_length": "the number of tokens that are attended to one by one"}
+MEMORY = {"memory_length": "the number of tokens before a segment that it still sees"}
+
+OF_SCHEMES = {
+    "none": dict(plane=True),
+    "learned": dict(
+        absolute=True,
+        plane=True,
+        fields=("max_position_embeddings", "position_offset"),
+        parameters=lambda sizes, layers: sizes.learned_positions() * sizes.E,
+    ),
+    "sinusoidal": dict(
+        absolute=True,
+        plane=True,
+        plane_rules=(
+            (
+                lambda c: c.hidden_size % 4 != 0,
+                lambda c: (
+                    f"hidden_size={c.hidden_size} is no multiple of 4, but position_encoding='sinusoidal' has sines "
+                    f"and cosines of rows and of columns"
+                ),
+            ),
+        ),
+    ),
+    "rotary": dict(
+        plane=True,
+        fields=("rope_parameters", "max_position_embeddings"),
+        plane_rules=(
+            (
+                lambda c: _plane_rope_type(c) != "default",
+                lambda c: (
+                    f"rope_parameters.rope_type={_plane_rope_type(c)!r} stretches rows of tokens; a vision transformer "
+                    f"has 'default', and interpolate_pos_encoding for larger images"
+                ),
+            ),
+            (
+                lambda c: _plane_rotated(c) % 4 != 0,
+                lambda c: (
+                    f"position_encoding='rotary' rotates {_plane_rotated(c)} channels of each head, half of them by "
+                    f"the row and half by the column of a patch, in pairs; the number must be a multiple of 4"
+                ),
+            ),
+        ),
+    ),
+    "alibi": dict(fields=("alibi_bias_max",)),
+    "relative": dict(
+        trained_bias=True,
+        fields=("relative_attention_num_buckets", "relative_attention_max_distance", "relative_attention_shared"),
+        rules=(
+            (
+                _too_few_buckets,
+                lambda c: (
+                    f"relative_attention_max_distance={c.relative_attention_max_distance} must be above half of "
+                    f"relative_attention_num_buckets={c.relative_attention_num_buckets} (at least 2): the first half "
+                    f"of the buckets holds one distance each"
+                ),
+            ),
+        ),
+        parameters=lambda sizes, layers: (
+            sizes.c.relative_attention_num_buckets * sizes.H * (1 if sizes.c.relative_attention_shared else layers)
+        ),
+    ),
+    "disentangled": dict(
+        bidirectional=True,
+        fields=(
+            "pos_att_type",
+            "share_att_key",
+            "position_buckets",
+            "max_relative_positions",
+            "relative_embedding_norm",
+        ),
+        parameters=distance_table,
+        attention_parameters=distance_projections,
+    ),
+}
+OF_KINDS = {
+    PLAIN: dict(families=FAMILIES),
+    "sliding_attention": dict(
+        families=(DECODER, MOE, ENCODER),
+        needs=WINDOW,
+        companions={"sliding_window": 4},
+        near=_window,
+    ),
+    "strided_attention": dict(
+        families=(DECODER, MOE),
+        needs=STRIDE,
+        companions={"attention_stride": 3},
+        near=lambda c: (c.attention_stride - 1, 0),
+        stride=lambda c: c.attention_stride,
+    ),
+    "local_global_attention": dict(
+        families=(ENCODER,),
+        needs=WINDOW,
+        companions={"sliding_window": 3},
+        near=_window,
+        parameters=global_projections,
+    ),
+    "linear_attention": dict(
+        families=(DECODER,),
+        memories=1,
+        rules=(
+            (
+                _adds_single_scores,
+                lambda c: (
+                    f"position_encoding={c.position_encoding!r} adds to single scores, which linear_attention does not "
+                    f"have; rotary, learned, sinusoidal and none go with it"
+                ),
+            ),
+            _no_single_scores("attn_logit_softcapping", None, "leave it null"),
+            _no_single_scores("attention_dropout", 0, "set it to 0 and use hidden_dropout"),
+            _no_single_scores("attention_multiplier", None, "leave it null"),
+        ),
+    ),
+    "compressive_attention": dict(
+        families=(DECODER,),
+        needs=SEGMENT,
+        companions={"segment_length": 4},
+        memories=2,
+        parameters=lambda sizes: sizes.H,
+    ),
+    "recurrent_attention": dict(
+        families=(DECODER,),
+        needs=SEGMENT | MEMORY,
+        companions={"segment_length": 4, "memory_length": 4},
+        rules=(
+            (
+                lambda c: POSITION_SCHEMES[c.position_encoding].absolute,
+                lambda c: (
+                    f"position_encoding={c.position_encoding!r} numbers the tokens of a row, but recurrent_attention "
+                    f"remembers tokens of any number of segments; rotary, alibi, relative and none know distances"
+                ),
+            ),
+        ),
+    ),
+}
+for rows, added in ((POSITION_SCHEMES, OF_SCHEMES), (ATTENTION_KINDS, OF_KINDS)):
+    rows.update({name: replace(rows[name], **values) for name, values in added.items()})
