@@ -55,9 +55,9 @@ def run_part(name: str, device: str, tiny: bool) -> None:
 
 
 def print_use(name: str, step, seconds: float) -> None:
-    """Peak memory and, of an optimizer step, tokens per second and model FLOPs utilisation (PaLM's convention).
+    """Peak memory and, of a step on whole rows of text, tokens per second and MFU (PaLM's convention).
 
-    Memory counts what all variants hold at rest.
+    Memory counts what all variants hold at rest. Models differ in what they leave out of padded rows.
     """
     import torch
     from anyformer.pipelines.accounting.flops import FlopCount, count_tokens, peak_flops
@@ -66,7 +66,7 @@ def print_use(name: str, step, seconds: float) -> None:
     step()
     torch.cuda.synchronize()
     words = [f"peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"]
-    if hasattr(step, "batch"):
+    if hasattr(step, "batch") and set(step.batch) == {"input_ids", "labels"}:
         peak, _ = peak_flops(torch.device("cuda"), torch.bfloat16)
         share = float(FlopCount(step.model).of_batch(step.batch)) / seconds / peak
         words += [f"{int(count_tokens(step.batch, step.model.config)) / seconds:,.0f} tokens/s", f"MFU {share:.1%}"]

@@ -54,7 +54,8 @@ def measure(case: cases.Case, shape: cases.Shape, setting: Setting, rounds: int 
     for name in variants:  # what a variant has told beside its seconds: medians
         told = timings[name].parts
         if told and told[0]:
-            print(f"\n{name}: " + ", ".join(f"{part} {np.median([x[part] for x in told]):.4g}" for part in told[0]))
+            middle = ", ".join(f"{part} {np.median([each[part] for each in told]):.4g}" for part in told[0])
+            print(method.line(what, name, "-", middle, f"{timings[name].milliseconds:.1f}", "-", "-"))
     sys.stdout.flush()
     return variants, timings
 
