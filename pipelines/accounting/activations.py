@@ -12,7 +12,7 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 FP32, HALF = 4, 2
-# Logits are made by such shares, but by at least so many bytes (modeling/linear_cross_entropy.py, which needs torch).
+# Logits are made by such shares, but by at least so many bytes (modeling/lm_head.py, which needs torch).
 CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
 # Tokens of a tile, of the shortest row in tiles, and the share of tiles up to which there are some
 # (modeling/kernels/tiles.py, which needs torch).
@@ -240,7 +240,7 @@ class _Layer:
         """(what the loss holds, logits of all positions in fp32, logits at a time).
 
         The loss makes its gradients at once: those of the hidden states, twice where they are put together, and that of
-        the weight (see modeling/linear_cross_entropy.py).
+        the weight (see modeling/lm_head.py).
         """
         if not vocabulary or not positions:
             return 0, 0, 0
