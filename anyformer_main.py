@@ -21,10 +21,6 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
-    # Python searches the folder of a script first, and in scripts/ evaluate.py would pass for the library `evaluate`.
-    doors = os.path.dirname(os.path.realpath(sys.argv[0]))
-    if os.path.exists(os.path.join(doors, "evaluate.py")):
-        sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != doors]
     from anyformer.pipelines.cli.commands import main as run
 
     code = run(sys.argv[1:] if argv is None else argv)

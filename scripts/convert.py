@@ -1,8 +1,0 @@
-"""`anyformer convert` as a file; it takes the same arguments."""
-
-import sys
-
-from anyformer_main import main
-
-if __name__ == "__main__":
-    sys.exit(main(["convert", *sys.argv[1:]]))
