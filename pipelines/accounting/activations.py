@@ -118,8 +118,8 @@ class _Layer:
         return tokens * self.D * FP32
 
     def norm(self, width: int) -> int:
-        """Of a token: the norm's input."""
-        return width * FP32
+        """Of a token: the norm's input; torch composes an RMSNorm on CPUs, and keeps the normalised input, too."""
+        return width * FP32 * (2 if self.how.on_cpu and self.c.norm_type == "rmsnorm" else 1)
 
     def read(self, width: int, products: int) -> int:
         """Of a token: what linear layers with one input keep of it. Autocast makes a copy for each of them."""
