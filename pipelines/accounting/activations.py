@@ -206,9 +206,9 @@ class _Layer:
         sizes = [self.size(rows, tokens, kind, mlp, source) for kind, mlp in layers]
         kinds = [kind for kind, _ in layers]
         ends, working = self.ends(rows * tokens, tokens, kinds), self.working(rows * tokens)
-        trained = rows * tokens * max((self.scores_by_products(kind, tokens) for kind in kinds), default=0)
         if not self.how.checkpointing:
-            return _Stack(sizes, ends, 0, working + trained)
+            return _Stack(sizes, ends, 0, working)
+        trained = rows * tokens * max((self.scores_by_products(kind, tokens) for kind in kinds), default=0)
         inputs = [self.stream(rows * tokens)] * len(sizes)
         return _Stack(inputs, ends, max(sizes, default=0), working + 2 * trained)  # and the sum of the bias's gradients
 
@@ -221,7 +221,7 @@ class _Layer:
 
     def ends(self, tokens: int, length: int, kinds: list[str]) -> float:
         """What is kept before the first layer and after the last one; score biases and masks of all layers."""
-        last = self.norm(self.D) if self.c.norm_position == "pre" else 0
+        last = self.D * FP32 if self.c.norm_position == "pre" else 0
         first = self.norm(self.D) if self.c.embedding_norm else 0
         scheme = POSITION_SCHEMES[self.c.position_encoding]
         biased = scheme.acts_on == "scores"
