@@ -22,6 +22,6 @@ def train_with_seeds(recipe: Recipe, text: str, dry_run: bool, say_loading: Call
     """The verb's exit code."""
     seeds = seeds_of(text, recipe.training.seed)
     say_loading()
-    from ..training.seeds import train_seeds
+    from ..experiments.seed_runs import train_seeds
 
     return train_seeds(recipe, seeds, dry_run=dry_run)

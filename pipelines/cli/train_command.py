@@ -85,7 +85,7 @@ def _run_train(args) -> int:
     if args.from_weights:
         recipe = _from_weights(args, recipe)
     if args.extend:
-        from ..training.more_steps import extend
+        from ..training.checkpoints.extend_run import extend
 
         if args.seeds is not None:
             raise UserError("--extend is of one run; name its folder by training.output_dir, without --seeds")
@@ -105,7 +105,7 @@ def _run_train(args) -> int:
 
 def _from_weights(args, recipe):
     """The recipe with the weights of the earlier run in its output_dir in place of its model."""
-    from ..training.from_weights import aside_of, weights_to_begin_from
+    from ..training.checkpoints.from_weights import aside_of, weights_to_begin_from
 
     if args.extend or args.seeds is not None:
         raise UserError(f"--from-weights and {'--extend' if args.extend else '--seeds'} exclude each other; keep one")

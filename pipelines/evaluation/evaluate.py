@@ -32,9 +32,9 @@ from ..recipes.schema import Recipe
 from ..reporting.interpret import between
 from ..storage.atomic import write_atomically
 from ..training.arguments import computes_in_half, training_arguments
+from ..training.checkpoints.run_folder import package_versions
+from ..training.guards.documents_apart import check_documents_apart
 from ..training.models import check_length
-from ..training.packed_rows import check_documents_apart
-from ..training.run_folder import package_versions
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
 from ..words import human_time, short_metric

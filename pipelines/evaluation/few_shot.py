@@ -30,7 +30,7 @@ from ..recipes.strict_yaml import format_yaml
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
-from ..training.run_folder import package_versions
+from ..training.checkpoints.run_folder import package_versions
 from ..words import human_time
 from .evaluate import load, wide_console, with_bounds, write_json, write_lines
 from .likelihood import encode_pairs, log_likelihoods, most_tokens

@@ -31,7 +31,7 @@ WHAT = {
     "task": "what the model learns from labelled examples, in place of an objective",
 }
 
-# Settings that say how long a run is: a longer one may be its continuation (training/more_steps.py).
+# Settings that say how long a run is: a longer one may be its continuation (training/checkpoints/extend_run.py).
 LENGTH = ("training.max_steps", "training.num_train_epochs", "training.restarts")
 
 # Settings that leave the run's mathematics alone: they may change between a run and its resumption. The rest may not.

@@ -14,10 +14,8 @@ from ..plugins import OPTIMIZERS, less_is_better
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
-from .along_rows import parallelism_config
 from .compiled_layers import COMPILING
-from .deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
-from .engines import (
+from .engines.asked import (
     check_average,
     check_checkpoint_average,
     check_launcher,
@@ -25,7 +23,9 @@ from .engines import (
     check_world_size,
     is_true,
 )
-from .global_batch import micro_batches, rows_per_step
+from .engines.deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
+from .engines.global_batch import micro_batches, rows_per_step
+from .engines.parts_of_rows import parallelism_config
 from .learning_rate import schedule
 from .lora import check_lora
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import UserError
 from ..recipes.schema import TrainingSection
-from .engines import splitter
+from .engines.asked import splitter
 
 
 def on_host(values):

@@ -24,12 +24,12 @@ from ..accounting.devices import Devices
 from ..errors import UserError
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import RUN_FILE, list_checkpoints
-from .engines import splitter
-from .global_batch import rows_per_step
-from .more_steps import section_of
+from .checkpoints.extend_run import section_of
+from .checkpoints.run_folder import read_identity
+from .engines.asked import splitter
+from .engines.global_batch import rows_per_step
 from .out_of_memory import is_out_of_memory, this_device, ways_out
 from .plan import step_memory
-from .run_folder import read_identity
 
 SHARE_OF_HOST = 0.8  # of a machine's memory; the rest is for the process itself, the data and the system
 TRIED_STEPS = 2  # from the second one on the optimizer has its states

@@ -19,9 +19,9 @@ from transformers.trainer_callback import ExportableState
 from ..errors import first_line
 from ..recipes.schema import TrainingSection
 from ..words import human_time
+from .checkpoints.resume_settings import saved_attributes
+from .checkpoints.run_folder import say
 from .lora import plain
-from .resumed import saved_attributes
-from .run_folder import say
 
 COMPILING = {"torch_compile_backend": "backend", "torch_compile_mode": "mode"}  # settings of Trainer, and torch's names
 WARMING_UP, PROBED = 2, 6  # steps: those after the former, up to the latter, tell how long a step takes

@@ -14,10 +14,10 @@ from ..objectives.prepare import PreparedData
 from ..recipes.checks import FOLLOWS_VALIDATIONS
 from ..recipes.schema import Recipe
 from .arguments import data_ranks, total_steps, training_arguments
-from .global_batch import rows_per_step
-from .mesh import local
+from .engines.global_batch import rows_per_step
+from .engines.mesh import local
+from .log.progress import ProgressLine
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
-from .progress import ProgressLine
 
 
 class OneStep(TrainerCallback):

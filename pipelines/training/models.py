@@ -14,12 +14,12 @@ from ..recipes.introspection import OURS
 from ..recipes.parallelism import MESH, engine_of
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
-from .along_rows import ATTENTION
-from .deepspeed_engine import whole_weights
+from .engines.deepspeed_engine import whole_weights
+from .engines.mesh import share_model
+from .engines.parts_of_rows import ATTENTION
+from .engines.pipeline import cut_into_stages
+from .guards.documents_apart import check_documents_apart
 from .lora import left_by_all_linear, with_lora
-from .mesh import share_model
-from .packed_rows import check_documents_apart
-from .pipeline import cut_into_stages
 
 
 def model_config(recipe: Recipe, tokenizer, task_fields: dict):

@@ -13,8 +13,8 @@ from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..words import counted
 from .arguments import device_type
-from .engines import splitter
-from .global_batch import rows_per_step
+from .engines.asked import splitter
+from .engines.global_batch import rows_per_step
 from .plan import StepMemory, built_without_weights, planned_config, step_memory
 
 # Beside what accelerate knows: other wordings of CUDA, of C++, and of a worker that cannot be started.

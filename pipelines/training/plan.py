@@ -33,7 +33,7 @@ from ..recipes.files import shipped
 from ..recipes.introspection import OURS
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.schema import Recipe
-from .global_batch import micro_batches, rows_per_step
+from .engines.global_batch import micro_batches, rows_per_step
 from .optimizers import muon_parameter_names
 
 CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)

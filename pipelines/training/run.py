@@ -37,34 +37,34 @@ from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
 from ..storage.plugin_code import plugin_code, save_plugin_code
-from .along_rows import PositionedRows, check_rows_can_be_shared
 from .arguments import rows_of, total_steps, training_arguments
 from .async_save import check_async_save
 from .auto_batch import check_auto_batch, find_batch, found_before, with_rows
-from .checkpoint_staging import disk_full_sentence
+from .checkpoints.checkpoint_staging import disk_full_sentence
+from .checkpoints.from_weights import set_aside_before
+from .checkpoints.run_folder import RunFolder, say
+from .checkpoints.safe_load import forged_files_named
 from .compiled_layers import compiled_layers
-from .deepspeed_engine import gather_experts_whole, start_deepspeed, whole_weights
 from .dry_run import try_step
-from .elastic import UNIVERSAL, check_engine_of, reads_universal, shared_out_anew
-from .engines import asked_engine, check_one_device
-from .from_weights import set_aside_before
-from .gradient_norms import GradientNorms, check_gradient_norms
-from .hardware import hardware_words
+from .engines.asked import asked_engine, check_one_device
+from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed, whole_weights
+from .engines.elastic import UNIVERSAL, check_engine_of, reads_universal, shared_out_anew
+from .engines.main_process import broadcast_from_main
+from .engines.mesh import engine_name, parameters_of
+from .engines.parts_of_rows import PositionedRows, check_rows_can_be_shared
+from .guards.gradient_norms import GradientNorms, check_gradient_norms
+from .guards.safety import watch_of
+from .guards.step_guard import check_step_guard
+from .guards.stop_signal import StopAtOnce
 from .learning_rate import share_of_steps
+from .log.hardware import hardware_words
+from .log.report_page import ReportPage, draw_card_picture, report_finished, spoken
+from .log.sample_rows import record_rows
+from .log.summary import print_dry_run, print_result, print_start
 from .lora import plain, trainable_parameters
-from .main_process import broadcast_from_main
-from .mesh import engine_name, parameters_of
+from .losses.validation_metrics import ValidationMetrics, check_answers
 from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
-from .plain_data import forged_files_named
-from .recorded_rows import record_rows
-from .report import ReportPage, draw_card_picture, report_finished, spoken
-from .run_folder import RunFolder, say
-from .step_guard import check_step_guard
-from .stop_signal import StopAtOnce
-from .summary import print_dry_run, print_result, print_start
-from .validation_metrics import ValidationMetrics, check_answers
-from .watch import watch_of
 
 
 def train(
@@ -260,8 +260,8 @@ def identity_text(folder: RunFolder, arguments) -> str:
 
 
 def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedData, model):
+    from .checkpoints.weight_average import WeightAverage
     from .trainer import AnyformerTrainer
-    from .weight_average import WeightAverage
 
     section = recipe.training
     measures = ValidationMetrics(data.objective, data.rows.get("validation"), recipe.evaluation)

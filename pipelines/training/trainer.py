@@ -28,36 +28,32 @@ from ..storage.checkpoints import check_intact, list_checkpoints
 from ..transformers_logging import errors_only
 from .arguments import refusals, rows_of
 from .async_save import CheckpointWrites, on_host, twin_of
-from .audit import SampleAudit
-from .best_checkpoint import locate_best
-from .checkpoint_average import load_average
-from .checkpoint_staging import CheckpointStaging
-from .early_stopping import EarlyStopping
-from .elastic import draw_anew, processes_of
-from .engines import check_engine
-from .evaluation_sums import EvaluationSums, float64_device
-from .full_rounds import share_out_in_full_rounds
+from .checkpoints.checkpoint_staging import CheckpointStaging, locate_best
+from .checkpoints.resume_settings import ResumedSettings
+from .checkpoints.safe_load import plain_data_alone
+from .checkpoints.stream_position import StreamPosition
+from .checkpoints.weight_average import WeightAverage, load_average
+from .engines.asked import check_engine
+from .engines.elastic import draw_anew, processes_of
+from .engines.even_batches import SetEpochCallback, share_out_in_full_rounds
+from .engines.main_process import broadcast_from_main
+from .engines.mesh_trainer import MeshTrainer
+from .guards.audit import SampleAudit
+from .guards.early_stopping import EarlyStopping
+from .guards.loss_guard import LossGuard
+from .guards.router_statistics import RouterStatistics
+from .guards.safety import Watch
+from .guards.stall_watchdog import StallWatchdog
+from .guards.stop_signal import StopSignal
 from .learning_rate import begin_above_zero, replace_shares
+from .log.progress import MetricsFile, ProgressLine, with_split_names
+from .log.throughput_log import ThroughputLog
+from .log.trackers import replace_trackers
 from .lora import is_adapted, save_adapted_config
-from .loss_guard import LossGuard
-from .loss_parts import LossParts
-from .main_process import broadcast_from_main
-from .mesh_trainer import MeshTrainer
-from .model_loss import ModelLoss, without_cache
+from .losses.evaluation_sums import EvaluationSums, float64_device
+from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
+from .losses.model_loss import ModelLoss, without_cache
 from .optimizers import matrices_only, muon_of_arguments, rates_of, remember_absent
-from .part_losses import PartLosses, parts_of_rows
-from .plain_data import plain_data_alone
-from .progress import MetricsFile, ProgressLine, with_split_names
-from .resumed import ResumedSettings
-from .router_statistics import RouterStatistics
-from .set_epoch import SetEpochCallback
-from .stall_watchdog import StallWatchdog
-from .stop_signal import StopSignal
-from .stream_position import StreamPosition
-from .throughput_log import ThroughputLog
-from .trackers import replace_trackers
-from .watch import Watch
-from .weight_average import WeightAverage
 
 
 class AnyformerTrainer(MeshTrainer):
@@ -79,9 +75,9 @@ class AnyformerTrainer(MeshTrainer):
         shares: number of steps -> function from a step to its share of the peak learning rate, in place of
             `args.lr_scheduler_type`; None: there is none.
         validation_metrics: what validations measure beside the loss (validation_metrics.py); None: nothing.
-        engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines.py); None: under any.
+        engine: DDP, DeepSpeed, FSDP or mesh: training begins under it, or not at all; None: under any (engines/asked.py).
         audits_samples: whether the rows of each step are written down (audit.py).
-        watch: how the training looks after itself (watch.py).
+        watch: how the training looks after itself (guards/safety.py).
         **kwargs: as for MeshTrainer and transformers' Trainer.
     """
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.training.validation_metrics import check_answers
+from anyformer.pipelines.training.losses.validation_metrics import check_answers
 from processes import end_in_micro_batch, logged_losses
 from task_data import task_recipe
 

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import TrainingSection
-from anyformer.pipelines.training.audit import read_audit
-from anyformer.pipelines.training.elastic import check_engine_of, saved_under
-from anyformer.pipelines.training.global_batch import micro_batches, rows_per_step
+from anyformer.pipelines.training.engines.asked.elastic import check_engine_of, saved_under
+from anyformer.pipelines.training.engines.asked.global_batch import micro_batches, rows_per_step
+from anyformer.pipelines.training.guards.audit import read_audit
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import end_in_micro_batch, in_fresh_process, logged_losses, run_ranks

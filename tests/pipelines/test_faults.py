@@ -16,7 +16,7 @@ from anyformer.pipelines.storage.cache import cached_folder
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK, FolderInUse, folder_lock
 from anyformer.pipelines.training import run as run_module
-from anyformer.pipelines.training import stop_signal
+from anyformer.pipelines.training.guards import stop_signal
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch, free_port, logged_losses
 from safetensors.torch import load_file
@@ -208,7 +208,7 @@ def signals_in(callback: str, step: int, times: list[float], command, *arguments
 
     Returns the exit code. The callback goes on when all have been sent.
     """
-    from anyformer.pipelines.training.progress import ProgressLine
+    from anyformer.pipelines.training.log.progress import ProgressLine
 
     forget_the_parents_state()
     real = getattr(ProgressLine, callback)
@@ -297,7 +297,7 @@ def test_the_echo_of_a_signal_does_not_disturb_the_cleaning_up(monkeypatch):
 
 def dying_in(name: str, command, *arguments) -> int:
     """Run the command; this (forked) process dies when run.py's function `name` is called, or writes "finished"."""
-    from anyformer.pipelines.training.run_folder import RunFolder
+    from anyformer.pipelines.training.checkpoints.run_folder import RunFolder
 
     place, name, *status = (RunFolder, "write", "finished") if name == "finished" else (run_module, name)
     function = getattr(place, name)
@@ -364,7 +364,7 @@ def test_a_run_killed_at_any_point_after_its_last_step_is_completed_by_the_same_
 
 def without_reader(command, *arguments) -> int:
     """Run the command; whoever reads this (forked) process's output leaves before its third step."""
-    from anyformer.pipelines.training.progress import ProgressLine
+    from anyformer.pipelines.training.log.progress import ProgressLine
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 3:
@@ -469,7 +469,7 @@ def test_a_checkpoint_damaged_before_the_end_does_not_become_the_final_model(
         (damaged / "model.safetensors").write_bytes(weights)
 
     with monkeypatch.context() as patch:
-        patch.setattr("anyformer.pipelines.training.progress.ProgressLine.on_train_end", on_train_end)
+        patch.setattr("anyformer.pipelines.training.log.progress.ProgressLine.on_train_end", on_train_end)
         assert command(*words_of_command) == 2
     sentence = capsys.readouterr().err.strip()
     assert sentence.startswith(f"anyformer: {damaged}, {words} (model.safetensors has changed since it was written)")
@@ -479,7 +479,7 @@ def test_a_checkpoint_damaged_before_the_end_does_not_become_the_final_model(
 
 
 def test_a_run_does_not_begin_from_the_weights_of_a_damaged_checkpoint(tmp_path):
-    from anyformer.pipelines.training.from_weights import weights_to_begin_from
+    from anyformer.pipelines.training.checkpoints.from_weights import weights_to_begin_from
     from test_checkpointing import make
 
     good, damaged = (make(tmp_path / "run", step) for step in (1, 2))
@@ -495,7 +495,7 @@ def test_a_run_does_not_begin_from_the_weights_of_a_damaged_checkpoint(tmp_path)
 def test_a_final_loss_that_is_no_number_does_not_end_as_finished(
     value, short_recipe, command, tmp_path, capsys, monkeypatch
 ):
-    from anyformer.pipelines.training.evaluation_sums import EvaluationSums
+    from anyformer.pipelines.training.losses.evaluation_sums import EvaluationSums
 
     monkeypatch.setattr(EvaluationSums, "metrics", lambda *_: {"loss": value, "nll": value, "predictions": 1})
     assert command("train", short_recipe) == 2
@@ -507,7 +507,7 @@ def test_a_final_loss_that_is_no_number_does_not_end_as_finished(
 def test_going_on_under_other_versions_is_said_and_all_of_them_are_kept(
     short_recipe, command, tmp_path, capsys, monkeypatch
 ):
-    from anyformer.pipelines.training import run_folder
+    from anyformer.pipelines.training.checkpoints import run_folder
 
     run, now = tmp_path / "run", run_folder.package_versions()
     before = now | {"torch": "2.11.0", "transformers": "5.17.0"}
@@ -529,7 +529,7 @@ def test_going_on_under_other_versions_is_said_and_all_of_them_are_kept(
 @pytest.mark.parametrize("file", ["manifest.json", "anyformer_run.json"])
 def test_a_checkpoint_with_a_malformed_record_is_set_aside_for_the_one_before(file, text, tmp_path):
     from anyformer.pipelines.recipes.compose import load_recipe
-    from anyformer.pipelines.training.run_folder import RunFolder
+    from anyformer.pipelines.training.checkpoints.run_folder import RunFolder
     from test_checkpointing import make
 
     recipe = load_recipe("quickstart", [f"training.output_dir={tmp_path}"])

@@ -7,7 +7,7 @@ import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import ParallelismSettings, TrainingSection
 from anyformer.pipelines.reporting.charts import layers_of
-from anyformer.pipelines.training.gradient_norms import check_gradient_norms, layer_of
+from anyformer.pipelines.training.guards.gradient_norms import check_gradient_norms, layer_of
 
 
 def test_a_parameter_belongs_to_its_layer_under_any_wrapper():

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from anyformer.pipelines.training.cross_entropy import loss_of_logits
+from anyformer.pipelines.training.losses.cross_entropy import loss_of_logits
 from image_data import image_recipe, picture
 from local_hub import run_without_anyformer
 from processes import end_in_micro_batch, free_port

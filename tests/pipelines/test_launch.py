@@ -14,7 +14,7 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped
 from anyformer.pipelines.training import launch
 from anyformer.pipelines.training.arguments import training_arguments
-from anyformer.pipelines.training.engines import check_engine, check_launcher, check_world_size
+from anyformer.pipelines.training.engines.asked import check_engine, check_launcher, check_world_size
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, free_port, logged_losses
 from test_distributed import assert_close, forget_the_parents_state, needs_deepspeed

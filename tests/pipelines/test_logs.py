@@ -10,8 +10,8 @@ import torch
 from anyformer.pipelines.metrics import wilson
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.learning_rate import begin_above_zero
-from anyformer.pipelines.training.progress import MetricsFile, describe
-from anyformer.pipelines.training.trackers import Wandb
+from anyformer.pipelines.training.log.progress import MetricsFile, describe
+from anyformer.pipelines.training.log.trackers import Wandb
 from anyformer.pipelines.words import aligned, at_limit, counted
 from transformers import get_scheduler
 from transformers.integrations import WandbCallback

@@ -13,7 +13,7 @@ from anyformer.pipelines.objectives.mixture_stream import PLACE, PlacedStream
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
-from anyformer.pipelines.training.audit import read_audit
+from anyformer.pipelines.training.guards.audit import read_audit
 from processes import end_in_micro_batch, run_ranks
 from test_distributed import TOLERANCE, rank_main
 from test_mixture import TEXTS

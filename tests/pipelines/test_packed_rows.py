@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.training.packed_rows import keeps_documents_apart
+from anyformer.pipelines.training.guards.documents_apart import keeps_documents_apart
 from transformers import (
     BertConfig,
     BertForMaskedLM,

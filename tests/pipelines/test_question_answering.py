@@ -13,7 +13,7 @@ from anyformer.pipelines.objectives.answer_spans import best_spans
 from anyformer.pipelines.objectives.base import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.training.model_loss import ModelLoss
+from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_data import CHARACTERS, NAMES, NEUTRAL, contexts, task_recipe, write_lines

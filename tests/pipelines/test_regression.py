@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from anyformer.modeling.task_losses import sequence_classification_loss
-from anyformer.pipelines.training.cross_entropy import loss_of_logits
+from anyformer.pipelines.training.losses.cross_entropy import loss_of_logits
 from task_data import task_recipe, write_lines
 
 

@@ -22,8 +22,8 @@ from anyformer.pipelines.reporting.parameters import part_of
 from anyformer.pipelines.reporting.report import write_report
 from anyformer.pipelines.reporting.rows import as_html
 from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
-from anyformer.pipelines.training.recorded_rows import as_png
-from anyformer.pipelines.training.report import ReportPage
+from anyformer.pipelines.training.log.report_page import ReportPage
+from anyformer.pipelines.training.log.sample_rows import as_png
 from anyformer.pipelines.words import with_deviation
 from processes import end_in_micro_batch
 

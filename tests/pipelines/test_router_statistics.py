@@ -12,8 +12,8 @@ from anyformer.modeling.configuration_moe import AnyformerMoeConfig
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.plots import plot_routers
-from anyformer.pipelines.training.progress import describe
-from anyformer.pipelines.training.router_statistics import RouterStatistics
+from anyformer.pipelines.training.guards.router_statistics import RouterStatistics
+from anyformer.pipelines.training.log.progress import describe
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import run_ranks
 from test_distributed import rank_main

@@ -4,7 +4,7 @@ import json
 import statistics
 
 import pytest
-from anyformer.pipelines.training.comparison import compared
+from anyformer.pipelines.training.log.compared_runs import compared
 from processes import run_ranks
 from task_data import task_recipe
 from test_distributed import rank_main

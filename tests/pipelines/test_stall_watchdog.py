@@ -4,7 +4,7 @@ import signal
 
 import pytest
 from anyformer.pipelines.storage.checkpoints import STAGING, list_checkpoints
-from anyformer.pipelines.training.stall_watchdog import EXIT_STALLED, SLOWEST_DISK, StallWatchdog
+from anyformer.pipelines.training.guards.stall_watchdog import EXIT_STALLED, SLOWEST_DISK, StallWatchdog
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, free_port, logged_losses
 from transformers import TrainerState

@@ -11,10 +11,10 @@ from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.metrics_file import read_metrics
-from anyformer.pipelines.training.router_statistics import RouterStatistics, at_work
-from anyformer.pipelines.training.step_guard import ENOUGH, SAID, StepGuard, check_step_guard
+from anyformer.pipelines.training.guards.router_statistics import RouterStatistics, at_work
+from anyformer.pipelines.training.guards.safety import Watch
+from anyformer.pipelines.training.guards.step_guard import ENOUGH, SAID, StepGuard, check_step_guard
 from anyformer.pipelines.training.trainer import AnyformerTrainer
-from anyformer.pipelines.training.watch import Watch
 from processes import run_ranks
 from test_distributed import forget_the_parents_state
 from torch.utils.data import TensorDataset

@@ -14,8 +14,8 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, MixtureSource, TokenizerSection
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
-from anyformer.pipelines.training.audit import read_audit
-from anyformer.pipelines.training.stream_position import StreamPosition
+from anyformer.pipelines.training.checkpoints.stream_position import StreamPosition
+from anyformer.pipelines.training.guards.audit import read_audit
 from processes import end_in_micro_batch, run_ranks
 from safetensors.torch import load_file
 from test_distributed import TOLERANCE, rank_main

@@ -15,7 +15,7 @@ from anyformer.pipelines.objectives.text_to_text import read_number, source_colu
 from anyformer.pipelines.objectives.translation import Translation
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.training.validation_metrics import ValidationMetrics
+from anyformer.pipelines.training.losses.validation_metrics import ValidationMetrics
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import end_in_micro_batch

@@ -7,8 +7,8 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.arguments import training_arguments
-from anyformer.pipelines.training.engines import check_checkpoint_average
-from anyformer.pipelines.training.weight_average import AVERAGE_FILE, WeightAverage
+from anyformer.pipelines.training.checkpoints.weight_average import AVERAGE_FILE, WeightAverage
+from anyformer.pipelines.training.engines.asked import check_checkpoint_average
 from processes import end_in_micro_batch, logged_losses
 from safetensors.torch import load_file
 

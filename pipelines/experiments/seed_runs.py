@@ -1,0 +1,61 @@
+"""One recipe trained with several seeds: ordinary runs in folders of their own, compared at the end."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import UserError
+from ..json_text import json_text
+from ..recipes.schema import Recipe
+from ..storage.atomic import write_atomically
+from ..training.log.compared_runs import compared, comparing_table
+from ..training.log.summary import console
+from ..training.run import train
+
+FILE = "seeds.json"
+
+
+def recipe_with_seed(recipe: Recipe, seed: int) -> Recipe:
+    """The recipe of the run with a seed, in output_dir/seed-N."""
+    folder = Path(recipe.training.output_dir) / f"seed-{seed}"
+    copy = replace(recipe, training=replace(recipe.training, seed=seed, output_dir=str(folder)))
+    copy.trust_remote_code = recipe.trust_remote_code
+    return copy
+
+
+def train_seeds(recipe: Recipe, seeds: list[int], *, dry_run: bool = False, quiet: bool = False) -> int:
+    """Train the recipe once with each seed, or go on; then print a table and write output_dir/seeds.json.
+
+    Each run is the one that `training.seed=N training.output_dir=.../seed-N` makes, and one that is finished is not
+    made again. Returns the exit code: that of the first run which was stopped, else 0. dry_run: tries the first seed.
+
+    Raises:
+        UserError: runs that would be published over each other or share DeepSpeed's engine, or as `train`.
+    """
+    if recipe.publish.repo_id is not None:
+        raise UserError(
+            f"publish.repo_id={recipe.publish.repo_id} does not go with --seeds, whose runs would replace each other "
+            f"there; publish the one you choose with anyformer publish"
+        )
+    by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    if by_launcher or recipe.training.extra.get("deepspeed") is not None:
+        raise UserError("--seeds does not go with DeepSpeed, which trains once in a process; start each training.seed")
+    found = {}
+    for seed in seeds:
+        one = recipe_with_seed(recipe, seed)
+        code = train(one, dry_run=dry_run, quiet=quiet)
+        if code or dry_run:
+            return code
+        run = Path(one.training.output_dir)
+        if int(os.environ.get("RANK", "0")) == 0:  # the others end before its run.json is written
+            found[run.name] = json.loads((run / "run.json").read_text(encoding="utf-8"))["metrics"]
+    if found:
+        result = {"recipe": recipe.name, "seeds": seeds, "metrics": compared(found)}
+        path = Path(recipe.training.output_dir) / FILE
+        write_atomically(path, json_text(result) + "\n")
+        if not quiet:
+            console.rule(f"{recipe.name} with {len(seeds)} seeds", align="left")
+            console.print(comparing_table(found))
+            console.print(f"written to {path}", markup=False)
+    return 0

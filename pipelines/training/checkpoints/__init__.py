@@ -1,0 +1,1 @@
+"""Checkpoints: the run folder, what a checkpoint holds, and going on from one."""

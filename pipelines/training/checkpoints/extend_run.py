@@ -1,0 +1,72 @@
+"""More steps for a run: when a longer one is its continuation, and `--extend`, which makes it one.
+
+A checkpoint of step c belongs to a longer run where both have had the same learning rates up to c. Schedules that do
+not look ahead (constant, inverse_sqrt) allow that at any step, wsd until its decay begins. Others have decayed by then:
+an extended run begins a new stretch of the schedule where the old one ended (`training.restarts`).
+"""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...recipes.compose import LENGTH, resume_differences
+from ...recipes.schema import Recipe, TrainingSection
+
+ROUNDING = 1e-12  # of shares of the peak learning rate, from 0 to 1
+
+
+def differs_in_length_alone(stored: dict[str, Any], recipe: Recipe) -> bool:
+    """Whether a stored recipe and this one train alike but for the number of steps."""
+    found = {path for path, _, _ in resume_differences(stored, recipe.to_dict())}
+    return bool(found) and found <= set(LENGTH)
+
+
+def section_of(stored: dict[str, Any]) -> TrainingSection:
+    """The training section of a stored recipe, as far as it says how long a run is and how it learns."""
+    names = {field.name for field in fields(TrainingSection)} - {"lora", "extra"}
+    return TrainingSection(**{name: value for name, value in stored["training"].items() if name in names})
+
+
+def shared_steps(old: TrainingSection, old_total: int, new: TrainingSection, new_total: int) -> int:
+    """How many first steps two runs make with the same learning rates; the total numbers of their steps are given."""
+    from ..learning_rate import share_of_steps
+
+    one, other = share_of_steps(old, old_total), share_of_steps(new, new_total)
+    steps = min(old_total, new_total)
+    return next((step for step in range(steps) if abs(one(step) - other(step)) > ROUNDING), steps)
+
+
+def extend(recipe: Recipe) -> None:
+    """Let the recipe begin warm-up and decay anew where the finished run in its output_dir ended.
+
+    A run that has been extended to this recipe already keeps its restarts, so that the same command goes on with it.
+    Raises UserError where there is no finished run, it ended early, or no more steps are asked for.
+    """
+    where = f"training.output_dir={recipe.training.output_dir}"
+    try:
+        run = json.loads((Path(recipe.training.output_dir) / "run.json").read_text(encoding="utf-8"))
+        stored, status, steps = run["recipe"], run["status"], run.get("steps")
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{where} holds no run to extend; train it first, without --extend") from None
+    restarts = section_of(stored).restarts
+    if restarts and next(resume_differences(stored, _with(recipe, restarts).to_dict()), None) is None:
+        recipe.training.restarts = restarts
+        return
+    if status != "finished":
+        raise UserError(f"{where}: the run there is not finished; let the same command without --extend go on first")
+    if "ended_early" in run:
+        raise UserError(f"{where}: {run['ended_early']}; begin another run from it, by model.name_or_path")
+    most = recipe.training.max_steps
+    if most > 0 and most <= steps:
+        raise UserError(
+            f"training.max_steps={most} is no more than the {steps:,} steps that the run in {where} has made"
+        )
+    recipe.training.restarts = [*restarts, steps]
+
+
+def _with(recipe: Recipe, restarts: list[int]) -> Recipe:
+    from dataclasses import replace
+
+    return replace(recipe, training=replace(recipe.training, restarts=restarts))

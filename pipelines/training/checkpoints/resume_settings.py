@@ -1,0 +1,44 @@
+"""A resumed run follows its own settings where its checkpoint holds other values."""
+
+from pathlib import Path
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from ...storage.checkpoints import RUN_FILE
+from ..learning_rate import replace_shares
+from .run_folder import read_identity
+
+
+class ResumedSettings(TrainerCallback):
+    """Puts the settings of a resumed run in place of those that Trainer has read from the checkpoint.
+
+    These are the steps between two logs, validations and checkpoints, and the learning rate of the next step, which a
+    longer run may have changed. The best metric so far is forgotten where another metric chooses the best model.
+    """
+
+    stored: dict[str, Any] | None = None  # the recipe of the checkpoint, where there is one
+
+    def begin(self, checkpoint: str | Path | None) -> None:
+        """Training begins, at its beginning or at a checkpoint."""
+        identity = None if checkpoint is None else read_identity(Path(checkpoint) / RUN_FILE)
+        self.stored = None if identity is None else identity["recipe"]
+
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        state.compute_steps(args, state.max_steps)
+        scheduler = getattr(lr_scheduler, "scheduler", lr_scheduler)  # accelerate may have wrapped it
+        if isinstance(scheduler, LambdaLR):
+            replace_shares(scheduler, scheduler.lr_lambdas)
+        evaluation = (self.stored or {}).get("evaluation", {})
+        if evaluation.get("best_metric", args.metric_for_best_model) != args.metric_for_best_model:
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+
+
+def saved_attributes(state, callback: ExportableState) -> dict[str, Any]:
+    """What a checkpoint holds of a callback.
+
+    One that the checkpoint does not know gets a place in the state: Trainer would look for it at the next checkpoint.
+    """
+    return state.stateful_callbacks.setdefault(type(callback).__name__, callback.state()).get("attributes", {})

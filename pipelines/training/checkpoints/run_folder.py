@@ -1,0 +1,284 @@
+"""The folder of a run: what identifies it, whether it can go on, whether it is finished."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...adapters import ADAPTER_CONFIG
+from ...errors import UserError
+from ...json_text import json_text
+from ...plugins import loaded_plugins
+from ...recipes.compose import resume_difference
+from ...recipes.schema import Recipe, TrainingSection
+from ...reporting.run_log import COMPLETING
+from ...storage.atomic import write_atomically
+from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
+from ...storage.folder_lock import FolderInUse, folder_lock
+from ..engines.global_batch import SETTINGS, rows_per_step, same_step
+from .extend_run import differs_in_length_alone, section_of, shared_steps
+
+PACKAGES = ("anyformer", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "deepspeed")
+
+
+@cache
+def package_versions() -> dict[str, str]:
+    """Installed versions of Python and of the packages a run's numbers depend on."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # an extra that is not installed
+    return versions
+
+
+def say(sentence: str) -> None:
+    """One line for the user, beside what a program may read."""
+    print(f"anyformer: {sentence}", file=sys.stderr)
+
+
+def read_identity(path: Path) -> dict[str, Any] | None:
+    """The identity of a run as run.json and checkpoints hold it; None where the file is missing or damaged."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        readable = isinstance(stored["recipe"], dict) and isinstance(stored["data"]["fingerprint"], str)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return stored if readable else None
+
+
+def rows_of_stored(stored: dict) -> int | None:
+    """The rows of a step of a stored run; None where it does not say how many processes trained it."""
+    processes = stored.get("world_size")
+    if "rows_per_step" in stored or processes is None:
+        return stored.get("rows_per_step")
+    return rows_per_step(section_of(stored["recipe"]), processes)
+
+
+@dataclass
+class RunFolder:
+    """`output_dir` of a recipe together with the identity of the run that writes into it.
+
+    data: fingerprint and sizes of the data; `fingerprint` identifies it. total_steps: training section -> all steps of
+    a run with these data and rows of a step, None where that is not known. rows_per_step: of all processes; None: not
+    known yet. auto_batch: what auto_batch.py has found. versions_by_step: of a run that has gone on under
+    other versions than those of its first steps, {"from_step": 0, "torch": ...} and so on, the oldest first.
+    """
+
+    recipe: Recipe
+    data: dict
+    total_steps: Callable[[TrainingSection], int | None] = lambda section: None
+    rows_per_step: int | None = None
+    auto_batch: dict | None = None
+    versions_by_step: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.recipe.training.output_dir)
+
+    def identity(self) -> dict:
+        """What is saved with the run and in each checkpoint, and compared before a run goes on."""
+        return {
+            "recipe": self.recipe.to_dict(),
+            "seed": self.recipe.training.seed,
+            "versions": package_versions(),
+            "data": self.data,
+            **({"versions_by_step": self.versions_by_step} if self.versions_by_step else {}),
+            **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
+            **({"auto_batch": self.auto_batch} if self.auto_batch is not None else {}),
+        }
+
+    def check_same_run(self, folder: Path, stored: dict) -> None:
+        """Raise UserError if `folder` belongs to a run with another recipe or other data, not just to a shorter one."""
+        difference = None
+        if not self.is_longer_than(stored):
+            difference = resume_difference(self.recipe_of(stored), self.recipe.to_dict())
+        if difference is None and stored["data"]["fingerprint"] != self.data["fingerprint"]:
+            difference = (
+                f"the data has changed (fingerprint {stored['data']['fingerprint'][:12]} there, "
+                f"{self.data['fingerprint'][:12]} here)"
+            )
+        base = "base_weights"  # of a run with LoRA, whose checkpoints do not hold them
+        if difference is None and stored["data"].get(base) != self.data.get(base):
+            difference = f"the weights of model.name_or_path={self.recipe.model.name_or_path!r} have changed since"
+        if difference is not None:
+            raise UserError(
+                f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir, begin "
+                f"from its weights with --from-weights, or delete {folder} to start over"
+            )
+
+    def rows_per_step_before(self) -> int | None:
+        """The rows of a step of the run that goes on here, where the recipe says of a step what it said there.
+
+        None where no run goes on, and where the recipe now speaks of other rows.
+        """
+        for checkpoint in list_checkpoints(self.path):
+            stored = read_identity(checkpoint / RUN_FILE)
+            if stored is not None:
+                same = same_step(section_of(stored["recipe"]), self.recipe.training)
+                return rows_of_stored(stored) if same else None
+        return None
+
+    def recipe_of(self, stored: dict) -> dict:
+        """The recipe of a stored run, with this one's words for a step of as many rows."""
+        recipe = stored["recipe"]
+        if self.rows_per_step is None or rows_of_stored(stored) != self.rows_per_step:
+            return recipe
+        own = {name: getattr(self.recipe.training, name) for name in SETTINGS}
+        return recipe | {"training": recipe["training"] | own}
+
+    def is_longer_than(self, stored: dict) -> bool:
+        """Whether the stored run differs from this one in its length alone, and is the shorter one."""
+        if not differs_in_length_alone(self.recipe_of(stored), self.recipe):
+            return False
+        there, here = self.total_steps(section_of(stored["recipe"])), self.total_steps(self.recipe.training)
+        return there is not None and here is not None and there < here
+
+    def leave_shorter_runs_end(self, found: list[tuple[Path, dict]]) -> None:
+        """Rename the checkpoints of a shorter run that had other learning rates than this one has up to there.
+
+        found: checkpoints and their identities, newest first. Raises UserError where none would be left.
+        """
+        if not found or not self.is_longer_than(found[0][1]):
+            return
+        old, new = section_of(found[0][1]["recipe"]), self.recipe.training
+        there, here = self.total_steps(old), self.total_steps(new)
+        shared = shared_steps(old, there, new, here)
+        late = [checkpoint for checkpoint, _ in found if step_of(checkpoint) > shared]
+        if len(late) == len(found):
+            raise UserError(
+                f"training.output_dir={self.path} holds a run of {there:,} steps, whose learning rates "
+                f"({old.lr_scheduler_type}) are not those of {here:,} steps after step {shared:,}; when it has ended, "
+                f"--extend goes on from there with a warm-up and decay of its own, or choose another output_dir"
+            )
+        for checkpoint in late:
+            os.replace(checkpoint, self.path / f"decayed-{checkpoint.name}")  # which list_checkpoints does not match
+            say(f"{checkpoint} is of the shorter run's last steps; renamed to decayed-{checkpoint.name}")
+
+    def checkpoint_to_resume(self) -> Path | None:
+        """The newest complete checkpoint of this very run, or None for an empty folder.
+
+        Raises UserError where the folder holds checkpoints of another run, or training.resume forbids going on.
+        """
+        found = list_checkpoints(self.path)
+        if not found:
+            return find_last_complete(self.path)
+        if not self.recipe.training.resume:
+            raise UserError(
+                f"training.output_dir={self.path} already holds {found[0].name}, and training.resume is false; "
+                f"choose another output_dir"
+            )
+        if not any((checkpoint / RUN_FILE).is_file() or (checkpoint / MANIFEST).is_file() for checkpoint in found):
+            raise UserError(
+                f"training.output_dir={self.path} holds {found[0].name}, which anyformer did not write; "
+                f"choose another output_dir"
+            )
+        own = []
+        for checkpoint in found:
+            stored = read_identity(checkpoint / RUN_FILE)
+            if stored is None or not isinstance(stored.get("world_size"), int):
+                continue  # damaged: set aside below
+            self.check_same_run(checkpoint, stored)
+            own.append((checkpoint, stored))
+        self.leave_shorter_runs_end(own)
+        return find_last_complete(self.path, report=say)
+
+    def keep_versions_of(self, checkpoint: Path) -> None:
+        """Keep under which versions the steps up to a checkpoint were made; say where others are installed now."""
+        stored = read_identity(checkpoint / RUN_FILE) or {}
+        there, here, step = stored.get("versions") or {}, package_versions(), step_of(checkpoint)
+        self.versions_by_step = stored.get("versions_by_step") or []
+        other = [name for name in here if there and there.get(name) != here[name]]
+        if other:
+            first = self.versions_by_step or [{"from_step": 0} | there]
+            self.versions_by_step = [*first, {"from_step": step} | here]
+            changes = ", ".join(f"{name} {there.get(name, 'not installed')} -> {here[name]}" for name in other)
+            say(f"{checkpoint.name} was written under other versions ({changes}); run.json keeps both")
+
+    def check_free(self) -> None:
+        """Raise UserError where another run has finished here, or has left a checkpoint; nothing is changed."""
+        stored = read_identity(self.path / "run.json")
+        if stored is not None and (stored.get("status") in (COMPLETING, "finished") or list_checkpoints(self.path)):
+            self.check_same_run(self.path, stored)
+
+    def finished(self) -> dict | None:
+        """The result of this very run, if it has ended already; raises UserError for another run's result.
+
+        A start that failed before its first checkpoint left nothing worth keeping: the folder is anyone's. A run.json
+        that cannot be read is set aside where checkpoints can take its place.
+        """
+        path, checkpoints = self.path / "run.json", list_checkpoints(self.path)
+        if not path.exists():
+            return None
+        stored = read_identity(path)
+        if stored is None:
+            if not checkpoints and any((self.path / name).exists() for name in ("config.json", ADAPTER_CONFIG)):
+                raise UserError(
+                    f"{path} cannot be read, and no checkpoint says which run the model in {self.path} is of; choose "
+                    f"another output_dir"
+                )
+            say(f"{path} cannot be read; set aside as {set_aside(path).name}, the checkpoints say how far the run is")
+            return None
+        self.check_free()
+        if stored.get("status") != "finished":
+            return None
+        if not self.is_longer_than(stored):
+            return stored
+        if not checkpoints:
+            raise UserError(
+                f"training.output_dir={self.path} holds a finished run of fewer steps and none of its checkpoints to "
+                f"go on from; begin from its weights with --from-weights, or choose another output_dir"
+            )
+        return None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the folder for this process during the block: it exists, can be written, and no other run writes to it.
+
+        Raises UserError where it cannot be written, or another process holds it.
+        """
+        was_there = self.path.exists()
+        self.check_writable()
+        try:
+            with folder_lock(self.path):
+                yield
+        except FolderInUse as holder:
+            raise UserError(
+                f"training.output_dir={self.path} is in use by {holder}; stop that run or wait for its end, or choose "
+                f"another output_dir"
+            ) from None
+        finally:
+            if not was_there:
+                with suppress(OSError):  # not empty: the run has begun
+                    self.path.rmdir()
+
+    def check_writable(self) -> None:
+        """Create the folder; raise UserError where that, or writing into it, is not allowed."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".write-test-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UserError(
+                f"training.output_dir={self.path} cannot be written ({error.strerror}); choose another folder"
+            ) from error
+
+    def write(self, status: str, **facts) -> None:
+        """Write recipe.yaml and run.json: the identity, the status and whatever is known by now."""
+        write_atomically(self.path / "recipe.yaml", self.recipe.to_yaml())
+        run = self.identity() | {"status": status} | facts
+        write_atomically(self.path / "run.json", json_text(run))
+
+    def add(self, **facts) -> None:
+        """Add to what run.json says."""
+        path = self.path / "run.json"
+        write_atomically(path, json_text(json.loads(path.read_text(encoding="utf-8")) | facts))

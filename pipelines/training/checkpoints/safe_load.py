@@ -1,0 +1,107 @@
+"""A checkpoint is read as tensors and plain data: what else a file holds is refused before it can run.
+
+Trainer itself reads so. DeepSpeed asks torch for whole pickles; torch can be told to give nobody more than that.
+"""
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from transformers.trainer_pt_utils import safe_globals
+
+from ...environment import variable
+from ...errors import UserError
+
+FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch/serialization.py: over what the caller says
+PICKLES = ("*.pt", "*.pth")
+
+
+def of_deepspeed() -> list[type]:
+    """Classes of DeepSpeed's own, without code that runs when they are made, that its checkpoints hold."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+
+
+# What the table of contents of torch's distributed checkpoints is made of: which tensor is in which file.
+OF_SHARDS = {
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
+        *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("PosixPath", "WindowsPath"),
+    "torch": ("Size", "float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool"),
+}
+
+
+class ContentsOfShards(pickle.Unpickler):
+    """Reads such a table, and nothing that could run code."""
+
+    def find_class(self, module, name):
+        if name not in OF_SHARDS.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a table of contents")
+        return super().find_class(module, name)
+
+
+@contextmanager
+def plain_shards_alone(folder: Path) -> Iterator[None]:
+    """In the block torch reads the shards of a folder as tensors and plain data.
+
+    Raises UserError where their table of contents, which torch reads as a whole pickle, holds more than that.
+    """
+    try:
+        with open(folder / ".metadata", "rb") as file:
+            ContentsOfShards(file).load()
+    except (pickle.UnpicklingError, EOFError, OSError) as error:
+        raise UserError(
+            f"{folder / '.metadata'} is no table of contents of shards ({error}), so it was not read; delete this "
+            f"checkpoint to go on from the one before it"
+        ) from error
+    with variable(FORCE, "1"):
+        yield
+
+
+@contextmanager
+def plain_data_alone(deepspeed: bool) -> Iterator[None]:
+    """In the block DeepSpeed gets tensors, plain data and its own classes of a file, or an error."""
+    if not deepspeed:
+        yield
+        return
+    with variable(FORCE, "1"), torch.serialization.safe_globals(of_deepspeed()):
+        yield
+
+
+@contextmanager
+def forged_files_named(checkpoint: Path | None, deepspeed: bool) -> Iterator[None]:
+    """Raise UserError with the file's name where the block fails because a checkpoint holds more than plain data."""
+    try:
+        yield
+    except Exception as error:
+        # By its name: whoever imports the module of that class could read pickles.
+        if checkpoint is None or type(error).__name__ != "UnpicklingError":
+            raise
+        name = first_with_more(checkpoint, deepspeed)
+        if name is None:
+            raise
+        raise UserError(
+            f"{checkpoint}: {name} holds more than tensors and plain data, and reading that could run code, so it was "
+            f"not read; delete this checkpoint to go on from the one before it"
+        ) from error
+
+
+def first_with_more(checkpoint: Path, deepspeed: bool) -> str | None:
+    """The first file of a checkpoint that torch does not read as plain data."""
+    with safe_globals(), torch.serialization.safe_globals(of_deepspeed()) if deepspeed else nullcontext():
+        for file in sorted(file for pattern in PICKLES for file in checkpoint.rglob(pattern)):
+            try:
+                torch.load(file, map_location="cpu", weights_only=True)
+            except Exception as error:
+                if type(error).__name__ == "UnpicklingError":
+                    return str(file.relative_to(checkpoint))
+    return None

@@ -1,0 +1,132 @@
+"""Averages of the weights: a moving one over the optimizer steps, and the mean of the newest checkpoints.
+
+The moving average is measured, and saved at the end.
+
+After step n: average = decay_n * average + (1 - decay_n) * weights (Polyak and Juditsky 1992, in the exponential form).
+With warm-up decay_n = min(decay, (1 + n) / (10 + n)), as in tf.train.ExponentialMovingAverage and diffusers' EMAModel:
+the random weights of the beginning are soon forgotten, also in a short run.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from transformers import TrainerCallback
+
+from ...errors import UserError
+from ..lora import is_adapted, load_weights
+
+AVERAGE_FILE = "weight_average.safetensors"  # in each checkpoint, beside the weights that training goes on from
+
+
+class WeightAverage(TrainerCallback):
+    """The average of a model's trained parameters, as a callback of the Trainer; each process keeps an equal one.
+
+    Parameters that are not trained, and buffers, stay the model's own, as in torch's AveragedModel. The average has the
+    parameters' dtype and device and takes as much memory as they do.
+
+    Args:
+        decay: share of the average that stays in a step, at least 0 and below 1; 0: the average is the weights.
+        warmup: whether the first steps have a smaller decay.
+    """
+
+    def __init__(self, decay: float, warmup: bool = True):
+        self.decay, self.warmup = decay, warmup
+        self.weights: dict[str, torch.Tensor] = {}  # by the name of the parameter
+        self._start: Path | None = None
+
+    def decay_of(self, step: int) -> float:
+        """The decay of the optimizer step `step`, counted from 1."""
+        return min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
+
+    def begin(self, checkpoint: str | Path | None) -> None:
+        """Say where the next training starts: from the average of a checkpoint, or from the model's weights."""
+        self._start = None if checkpoint is None else Path(checkpoint)
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.weights = {name: p.detach().clone() for name, p in trained(model).items()}
+        if self._start is not None:
+            self.load(self._start)
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.update(model, state.global_step)
+
+    @torch.no_grad()
+    def update(self, model: torch.nn.Module, step: int) -> None:
+        """Take in the weights after the optimizer step `step`, counted from 1."""
+        get_ema_multi_avg_fn(self.decay_of(step))(list(self.weights.values()), list(trained(model).values()), step)
+
+    @contextmanager
+    @torch.no_grad()
+    def swapped_in(self, model: torch.nn.Module) -> Iterator[None]:
+        """The model has the average during the block, and exactly its own weights again after it."""
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    @torch.no_grad()
+    def _swap(self, model: torch.nn.Module) -> None:
+        for name, parameter in trained(model).items():  # one at a time: no third copy of all weights
+            own = parameter.clone()
+            parameter.copy_(self.weights[name])
+            self.weights[name].copy_(own)
+
+    @torch.no_grad()
+    def settle(self, model: torch.nn.Module) -> None:
+        """Give the model the average for good; nothing is kept beside it."""
+        for name, parameter in trained(model).items():
+            parameter.copy_(self.weights[name])
+        self.weights = {}
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the average into the folder of a checkpoint."""
+        self.writer(checkpoint)()
+
+    def writer(self, checkpoint: Path, copied: Callable[[dict], dict] | None = None) -> Callable[[], None]:
+        """What writes the average of now into a checkpoint's folder, later where `copied` makes a copy of it."""
+        weights = self.weights if copied is None else copied(self.weights)
+        return lambda: save_file({name: x.contiguous() for name, x in weights.items()}, str(checkpoint / AVERAGE_FILE))
+
+    @torch.no_grad()
+    def load(self, checkpoint: str | Path) -> None:
+        """Take the average of a checkpoint. Raises UserError where it does not hold that of this model."""
+        path = Path(checkpoint) / AVERAGE_FILE
+        found = load_file(path) if path.is_file() else {}
+        if found.keys() != self.weights.keys():
+            raise UserError(
+                f"{path} does not hold the average of this model's weights; delete {checkpoint} to go on from the one "
+                f"before it, or start over in another training.output_dir"
+            )
+        for name, x in self.weights.items():
+            x.copy_(found[name])
+
+
+def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that a training changes, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def average_weights(checkpoints: list[Path]) -> dict[str, torch.Tensor]:
+    """The mean of the weights of the checkpoints; integer buffers are those of the first one."""
+    total: dict[str, torch.Tensor] = {}
+    for checkpoint in checkpoints:
+        for file in checkpoint.glob("*model*.safetensors"):  # one file, the shards of a large model, or an adapter
+            for name, tensor in load_file(file).items():
+                total[name] = total[name] + tensor if name in total else tensor
+    return {name: x / len(checkpoints) if x.is_floating_point() else x for name, x in total.items()}
+
+
+def load_average(model: torch.nn.Module, found: list[Path]):
+    """Give a model the mean of the weights of some checkpoints.
+
+    Returns what load_state_dict found; None of an adapter, which takes all of its weights.
+    """
+    if is_adapted(model):
+        load_weights(model, average_weights(found))
+        return None
+    return model.load_state_dict(average_weights(found), strict=False)

@@ -1,0 +1,1 @@
+"""Engines: how several processes share model, rows and checkpoints."""

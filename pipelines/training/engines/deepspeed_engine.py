@@ -1,0 +1,137 @@
+"""DeepSpeed: its configuration, its process group, and models that are built whole under ZeRO-3."""
+
+import functools
+import json
+import os
+import sys
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import UserError, did_you_mean
+from ...recipes.files import text_of
+from ...recipes.types import show
+
+if TYPE_CHECKING:  # the launcher reads configurations without torch
+    from transformers import TrainingArguments
+
+
+def shipped_deepspeed() -> dict:
+    """{name: file} of configs/deepspeed."""
+    folder = resources.files("anyformer.configs") / "deepspeed"
+    return {f.name.removesuffix(".json"): f for f in folder.iterdir() if f.name.endswith(".json")}
+
+
+def deepspeed_config(value):
+    """A path or dict as it is; a name such as `zero2` as the shipped configs/deepspeed/zero2.json."""
+    if not isinstance(value, str) or os.path.exists(value):
+        return value
+    shipped = shipped_deepspeed()
+    if value not in shipped:
+        raise UserError(f"training.deepspeed={value!r} is neither a file nor shipped{did_you_mean(value, shipped)}")
+    return str(shipped[value])
+
+
+def check_deepspeed(given) -> None:
+    """Raise UserError where DeepSpeed cannot run: without a launcher, with a broken file, or with elastic settings.
+
+    given: the setting as the recipe has it.
+    """
+    setting = f"training.deepspeed={show(given)}"
+    if "RANK" not in os.environ:
+        raise UserError(
+            f"{setting} needs a launcher, which starts one process per device; add --launch zero2 to anyformer train, "
+            f"or write torchrun --nproc_per_node 1 scripts/train.py in its place"
+        )
+    config = read_deepspeed(given)
+    zero = config.get("zero_optimization")
+    if "elasticity" in config or (isinstance(zero, dict) and zero.get("elastic_checkpoint")):
+        name = "elasticity" if "elasticity" in config else "zero_optimization.elastic_checkpoint"
+        raise UserError(
+            f"{setting}: {name} changes what a step computes with the number of processes; remove it (a run goes on "
+            f"with other numbers of processes by itself, with as many rows in a step)"
+        )
+
+
+def read_deepspeed(given) -> dict:
+    """The settings behind training.deepspeed; raises UserError for a file that holds none."""
+    setting, config = f"training.deepspeed={show(given)}", deepspeed_config(given)
+    if isinstance(config, str):
+        try:
+            config = json.loads(text_of(Path(config), setting))
+        except ValueError as error:
+            raise UserError(f"{setting} cannot be read as JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{setting} holds no settings; give one of the shipped names, such as zero2")
+    return config
+
+
+@functools.cache
+def say_that_it_compiles() -> None:
+    """One line of the main process before DeepSpeed's first use on a machine, when it compiles what it needs."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    built = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    if os.environ.get("RANK", "0") == "0" and not any(built.glob("**/*.so")):
+        print(
+            f"anyformer: DeepSpeed compiles its operators on first use, for one or two minutes each on two cores, and "
+            f"says nothing meanwhile; they are kept in {built}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def start_deepspeed(arguments: "TrainingArguments") -> None:
+    """Start DeepSpeed's own process group before a ZeRO-3 model is built.
+
+    A ZeRO-3 model is sharded over DeepSpeed's processes while it is built; without this there would be one. Processes
+    that share rows (sp) are grouped by DeepSpeed, too.
+    """
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    shared = getattr(arguments, "parallelism_config", None)
+    if is_deepspeed_zero3_enabled() or (shared is not None and shared.sp_size > 1):
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
+
+
+@contextmanager
+def whole_weights(arguments: "TrainingArguments"):
+    """Build fresh models whole on every process, also under ZeRO-3, which would build them in shards.
+
+    Shards are initialised in another order, so that a seed would give other weights than under DDP. This costs host
+    memory for the whole model on each process; a checkpoint is still loaded in shards.
+
+    transformers reads ZeRO-3 from a module-level variable (5.23: integrations/deepspeed.py, line 267), and no argument
+    overrides it: it is unset for the block and set again.
+    """
+    config = getattr(arguments, "hf_deepspeed_config", None)
+    if config is None:  # the engine may come from the launcher's file instead of the recipe
+        config = getattr(arguments.deepspeed_plugin, "dschf", None)
+    if config is None:
+        yield
+        return
+    from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        set_hf_deepspeed_config(config)
+
+
+def gather_experts_whole(model) -> None:
+    """Under ZeRO-3, have the weights of a layer's experts gathered at once, not one expert at a time.
+
+    Ranks choose different experts; where each gathers those that it uses, they wait for each other forever. Modules of
+    experts are called ...Experts, in our models as in transformers' own.
+    """
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    classes = {type(module) for module in model.modules() if type(module).__name__.endswith("Experts")}
+    if classes and is_deepspeed_zero3_enabled():
+        from deepspeed.utils import set_z3_leaf_modules
+
+        set_z3_leaf_modules(model, list(classes))

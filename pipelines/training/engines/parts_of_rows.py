@@ -1,0 +1,55 @@
+"""Rows that several processes share: Ulysses (sp, DeepSpeed's ALST) and a ring of keys (cp, torch's, beside FSDP2).
+
+Both hand each process a part of every row, and attend to the whole of it without a mask, causally: what tells packed
+documents apart is lost, so rows have to hold one document each. Both are accelerate's, by its ParallelismConfig.
+"""
+
+import torch
+from torch.utils.data import Dataset
+
+from ...data.batch_keys import EPOCH, ROW_IDS
+from ...errors import UserError
+from ...recipes.parallelism import FIELD, words_of
+from ...recipes.schema import Recipe
+
+ATTENTION = "sdpa"  # what both replace or hook; flash kernels tell documents apart by position_ids of single rows alone
+
+
+def parallelism_config(recipe: Recipe):
+    """accelerate's ParallelismConfig of the recipe; None where no rows are shared."""
+    settings = recipe.training.parallelism
+    if settings is None or settings.sp * settings.cp == 1:
+        return None
+    from accelerate import ParallelismConfig
+    from accelerate.utils import DeepSpeedSequenceParallelConfig
+
+    sizes = {"dp_shard_size": settings.dp_shard, "dp_replicate_size": settings.dp_replicate}
+    if settings.cp > 1:
+        return ParallelismConfig(cp_size=settings.cp, **sizes)
+    handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=ATTENTION)
+    return ParallelismConfig(sp_size=settings.sp, sp_backend="deepspeed", sp_handler=handler, **sizes)
+
+
+def check_rows_can_be_shared(recipe: Recipe, rows: Dataset) -> None:
+    """Raise UserError for rows that hold several documents."""
+    settings = recipe.training.parallelism
+    if settings is not None and settings.sp * settings.cp > 1 and rows.is_packed:
+        raise UserError(
+            f"{FIELD}={words_of(settings)} attends to whole rows without a mask, and these rows hold several documents "
+            f"each, which would see each other; train on long documents, or share the model by dp_shard and tp"
+        )
+
+
+class PositionedRows:
+    """A collator's batches with the position of each token, and without numbers of rows, which are not cut like them.
+
+    A part of a row would else be taken for a row of its own, whose positions begin at 0.
+    """
+
+    def __init__(self, collator):
+        self.collator = collator
+
+    def __call__(self, rows: list[dict]) -> dict:
+        batch = {name: x for name, x in self.collator(rows).items() if name not in (ROW_IDS, EPOCH)}
+        shape = batch["input_ids"].shape
+        return {"position_ids": torch.arange(shape[1]).expand(shape).contiguous()} | batch

@@ -1,0 +1,212 @@
+"""Pipeline parallelism: a causal model in stages of layers, one for each process, trained by torch's 1F1B schedule.
+
+Each process builds the model whole, with the same weights, and keeps its stage: stand-ins take the place of the rest,
+so that weights keep their names. A batch travels through the stages in parts; once the pipeline is full, each stage
+works on one part forwards and one backwards in turn (Narayanan et al. 2019, "1F1B"), and holds few parts' activations.
+transformers' own pipeline (pp_size) runs forward alone, and returns no loss.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...accounting.flops import FlopCount
+from ...data.batch_keys import IGNORE_INDEX
+from ...errors import UserError
+from ...recipes.parallelism import FIELD, check_model_shares, words_of
+from ...recipes.schema import ParallelismSettings
+
+PARTS_PER_STAGE = 4  # a pipeline of S stages waits for S - 1 of its parts: at 4 S parts a fifth of the time
+
+
+class Elsewhere(nn.Module):
+    """Stands for a part of the model that another stage has: hidden states pass as they are."""
+
+    def forward(self, hidden_states, *args, **kwargs):
+        return hidden_states
+
+
+class Stage(nn.Module):
+    """What one process computes: tokens (B, T) or hidden states (B, T, D) -> hidden states, or the loss (1,).
+
+    labels_counted: what the loss is divided by; of the last stage.
+    """
+
+    def __init__(self, model, is_first: bool, is_last: bool):
+        super().__init__()
+        self.model, self.is_first, self.is_last = model, is_first, is_last
+        self.labels_counted: torch.Tensor | int = 1
+        self.autocast: Callable[[], AbstractContextManager] = nullcontext
+
+    def forward(self, x, labels=None, **context):
+        given = {"input_ids" if self.is_first else "inputs_embeds": x} | context
+        with self.autocast():
+            if not self.is_last:
+                return self.model.base_model(**given, use_cache=False).last_hidden_state
+            done = self.model(**given, labels=labels, use_cache=False, num_items_in_batch=self.labels_counted)
+            return done.loss.reshape(1)
+
+
+def cut_into_stages(model, settings: ParallelismSettings, device: torch.device):
+    """The model with this process's stage alone, on its device; `model.pipeline` trains and measures it.
+
+    Raises UserError for a model without a plan of stages (`pp_plan`).
+    """
+    check_model_shares(settings, model.config)
+    plan = getattr(model, "pp_plan", None) or {}
+    needed = {"embed_tokens", "layers", "norm", "lm_head"}
+    if {name.rsplit(".", 1)[-1] for name in plan} != needed:
+        raise UserError(f"{FIELD}={words_of(settings)}: {type(model).__name__} has no plan of stages; set pp to 1")
+    model.pipeline = Pipeline(model, settings.pp, settings.pp_parts, device)
+    return model
+
+
+class Pipeline:
+    """The stages of a model, of which this process has one.
+
+    Args:
+        model: whole; it keeps what this stage needs.
+        stages: processes, each with as many layers.
+        parts: of a batch; None: as many as its rows, at most 4 for each stage.
+        device: of this process.
+    """
+
+    def __init__(self, model, stages: int, parts: int | None, device: torch.device):
+        self.stages, self.parts, self.device, self.rank = stages, parts, device, dist.get_rank()
+        self.is_first, self.is_last = self.rank == 0, self.rank == stages - 1
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.flop_count = FlopCount(model)
+        self.width, self.dtype = model.config.hidden_size, model.dtype
+        base, head = model.base_model, model.get_output_embeddings()
+        self.is_tied = head.weight is base.embed_tokens.weight
+        of_each = len(base.layers) // stages
+        for i in range(len(base.layers)):
+            if i // of_each != self.rank:
+                base.layers[i] = Elsewhere()
+        if not self.is_first:
+            base.embed_tokens = Elsewhere()
+        if not self.is_last:
+            base.norm, model.lm_head = nn.Identity(), Elsewhere()
+        model.to(device)
+        # Trainer asks by it whether others may wrap the model, which DDP would: its processes have the same weights.
+        model._is_distributed_loading_by_transformers = True
+        self.model, self.stage, self.schedules = model, Stage(model, self.is_first, self.is_last), {}
+        self.ends = dist.new_group([0, stages - 1]) if self.is_tied else None  # called by all, also by those between
+
+    @property
+    def name(self) -> str:
+        """What trains, for run.json."""
+        return f"Schedule1F1B(pp {self.stages})"
+
+    def train_step(self, inputs: dict, labels_counted, is_last_of_step: bool, autocast=nullcontext) -> torch.Tensor:
+        """Add the gradients of a batch, divided by labels_counted; return its loss, the same on all processes."""
+        self.stage.labels_counted, self.stage.autocast = labels_counted, autocast
+        parts = self.parts_of(len(inputs["input_ids"]))
+        inputs = with_filled_rows(inputs, parts)
+        tokens, labels = inputs["input_ids"], inputs["labels"]
+        context = {name: x for name, x in inputs.items() if name not in ("input_ids", "labels")}
+        schedule, losses = self._schedule(tokens.shape, parts), []
+        if self.is_last:
+            schedule.step(labels=labels, target=labels, losses=losses, return_outputs=False, **context)
+        else:
+            schedule.step(*([tokens] if self.is_first else []), return_outputs=False, **context)
+        if is_last_of_step:
+            self._add_tied_gradients()
+        return self._told_by_last(torch.stack(losses).sum() if self.is_last else None)
+
+    def parts_of(self, rows: int) -> int:
+        """Into how many parts a batch of so many rows goes: at least one for each stage."""
+        most = max(self.stages, min(rows, PARTS_PER_STAGE * self.stages) if self.parts is None else self.parts)
+        return next((n for n in range(most, self.stages - 1, -1) if rows % n == 0), most)
+
+    def _schedule(self, shape: torch.Size, parts: int):
+        """The schedule of batches of a shape: stages have to know what they will receive."""
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        if (*shape, parts) not in self.schedules:
+            rows, length = shape[0] // parts, shape[1]
+            hidden = torch.empty(rows, length, self.width, dtype=self.dtype, device=self.device, requires_grad=True)
+            tokens = torch.empty(rows, length, dtype=torch.int64, device=self.device)
+            loss = torch.empty(1, device=self.device, requires_grad=True)
+            stage = PipelineStage(
+                self.stage,
+                self.rank,
+                self.stages,
+                self.device,
+                input_args=tokens if self.is_first else hidden,
+                output_args=loss if self.is_last else hidden,
+            )
+            self.schedules[*shape, parts] = Schedule1F1B(
+                stage, parts, loss_fn=lambda loss, labels: loss.sum(), scale_grads=False
+            )
+        return self.schedules[*shape, parts]
+
+    def _add_tied_gradients(self) -> None:
+        """The head's table is the embeddings': first and last stage each have it, and half of its gradient."""
+        if self.ends is not None and (self.is_first or self.is_last):
+            gradient = (self.model.base_model.embed_tokens if self.is_first else self.model.lm_head).weight.grad
+            dist.all_reduce(gradient, group=self.ends)
+
+    def _told_by_last(self, value: torch.Tensor | None) -> torch.Tensor:
+        told = torch.zeros((), device=self.device) if value is None else value.detach().float()
+        dist.broadcast(told, self.stages - 1)
+        return told
+
+    @torch.no_grad()
+    def summed_loss(self, inputs: dict, autocast=nullcontext) -> torch.Tensor:
+        """The loss summed over a batch's labels, the same on all processes; in one part, forward alone."""
+        self.stage.labels_counted, self.stage.autocast = 1, autocast
+        tokens, labels = inputs["input_ids"], inputs["labels"]
+        context = {name: x for name, x in inputs.items() if name not in ("input_ids", "labels")}
+        received = tokens
+        if not self.is_first:
+            received = torch.empty(*tokens.shape, self.width, dtype=self.dtype, device=self.device)
+            dist.recv(received, self.rank - 1)
+        done = self.stage(received, **({"labels": labels} if self.is_last else {}), **context)
+        if not self.is_last:
+            dist.send(done.to(self.dtype).contiguous(), self.rank + 1)
+        return self._told_by_last(done.sum() if self.is_last else None)
+
+    def clip_gradients(self, most: float) -> torch.Tensor:
+        """Scale the gradients of all stages to a norm of `most` together; return the norm that they had."""
+        own = [p.grad for p in self.model.parameters() if p.grad is not None]
+        counted = own
+        if self.is_tied and self.is_last and not self.is_first:  # the first stage counts what both have
+            counted = [g for g in own if g is not self.model.lm_head.weight.grad]
+        squares = sum((g.float().square().sum() for g in counted), torch.zeros((), device=self.device))
+        dist.all_reduce(squares)
+        norm = squares.sqrt()
+        if most != float("inf"):
+            scale = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+            for gradient in own:
+                gradient.mul_(scale)
+        return norm
+
+    def whole_state(self) -> dict[str, torch.Tensor]:
+        """The whole weights on the first process, nothing on others; all have to call it."""
+        own = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
+        found = [None] * self.stages if self.is_first else None
+        dist.gather_object(own, found, 0)
+        return {name: x for weights in found or [] for name, x in weights.items()}
+
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Give this stage its own of whole weights."""
+        own = self.model.state_dict()
+        self.model.load_state_dict({name: weights[name] for name in own}, strict=True)
+
+
+def with_filled_rows(inputs: dict, parts: int) -> dict:
+    """A batch whose rows divide into parts: copies of its first row without labels are added."""
+    rows = len(inputs["input_ids"])
+    missing = -rows % parts
+    if missing == 0:
+        return inputs
+
+    def fill(name, x):
+        more = x[:1].expand(missing, *x.shape[1:])
+        return torch.cat((x, torch.full_like(more, IGNORE_INDEX) if name == "labels" else more))
+
+    return {name: fill(name, x) for name, x in inputs.items()}

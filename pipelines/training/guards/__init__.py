@@ -1,0 +1,1 @@
+"""Guards: checks of losses, gradients, progress and signals while a run trains."""

@@ -1,0 +1,69 @@
+"""Gradient norms of each layer during training, in gradients.jsonl: training.log_gradient_norms_per_layer."""
+
+import math
+import re
+from pathlib import Path
+
+import torch
+
+from ...errors import UserError
+from ...recipes.schema import TrainingSection
+from ...storage.metrics_file import GRADIENTS_FILE
+from ..engines.asked import splitter
+from ..log.progress import MetricsFile
+
+LAYER = re.compile(r"^(.*?\.\d+)\.")  # of a parameter's name: model.layers.3, encoder.block.0
+
+
+def check_gradient_norms(section: TrainingSection) -> None:
+    """Raise UserError for engines whose processes do not hold whole gradients of all layers."""
+    name = splitter(section)
+    if section.log_gradient_norms_per_layer and name is not None:
+        raise UserError(
+            f"training.log_gradient_norms_per_layer=true reads whole gradients, but {name} splits them; set it to "
+            f"false, or train by one process or by DDP"
+        )
+
+
+def layer_of(name: str) -> str:
+    """The layer that a parameter belongs to, `model.layers.3`; of one outside layers the module, `model.norm`."""
+    name = name.removeprefix("module.").replace("_orig_mod.", "")
+    found = LAYER.match(name)
+    return found[1] if found else name.rpartition(".")[0] or name
+
+
+class GradientNorms(MetricsFile):
+    """The norm of the gradients of each layer in the steps that are logged, a line of gradients.jsonl each.
+
+    A line: {"step", "time", "layers": {`model.layers.0`: norm, `model.embed_tokens`: norm, ...}}, before clipping and
+    without the scale of fp16: their squares sum up to that of the logged grad_norm.
+    """
+
+    name = GRADIENTS_FILE
+
+    def __init__(self, output_dir: str | Path):
+        super().__init__(output_dir)
+        self._layers: dict[str, float] = {}
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        step = state.global_step + 1
+        first = step == 1 and args.logging_first_step
+        if not (first or step % max(1, state.logging_steps) == 0 or step >= state.max_steps):
+            return
+        grouped: dict[str, list[torch.Tensor]] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                grouped.setdefault(layer_of(name), []).append(parameter.grad)
+        norms = {layer: torch.nn.utils.get_total_norm(grads) for layer, grads in grouped.items()}
+        if norms:
+            values = torch.stack([norm.float() for norm in norms.values()]).tolist()  # one wait for the device
+            self._layers = dict(zip(norms, values))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not logs or "grad_norm" not in logs:
+            return
+        layers, self._layers = self._layers, {}
+        total = math.hypot(*layers.values())
+        if total > 0:
+            scale = logs["grad_norm"] / total  # clipping, and fp16's scale, have changed them all alike
+            super().on_log(args, state, control, logs={"layers": {key: norm * scale for key, norm in layers.items()}})

@@ -1,0 +1,183 @@
+"""Progress of a run: one line on the terminal, kept up to date, and every metric as a line of JSON on disk."""
+
+import shutil
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from torch.utils.data import Dataset, Subset
+from transformers import TrainerCallback
+from transformers.trainer_utils import has_length
+
+from ...json_text import json_text
+from ...storage.atomic import write_atomically
+from ...storage.metrics_file import METRICS_FILE, read_metrics
+from ...words import human_time, short_metric
+
+
+def progress_words(logs: dict, eta: float | None = None) -> list[str]:
+    """The numbers of one progress line, most important first."""
+    words = [f"epoch {logs['epoch']:.2f}"] if logs.get("epoch") is not None else []
+    words += [f"loss {logs['loss']:.4f}", f"lr {logs['learning_rate']:.2e}"]
+    if "muon_learning_rate" in logs:
+        words[-1] += f", Muon {logs['muon_learning_rate']:.2e}"
+    if "tokens_per_second" in logs:
+        words.append(f"{logs['tokens_per_second']:,.0f} tok/s")
+    if eta is not None:
+        words.append(f"ETA {human_time(eta)}")
+    if "mfu" in logs:
+        words.append(f"MFU {logs['mfu']:.0%}")
+    if "data_share" in logs:
+        words.append(f"data {logs['data_share']:.0%}")
+    if "memory_gb" in logs:
+        words.append(f"{logs['memory_gb']:.1f} GB")
+    if "skipped_steps" in logs:
+        words.append(f"left out {logs['skipped_steps']}")
+    if "router_load_max" in logs:
+        words.append(f"expert load {logs['router_load_min']:.2f}-{logs['router_load_max']:.2f}")
+    return words
+
+
+def describe(logs: dict, eta: float | None = None, width: int | None = None) -> str:
+    """The text of a progress line; numbers that do not fit into `width` columns are left out."""
+    words = progress_words(logs, eta)
+    while width is not None and len(words) > 1 and len("  ".join(words)) > width:
+        words.pop()
+    return "  ".join(words)
+
+
+# Keys of the evaluation log that are not metrics.
+NOT_METRICS = {"loss", "nll", "predictions", "runtime", "samples_per_second", "steps_per_second"}
+
+
+def with_split_names(logs: dict) -> dict:
+    """Trainer's `eval_loss` is `validation_loss`, as it is called at the end of a run."""
+    return {f"validation_{name[5:]}" if name.startswith("eval_") else name: value for name, value in logs.items()}
+
+
+def describe_evaluation(logs: dict, rows: Dataset | None = None) -> str:
+    """`validation loss 0.3512  accuracy 0.8620  on 32 of 1,821 rows`; rows: those that were measured, if known."""
+    words = [f"validation loss {logs['validation_loss']:.4f}"]
+    for key, value in logs.items():
+        name = key.removeprefix("validation_")
+        if name != key and name not in NOT_METRICS:
+            words.append(f"{name.replace('_', ' ')} {short_metric(value)}")
+    if isinstance(rows, Subset):
+        words.append(f"on {len(rows):,} of {len(rows.dataset):,} rows")
+    return "  ".join(words)
+
+
+# The first steps take longer than the rest and are not counted: the loader's first batches, and at the end of the sixth
+# the trial of a compiled layer (compiled_layers.py).
+STEPS_BEFORE_ETA = 6
+BAR_WIDTH = 10
+
+
+class ProgressLine(TrainerCallback):
+    """One rich line on a terminal; where output is piped, one plain line per logging step."""
+
+    def __init__(self, console: Console | None = None):
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.bar = self.task = self.measuring = self.measured = None
+        self.training = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.first_step, self.timed_from = state.global_step, None
+        self.training = True
+        if not state.is_world_process_zero:
+            return
+        if self.console.is_terminal:
+            self.bar = self._progress()
+            self.bar.start()
+            self.task = self.bar.add_task("", total=state.max_steps, completed=state.global_step)
+
+    def _progress(self, **kwargs) -> Progress:
+        columns = (BarColumn(BAR_WIDTH), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"))
+        return Progress(*columns, console=self.console, **kwargs)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.first_step + STEPS_BEFORE_ETA:
+            self.timed_from = time.monotonic()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # the last steps belong to the log, whatever logging_steps says
+        if self.bar is not None:
+            self.bar.update(self.task, completed=state.global_step)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        if not self.console.is_terminal or not state.is_world_process_zero:
+            return
+        if self.measuring is None:
+            self.measuring = self.bar or self._progress(transient=True)
+            self.measuring.start()
+            total = len(eval_dataloader) if has_length(eval_dataloader) else None
+            self.measured = self.measuring.add_task("batches measured", total=total)
+        self.measuring.advance(self.measured)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self.measuring is None:
+            return
+        if self.measuring is self.bar:
+            self.bar.remove_task(self.measured)
+        else:
+            self.measuring.stop()
+        self.measuring = None
+
+    def on_log(self, args, state, control, logs=None, eval_dataloader=None, **kwargs):
+        if not state.is_world_process_zero or not logs:
+            return
+        if "validation_loss" in logs and self.training:
+            rows = getattr(getattr(eval_dataloader, "dataset", None), "rows", None)  # of PaddedEvalDataset
+            self.console.print(f"step {state.global_step}  {describe_evaluation(logs, rows)}")
+        if "loss" not in logs:
+            return
+        done, eta = state.global_step - self.first_step - STEPS_BEFORE_ETA, None
+        if done > 0:
+            eta = (time.monotonic() - self.timed_from) / done * (state.max_steps - state.global_step)
+        if self.bar is not None:
+            room = self.console.width - BAR_WIDTH - len(f" {state.max_steps}/{state.max_steps} ")
+            self.bar.update(self.task, description=describe(logs, eta, room))
+        else:
+            self.console.print(f"step {state.global_step}/{state.max_steps}  {describe(logs, eta)}")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.training = False
+        self.close()
+
+    def close(self):
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+class MetricsFile(TrainerCallback):
+    """Appends every logged metric to metrics.jsonl: {"step": ..., "time": seconds since the epoch, ...}."""
+
+    name = METRICS_FILE
+
+    def __init__(self, output_dir: str | Path):
+        self.path = Path(output_dir) / self.name
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero and self.path.exists():
+            # A resumed run logs the steps after its checkpoint again.
+            lines, damaged = read_metrics(self.path)
+            if damaged:
+                aside = self.path.with_name(f"corrupt-{self.path.name}")
+                shutil.copyfile(self.path, aside)
+                noun = "line" if damaged == 1 else "lines"
+                print(f"anyformer: {self.path}: {damaged} damaged {noun} left out; the whole is in {aside.name}")
+            # What stands after the end of a training at this step is measured again, or was of a shorter run's model.
+            ended = [state.global_step == line["step"] and "train_runtime" in line for line in lines]
+            lines = lines[: ended.index(True)] if True in ended else lines
+            # 0.1 called validation_loss eval_loss.
+            kept = [with_split_names(line) for line in lines if line["step"] <= state.global_step]
+            write_atomically(self.path, "".join(f"{json_text(line, None)}\n" for line in kept))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and logs:
+            entry = {"step": state.global_step, "time": round(time.time(), 3), **logs}
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json_text(entry, None) + "\n")

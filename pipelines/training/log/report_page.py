@@ -1,0 +1,75 @@
+"""The page of a run while it trains and when it has ended; an error in it is a sentence, and never the run's."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import TrainerCallback, TrainingArguments
+
+from ...plots import can_plot
+from ..checkpoints.run_folder import say
+from ..engines.deepspeed_engine import whole_weights
+
+MOST_OF_TIME = 0.02  # share of the training's time that writing the page may take
+
+
+@contextmanager
+def spoken(what: str, folder: Path) -> Iterator[None]:
+    """A block whose errors are a sentence: the run is worth more than what is drawn of it."""
+    try:
+        yield
+    except Exception as error:  # whatever it is: a full disk, a metric of a plug-in that is no number, a bug of ours
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        say(f"{what} of {folder} could not be written ({reason}); the run is well, and anyformer report tries again")
+
+
+class ReportPage(TrainerCallback):
+    """Writes report.html when training begins, and anew after validations and checkpoints, as often as is cheap."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.took, self.written, self.has_failed = folder, 0.0, 0.0, False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.write(state)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.refresh(state)
+
+    def on_save(self, args, state, control, **kwargs):
+        self.refresh(state)
+
+    def refresh(self, state) -> None:
+        """Write the page unless it was written a moment ago."""
+        if time.monotonic() - self.written >= self.took / MOST_OF_TIME:
+            self.write(state)
+
+    def write(self, state) -> None:
+        """Write the page, without what needs the model."""
+        if not state.is_world_process_zero or self.has_failed:
+            return
+        from ...reporting.report import write_report
+
+        begun, self.has_failed = time.monotonic(), True
+        with spoken("report.html", self.folder):
+            write_report(self.folder, with_maps=False)
+            self.has_failed = False  # otherwise it would be said after each validation
+        self.written = time.monotonic()
+        self.took = self.written - begun
+
+
+def report_finished(folder: Path, arguments: TrainingArguments, trust_remote_code: bool = False) -> None:
+    """Write the page of a run that has ended; its model is loaded for the attention maps."""
+    from ...reporting.report import write_report
+
+    with spoken("report.html", folder), whole_weights(arguments):
+        write_report(folder, trust_remote_code=trust_remote_code)
+
+
+def draw_card_picture(folder: Path) -> None:
+    """Draw the loss as a picture for the model card, where matplotlib is installed."""
+    if can_plot():
+        from ...reporting.figures import draw_loss
+
+        with spoken("loss.png", folder):
+            draw_loss(folder)

@@ -1,0 +1,148 @@
+"""What a run prints before and after training."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ...accounting.flops import active_parameters
+from ...adapters import is_adapter
+from ...backends import backends_of
+from ...objectives.base import Objective
+from ...objectives.prepare import PreparedData, describe_data
+from ...recipes.parallelism import words_of
+from ...recipes.schema import Recipe
+from ...reporting.interpret import interpret, with_interval
+from ...reporting.report import REPORT
+from ...words import aligned, counted, human_time, short_number
+from ..arguments import rows_of
+from ..engines.elastic import processes_of
+from ..engines.mesh import parameters_of
+from ..lora import plain, trainable_parameters
+from ..optimizers import describe_muon
+from .throughput_log import peak_memory
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def describe_model(model) -> str:
+    """One line: class, parameters, layers, width, heads, vocabulary."""
+    config, trained = model.config, trainable_parameters(model)
+    parameters = parameters_of(model)
+    active = parameters if getattr(model, "pipeline", None) else active_parameters(model)
+    at_work = f" ({short_number(active)} at work on a token)" if active < parameters else ""
+    at_work += f" ({short_number(trained)} of them trained)" if trained < parameters else ""
+    return (
+        f"{type(plain(model)).__name__}, {short_number(parameters)} parameters{at_work}, "
+        f"{counted(config.num_hidden_layers, 'layer')}, width {config.hidden_size}, "
+        f"{counted(config.num_attention_heads, 'head')}, {what_it_reads(config)}"
+    )
+
+
+def what_it_reads(config) -> str:
+    """The vocabulary, or the size of images and patches."""
+    if getattr(config, "patch_size", None) is None:
+        return f"vocabulary {config.vocab_size:,}"
+    image, patch = (size if isinstance(size, int) else size[0] for size in (config.image_size, config.patch_size))
+    return f"images of {image} pixels in patches of {patch}"
+
+
+def print_facts(facts: list[tuple[str, str]]) -> None:
+    """Aligned facts, broken at words on a terminal; in a pipe each is one line, so that grep finds it whole."""
+    console.print(aligned(facts, console.width if console.is_terminal else None), markup=False)
+
+
+def describe_batch(found: dict | None) -> list[tuple[str, str]]:
+    """What training.auto_batch has found, for people; nothing where it was not asked for."""
+    if found is None:
+        return []
+    return [("batch", f"{found['rows']} rows at a time, accumulated {found['accumulated']} times ({found['how']})")]
+
+
+def backend_words(trainer) -> str:
+    """`attention by sdpa`, and what computes the experts where there are some."""
+    return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
+
+
+def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | None, found: dict | None) -> None:
+    """Model, data, plan and devices of the run that begins. found: by training.auto_batch."""
+    arguments, section = trainer.args, recipe.training
+    per_step = rows_of(arguments)
+    precision = "bf16 autocast" if arguments.bf16 else "fp16 autocast" if arguments.fp16 else "fp32"
+    engine = trainer.accelerator.distributed_type.value
+    engine = engine if section.parallelism is None else words_of(section.parallelism)
+    how = "" if engine == "NO" else f" ({engine})"
+    optim = section.optim
+    if optim == "muon":
+        muon, adamw = section.muon_learning_rate, section.learning_rate
+        optim = f"muon at {muon:g} (muon_learning_rate), adamw at {adamw:g} (learning_rate)"
+    by = backend_words(trainer)
+    plan = f"{per_step} {data.objective.step_words()}, {optim}, {section.lr_scheduler_type}, {precision}, {by}"
+    facts = [
+        ("model", describe_model(trainer.model)),
+        *describe_data(data),
+        ("step", plan),
+        *([("optimizers", describe_muon(trainer.model))] if section.optim == "muon" else []),
+        *describe_batch(found),
+        ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
+    ]
+    if checkpoint is not None:
+        before = processes_of(checkpoint)
+        by = "" if before == arguments.world_size else f", written by {counted(before, 'process', 'processes')}"
+        facts.append(("start", f"going on from {Path(arguments.output_dir) / checkpoint.name}{by}"))
+    print_facts(facts)
+
+
+def print_dry_run(data: PreparedData, trainer, facts: dict) -> None:
+    """What would be trained, proved by one step on a full batch and one batch of each other split (dry_run.py)."""
+    flops = short_number(int(float(trainer.throughput.flops) // float(trainer.throughput.tokens)))
+    step = (
+        f"one step of {counted(facts['rows'], data.objective.row_noun)}: loss {facts['loss']:.4f}, gradients "
+        f"{'finite' if facts['finite'] else 'NOT finite'}, peak memory {peak_memory(trainer.args.device) / 1e9:.1f} GB"
+    )
+    batches = [f"one batch of {split}: loss {loss:.4f}" for split, loss in facts["other losses"].items()]
+    tried = "\n".join([f"{step}, {backend_words(trainer)}", *batches, f"training costs {flops} FLOPs per token"])
+    known = [("model", describe_model(trainer.model)), *describe_data(data), *describe_batch(facts["auto_batch"])]
+    print_facts([*known, ("tried", tried)])
+    console.print("dry run: nothing was trained or written", markup=False)
+
+
+def print_result(folder: Path, run: dict, objective: Objective, again: bool = False) -> None:
+    """Metrics, samples and what to do next."""
+    if again:
+        console.print(f"{folder} is finished already; its result:", markup=False)
+    table = Table("metric", "value", title=None, show_edge=False)
+    for name, value in run.get("metrics", {}).items():
+        split, _, metric = name.partition("_")
+        shown = "no number" if value is None else with_interval(metric, value, run.get("data", {}).get(split, {}))
+        table.add_row(name.replace("_", " "), shown)
+    console.print(table)
+    for sentence in interpret(run):
+        print_facts([("note", sentence)])
+    for sample in run.get("samples", []):
+        console.rule(objective.sample_title(sample["prompt"]), align="left")
+        console.print(sample["text"], markup=False)
+        if "reference" in sample:
+            console.print(f"reference: {sample['reference']}", markup=False, style="dim")
+    console.rule()
+    reader = "image processor" if (folder / "preprocessor_config.json").is_file() else "tokenizer"
+    made = f"{run['steps'] - run['resumed_at']:,} of " if "resumed_at" in run else ""
+    took = f"{made}{counted(run['steps'], 'step')} in {human_time(run['wall_seconds'])}"
+    if "training_seconds" in run:
+        took += f", {human_time(run['training_seconds'])} of them training,"
+    what = "adapter" if is_adapter(folder) else "model"
+    where = f"{what}, {reader}, card and metrics are in {folder}"
+    trained, parameters = run.get("trained_parameters"), run.get("parameters")
+    if trained is not None and trained < parameters:
+        print_facts([("trained", f"{trained:,} of {parameters:,} parameters, {trained / parameters:.2%}")])
+    print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
+    there = [
+        name for name in (REPORT, "README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()
+    ]
+    console.print(f"look at: {' · '.join(there)}", markup=False)
+    steps = [objective.how_to_use(folder)]
+    if is_adapter(folder):  # transformers would build its model by the config of the base, which has another head
+        whole = folder.with_name(f"{folder.name}_merged")
+        steps = [f"anyformer merge {folder} {whole}", objective.how_to_use(whole)]
+    console.print("next: " + "\n      ".join(steps), markup=False)
+    console.print(f"      anyformer publish {folder} your-name/your-model", markup=False)

@@ -1,0 +1,104 @@
+"""Throughput: tokens per second, share of the peak FLOP/s (MFU) and memory, for the training log."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import TrainingArguments
+
+from ...accounting.flops import FlopCount, count_tokens, peak_flops
+from ..lora import plain
+from ..losses.evaluation_sums import float64_device
+
+
+class ThroughputLog:
+    """Counts tokens and FLOPs of training batches, where the device has to count them without waiting for it.
+
+    Time spent on evaluation and checkpoints (`paused`) does not count. seconds: of training up to the last log, and
+    waited: those of them spent waiting for batches. shared: processes that read the same rows. flop_count: of the whole
+    model; None: it is the one that add_batch gets.
+    """
+
+    def __init__(self, args: TrainingArguments, shared: int = 1, flop_count: FlopCount | None = None):
+        self.args, self.shared = args, shared
+        self.tokens = self.flops = 0  # of this process since training began
+        self.batch_tokens = 0  # of the last batch
+        self._logged_tokens = self._logged_flops = 0  # of all processes, at the last log
+        self._taken_flops = 0.0
+        self._flop_count, self._peak = flop_count, None
+        self.seconds = self.waited = 0.0
+        self._clock, self._paused, self._loading = time.perf_counter(), 0.0, 0.0
+
+    def start(self) -> None:
+        """Training begins now; memory of trials before it does not count."""
+        if self.args.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.args.device)
+        self._clock = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in the block is not training time."""
+        started = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - started
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Time in the block is spent waiting for batches."""
+        started = time.perf_counter()
+        yield
+        self._loading += time.perf_counter() - started
+
+    def add_batch(self, model: torch.nn.Module, inputs: dict) -> None:
+        if self._flop_count is None:
+            self._flop_count = FlopCount(plain(model))
+        self.batch_tokens = count_tokens(inputs, model.config)
+        self.tokens = self.tokens + self.batch_tokens
+        self.flops = self.flops + self._flop_count.of_batch(inputs)
+
+    def new_flops(self) -> float:
+        """FLOPs of this process since the last call; waits for the device."""
+        flops = float(self.flops) / self.shared
+        new, self._taken_flops = flops - self._taken_flops, flops
+        return new
+
+    def collect(self, reduce: Callable) -> dict:
+        """Numbers for the log, since the last call; `data_share` is of this process's time, spent waiting for batches.
+
+        reduce: (tensor, "sum") -> its sum over all processes.
+        """
+        now = time.perf_counter()
+        seconds = max(1e-9, now - self._clock - self._paused)
+        local = torch.tensor([float(self.tokens), float(self.flops)], dtype=torch.float64) / self.shared
+        tokens, flops = reduce(local.to(float64_device(self.args.device)), "sum").tolist()
+        rate = (tokens - self._logged_tokens) / seconds
+        achieved = (flops - self._logged_flops) / seconds / self.args.world_size
+        if self._peak is None or achieved > self._peak:  # a peak below the rate was measured on a busy machine
+            dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
+            self._peak = peak_flops(self.args.device, dtype, again=self._peak is not None)[0]
+        share = self._loading / seconds
+        self.seconds, self.waited, self._loading = self.seconds + seconds, self.waited + self._loading, 0.0
+        self._clock, self._logged_tokens, self._logged_flops, self._paused = time.perf_counter(), tokens, flops, 0.0
+        return {
+            "tokens_per_second": rate,
+            "mfu": achieved / self._peak,
+            "data_share": min(1.0, share),
+            "memory_gb": peak_memory(self.args.device) / 1e9,
+            "tokens": int(tokens),
+        }
+
+    def facts(self) -> dict[str, float]:
+        """For the run's file: seconds of training, and the share of them spent waiting for batches."""
+        share = self.waited / max(self.seconds, 1e-9)
+        return {"training_seconds": round(self.seconds, 1), "data_share": round(min(1.0, share), 4)}
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that was allocated on a GPU, or the most that this process has held in memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss counts bytes on macOS, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

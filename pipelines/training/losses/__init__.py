@@ -1,0 +1,1 @@
+"""Losses: of training and of validations, exact per label."""

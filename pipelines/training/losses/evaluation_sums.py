@@ -1,0 +1,86 @@
+"""Exact evaluation: sums over every counted label of every row, on all processes."""
+
+import torch
+
+from ...data.batch_keys import IGNORE_INDEX
+from .loss_parts import PartLosses, means, stacked
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """The device, or the CPU for MPS, which has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+class EvaluationSums:
+    """The loss and the predictions of one pass over the evaluation rows.
+
+    The loss is a sum divided by the number of counted labels: the mean of batches' means would give short rows too much
+    weight.
+
+    Args:
+        device: of the model.
+        scorer: has predictions(logits, labels) -> (N, K) numbers, of each row or of each label, and
+            compute_metrics(predictions) -> dict from all of them but those with a -100; None: the loss alone is
+            measured. The predictions of a batch follow each other, also where several processes share the rows.
+        parts: tells the parts of a loss of several heads apart (Objective.loss_parts); None: it has one part.
+        part_losses: sums the losses of the parts that rows are of; None: there is one part.
+        counts: whether the rows of this process count; of processes that read the same rows those of one do.
+    """
+
+    def __init__(
+        self, device: torch.device, scorer=None, parts=None, part_losses: PartLosses | None = None, counts: bool = True
+    ):
+        self.counts = counts
+        self.sums, self.scorer = torch.zeros(2, dtype=torch.float64, device=float64_device(device)), scorer
+        self.told_apart_by, self.parts, self.part_losses = parts, {}, part_losses
+        self.predictions: list[torch.Tensor] = []
+
+    def add(self, total: torch.Tensor, count: torch.Tensor, logits=None, labels=None, rows=None) -> None:
+        """Add a batch: the sum of its losses, its counted labels, and for a scorer or parts its logits and labels.
+
+        rows: their numbers, for parts.
+        """
+        self.sums += torch.stack([total, count]).to(self.sums)
+        if self.scorer is not None:
+            self.predictions.append(self.scorer.predictions(logits, labels))
+        if self.part_losses is not None:
+            self.part_losses.add(logits, labels, rows)
+
+    def add_parts(self, outputs, batch: dict, logits=None, rows=None) -> torch.Tensor:
+        """Add a batch whose outputs have losses divided by 1; returns the sum of its first part.
+
+        logits, rows: as `add` takes them, for the parts that rows are of.
+        """
+        found = self.told_apart_by.sums(outputs, batch, 1)
+        found = {name: stacked(pair).to(self.sums) for name, pair in found.items()}
+        self.parts = {name: self.parts.get(name, 0) + pair for name, pair in found.items()}
+        first = found[self.told_apart_by.losses[0]]
+        self.sums += first
+        if self.part_losses is not None:
+            self.part_losses.add(logits, batch["labels"], rows)
+        return first[0]
+
+    def metrics(self, accelerator) -> dict:
+        """{"loss": mean, "nll": sum, "predictions": number of labels} and the scorer's metrics, over all processes.
+
+        A loss of several parts is the sum of their means, nll and predictions are the first part's; the means stand
+        beside it, as do the means of the parts that rows are of.
+        """
+        if not self.counts:
+            self.sums.zero_()
+            self.predictions = [torch.full_like(found, IGNORE_INDEX) for found in self.predictions]
+        total, count = accelerator.reduce(self.sums, "sum").tolist()
+        found = {"loss": total / count, "nll": total, "predictions": count} if count else {}
+        if self.parts:
+            parts = means(accelerator.reduce(torch.stack(list(self.parts.values())), "sum").tolist(), self.parts)
+            found |= parts | {"loss": sum(parts.get(name, 0.0) for name in self.told_apart_by.losses)}
+        if self.part_losses is not None:
+            found |= self.part_losses.collect(accelerator.reduce)
+        if self.predictions:
+            # PaddedEvalDataset: equally many rows on each process; those without labels fill up, and what is counted by
+            # label differs between processes.
+            predictions = accelerator.pad_across_processes(torch.cat(self.predictions), pad_index=IGNORE_INDEX)
+            predictions = accelerator.gather(predictions)
+            predictions = predictions[(predictions != IGNORE_INDEX).all(dim=-1)]
+            found |= self.scorer.compute_metrics(predictions.cpu().numpy()) if len(predictions) else {}
+        return found

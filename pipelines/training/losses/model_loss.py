@@ -1,0 +1,161 @@
+"""Which loss is exact per label: the model's own, one computed here from its logits, or the objective's."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from anyformer.modeling.experts_losses import row_weights, weighted_router_losses
+
+from ...data.batch_keys import IGNORE_INDEX
+from ..lora import plain
+from .cross_entropy import loss_of_logits
+
+if TYPE_CHECKING:
+    from ...objectives.losses import OwnLoss
+
+
+@contextmanager
+def without_cache(model) -> Iterator[None]:
+    """A block in which a model's forward pass keeps no keys and values, for which a loss has no use."""
+    kept = getattr(model.config, "use_cache", None)
+    if kept is not None:
+        model.config.use_cache = False
+    try:
+        yield
+    finally:
+        if kept is not None:
+            model.config.use_cache = kept
+
+
+class ModelLoss:
+    """The loss of one model, and the inputs that its forward takes for it.
+
+    Exact means: divided by `num_items_in_batch`, the number of labels in all batches of an optimizer step. Our models
+    do that, and transformers' decoders; transformers' other heads (BERT, T5, BART) take a mean, and accumulating would
+    multiply their gradients by the number of accumulated batches.
+
+    Args:
+        model: as Trainer has it; of a PEFT model the base model is looked at.
+        shifts_labels: whether labels stand beside their own token, so that the one before predicts them.
+        accepts_loss_kwargs: what Trainer found out about the model's forward.
+        label_smoothing: of the training loss; evaluation has none.
+        own: the objective's loss (objectives/losses.py), which takes the place of the model's; None: it has none.
+        logits_of: as in Objective (objectives/base.py).
+
+    `function(outputs, labels)`: the training loss, router losses included; it gets the whole batch if the objective
+    has its own loss. None: the model computes it.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        shifts_labels: bool,
+        accepts_loss_kwargs: bool,
+        label_smoothing: float,
+        own: "OwnLoss | None" = None,
+        logits_of=None,
+    ):
+        self._model = model = plain(model)
+        known = inspect.signature(model.forward).parameters
+        self.shifts_labels, self.own, self.logits_of = shifts_labels, own, logits_of
+        self.is_exact = "num_items_in_batch" in known or (shifts_labels and accepts_loss_kwargs)
+        self._skips_logits = "return_logits" in known
+        self._takes_labels = "labels" in known  # otherwise a batch's labels only say how many there are
+        self._make_decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        smooths = bool(label_smoothing) and getattr(model, "takes_label_smoothing", "label_smoothing" in known)
+        self._training_extras = {"label_smoothing": label_smoothing} if smooths else {}
+        self.function = None
+        if not self.is_exact or (label_smoothing and not smooths):
+            self.function = functools.partial(self._loss_of_logits, label_smoothing=label_smoothing)
+        if own is not None:
+            self.function = functools.partial(self._own_loss, label_smoothing=label_smoothing)
+
+    def _loss_of_logits(self, outputs, labels, num_items_in_batch=None, *, label_smoothing: float):
+        how = {"shift": self.shifts_labels, "label_smoothing": label_smoothing, "logits_of": self.logits_of}
+        loss = loss_of_logits(outputs, labels, num_items_in_batch, **how)
+        counted = labels[..., 1:] if self.shifts_labels else labels
+        return loss + self._of_routers(outputs, lambda rows: row_weights(rows, counted, num_items_in_batch))
+
+    def _own_loss(self, outputs, batch: dict, num_items_in_batch=None, *, label_smoothing: float):
+        total = self.own.total(outputs, batch, label_smoothing)
+        items = self.count(batch) if num_items_in_batch is None else num_items_in_batch
+        return total / items + self._of_routers(outputs, lambda rows: self.own.weights_of_rows(batch, rows) / items)
+
+    def _of_routers(self, outputs, weights_of: Callable[[int], torch.Tensor]):
+        """What the model's own forward pass would add to a training loss for its routers; 0 without experts.
+
+        weights_of: number of the model's rows -> the share of the loss that each of them has.
+        """
+        if not self._model.training or not hasattr(outputs, "get"):
+            return 0.0
+        of_rows, config = outputs.get("router_losses"), self._model.config
+        if of_rows is None:  # transformers' own mixtures, where their config asks for it
+            mean = outputs.get("aux_loss")
+            return 0.0 if mean is None else config.router_aux_loss_coef * mean
+        added, aux_loss, z_loss = weighted_router_losses(config, of_rows, weights_of(of_rows.shape[1]))
+        outputs |= {"aux_loss": aux_loss, "z_loss": z_loss}  # for the log
+        return added
+
+    def count(self, batch: dict) -> torch.Tensor:
+        """What the summed loss of a batch is divided by: its counted labels, or their weights."""
+        if self.own is not None:
+            return self.own.weight(batch)
+        labels = batch["labels"]
+        return (labels[..., 1:] if self.shifts_labels else labels).ne(IGNORE_INDEX).sum()
+
+    def model_inputs(self, inputs: dict) -> dict:
+        """A batch without labels that neither the model nor a loss computed here takes."""
+        computed_here = self.own is not None or (self.function is not None and self.logits_of is not None)
+        needed = self._takes_labels or computed_here
+        return inputs if needed else {name: x for name, x in inputs.items() if name != "labels"}
+
+    def _seen(self, batch: dict) -> dict:
+        """What of a batch the model gets where the loss is the objective's."""
+        return {name: x for name, x in batch.items() if name not in self.own.beside}
+
+    def training_inputs(self, inputs: dict, needs_logits: bool = False) -> dict:
+        """The arguments of a forward pass that computes the training loss itself."""
+        logits = {"return_logits": True} if needs_logits and self._skips_logits else {}
+        return {**inputs, **self._training_extras, **logits}
+
+    def inputs_for_logits(self, inputs: dict) -> dict:
+        """With decoder_input_ids, which a sequence-to-sequence model makes from labels and here gets no labels.
+
+        Trainer takes out the labels and hands them to `function`: in their place stands what that wants.
+        """
+        if self.own is not None:
+            return {**self._seen(inputs), "labels": inputs}
+        # With labels of any name the model would make its own loss, and in training no logits.
+        inputs = {name: x for name, x in inputs.items() if name != "shift_labels"}
+        if self._make_decoder_inputs is None or "decoder_input_ids" in inputs:
+            return inputs
+        return {**inputs, "decoder_input_ids": self._make_decoder_inputs(labels=inputs["labels"])}
+
+    def logits(self, outputs) -> torch.Tensor | None:
+        """Of a model's outputs; None where it was asked for none."""
+        return outputs.get("logits") if self.logits_of is None else self.logits_of(outputs)
+
+    def outputs(self, model: torch.nn.Module, inputs: dict, needs_logits: bool = False):
+        """The outputs of an exact model with its loss summed over a batch's labels."""
+        extras = {"return_logits": needs_logits} if self._skips_logits else {}
+        return model(**self.model_inputs(inputs), **extras, num_items_in_batch=1)
+
+    def sum(self, model: torch.nn.Module, inputs: dict, needs_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(loss summed over a batch's labels, without smoothing; logits, or None where they are not needed)."""
+        if self.own is not None:
+            outputs = model(**self._seen(inputs))
+            return self.own.total(outputs, inputs), self.own.logits(outputs, inputs) if needs_logits else None
+        if self.is_exact and not needs_logits:
+            return self.outputs(model, inputs).loss, None
+        without = {name: x for name, x in self.inputs_for_logits(inputs).items() if name != "labels"}
+        outputs = model(**without)
+        total = loss_of_logits(
+            outputs, inputs["labels"], num_items_in_batch=1, shift=self.shifts_labels, logits_of=self.logits_of
+        )
+        if not needs_logits:
+            return total, None
+        return total, self.logits(outputs)

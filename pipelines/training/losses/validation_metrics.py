@@ -1,0 +1,90 @@
+"""What validations measure beside the loss."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from accelerate.utils import gather_object
+from torch.utils.data import Dataset, Subset
+
+from ...errors import UserError
+from ...objectives.base import FinishedModel, Objective, evenly_spread
+from ...plugins import objective_of
+from ...recipes.schema import EvaluationSection, Recipe
+from ..engines.asked import splitter
+from ..lora import plain
+
+
+def check_answers(recipe: Recipe) -> None:
+    """Raise UserError where validations need answers of a model that no process holds whole."""
+    name, best = splitter(recipe.training), recipe.evaluation.best_metric
+    if name is not None and best in objective_of(recipe).metrics_of_answers():
+        raise UserError(
+            f"evaluation.best_metric={best} is measured on answers of the whole model, but {name} splits it; set it "
+            f"to loss, or train by one process or by DDP"
+        )
+
+
+class ValidationMetrics:
+    """Metrics of the validations of one training: those that a pass over the rows gives; and, where the best model is
+    chosen by a metric of answers, those of the answers that each validation generates.
+
+    names: the metrics that the log of a validation may hold.
+
+    Args:
+        objective: after `prepare`.
+        rows: the validation split; None: there is none.
+        section: what is measured, and of how many rows.
+
+    Raises:
+        UserError: the best model is to be chosen by a metric that none of the rows is measured by.
+    """
+
+    def __init__(self, objective: Objective, rows: Dataset | None, section: EvaluationSection):
+        self.objective, self.rows, self.most = objective, rows, section.max_rows
+        self.of_pass, answered = objective.metrics_of_validations(), objective.metrics_of_answers()
+        self.of_answers = answered if section.best_metric in answered else []
+        self.names = list(dict.fromkeys([*section.metrics, *self.of_answers]))
+        if self.of_answers and rows is not None and section.best_metric in objective.unanswered(rows, self.numbers):
+            raise UserError(
+                f"evaluation.best_metric={section.best_metric} has no row to be measured on: none of the "
+                f"{len(self.numbers):,} rows that are validated is of its part; give the part validation data, or "
+                f"raise evaluation.max_rows"
+            )
+
+    @cached_property
+    def numbers(self) -> Sequence[int]:
+        """Which rows are validated: spread over all of them, because the first ones belong to few documents, whose
+        loss says little about the rest."""
+        total = len(self.rows)
+        return range(total) if self.most is None else evenly_spread(total, self.most)
+
+    def validated(self) -> Dataset | None:
+        """The rows that are validated."""
+        if self.rows is None or self.most is None or self.most >= len(self.rows):
+            return self.rows
+        return Subset(self.rows, self.numbers)
+
+    def measure(self, result: dict[str, float], trainer, in_training: bool) -> dict[str, float]:
+        """The metrics of a validation; the model of the trainer is in evaluation mode.
+
+        result: {"loss", "nll", "predictions"} of the pass. in_training: whether steps follow; answers of the finished
+        model are measured when it has been saved.
+        """
+        found = self._measure_answers(trainer) if in_training and self.of_answers else {}
+        if "loss" in result:  # no row may have a label
+            found |= self.objective.metrics_of_pass(self.of_pass, result, self.validated(), None)
+        return found
+
+    def _measure_answers(self, trainer) -> dict[str, float]:
+        model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
+        share = args.process_index, args.world_size, gather_object
+        answering = FinishedModel(args.output_dir, lambda: model, args.per_device_eval_batch_size, *share)
+        # A wrapper's `generate` calls the model inside.
+        beat = plain(model).register_forward_hook(lambda *_: trainer.watchdog.beat(trainer.state, "an answer went on"))
+        try:
+            # Eager: layers that were compiled for training would be compiled again for each length of an answer.
+            with torch.compiler.set_stance("force_eager"):
+                return self.objective.measure(answering, self.rows, self.numbers, None)
+        finally:
+            beat.remove()

@@ -1,0 +1,180 @@
+"""Runs that go on for more steps than they were begun with."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from anyformer.pipelines.cli import commands as cli
+from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.training.checkpoints.extend_run import shared_steps
+from anyformer.pipelines.training.learning_rate import share_of_steps
+from golden_runs import losses_of, recipe_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """recipe(folder name, steps, **training) -> the file of a tiny decoder's recipe."""
+    place = tmp_path_factory.mktemp("more")
+
+    def write(name: str, **training):
+        made = recipe_of("decoder", place, 8)
+        made["training"] |= {"output_dir": str(place / name), "save_steps": 2, "save_total_limit": 8, **training}
+        (place / f"{name}.yaml").write_text(yaml.safe_dump(made))
+        return place / f"{name}.yaml", place / name
+
+    return write
+
+
+def weights_of(folder) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def train(file, *words, code=0):
+    assert cli.main(["train", str(file), *words]) == code
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 3},
+        pytest.param({"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 3}, marks=pytest.mark.slow),
+        {"lr_scheduler_type": "wsd", "warmup_steps": 2, "decay_steps": 0.5},
+    ],
+    ids=lambda schedule: schedule["lr_scheduler_type"],
+)
+def test_a_finished_run_goes_on_to_more_steps_as_if_it_had_been_begun_with_them(schedule, recipe, capsys):
+    name = schedule["lr_scheduler_type"]
+    file, folder = recipe(name, **schedule)
+    whole, other = recipe(f"{name}-whole", max_steps=12, **schedule)
+    train(file)
+    capsys.readouterr()
+    train(file, "training.max_steps=12")
+    printed = capsys.readouterr()
+    train(whole)
+    # wsd goes on from before its decay, which had begun at step 4 of 8
+    assert f"going on from {folder}/checkpoint-{4 if name == 'wsd' else 8}" in printed.out
+    assert (folder / "decayed-checkpoint-8").is_dir() == (name == "wsd")
+    assert losses_of(folder)[-4:] == losses_of(other)[-4:]
+    assert weights_of(folder) == weights_of(other)
+    assert json.loads((folder / "run.json").read_text())["steps"] == 12
+    train(file, "training.max_steps=12")
+    assert "is finished already" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_that_has_decayed_is_extended_by_a_stretch_of_its_own(recipe, capsys):
+    file, folder = recipe("cosine")
+    train(file)
+    train(file, "training.max_steps=14", code=2)
+    assert "cosine" in (refused := capsys.readouterr().err) and "--extend goes on from there" in refused
+    train(file, "training.max_steps=14", "--extend")
+    assert f"going on from {folder}/checkpoint-8" in capsys.readouterr().out
+    whole, other = recipe("cosine-whole", max_steps=14, restarts=[8])
+    train(whole)
+    assert losses_of(folder) == losses_of(other) and weights_of(folder) == weights_of(other)
+    assert "began anew at step 8" in (folder / "README.md").read_text()
+    capsys.readouterr()
+    train(file, "training.max_steps=14", "--extend")  # the same command shows the result
+    assert "is finished already" in capsys.readouterr().out
+    train(file, "training.max_steps=16", "--extend")
+    assert json.loads((folder / "run.json").read_text())["recipe"]["training"]["restarts"] == [8, 14]
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["training.max_steps=8", "--extend"], "is no more than the 8 steps"),
+        (["training.max_steps=4"], "training.max_steps is 8 there and 4 here"),
+        (["training.max_steps=12", "training.learning_rate=0.1"], "training.learning_rate is 0.001 there and 0.1 here"),
+        (["training.output_dir=nowhere", "--extend"], "training.output_dir=nowhere holds no run to extend"),
+        (["--extend", "--seeds", "2"], "--extend is of one run"),
+        (["training.restarts=[4,2]"], "training.restarts=[4, 2] must be steps above 0"),
+        (["training.restarts=[9]"], "begins anew at step 9, but the run has 8 steps"),
+    ],
+)
+def test_what_is_no_continuation_is_one_sentence(words, sentence, recipe, capsys, tmp_path, monkeypatch):
+    file, folder = recipe("refused")
+    if not folder.exists():
+        train(file)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    train(file, *words, code=2)
+    assert sentence in capsys.readouterr().err
+
+
+def section(name: str, **fields) -> TrainingSection:
+    return TrainingSection(lr_scheduler_type=name, **fields)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from(["cosine", "linear", "wsd", "inverse_sqrt", "constant"]))
+def test_an_extended_schedule_is_the_finished_one_and_then_a_new_one(first, second, name):
+    plain, both = section(name), section(name, restarts=[first])
+    one, other = share_of_steps(plain, first), share_of_steps(plain, second)
+    share = share_of_steps(both, first + second)
+    assert [share(step) for step in range(first + second)] == [*map(one, range(first)), *map(other, range(second))]
+    assert shared_steps(plain, first, both, first + second) == first
+
+
+def test_schedules_agree_until_one_of_them_decays():
+    for name, expected in {"cosine": 10, "linear": 10, "wsd": 80, "inverse_sqrt": 100, "constant": 100}.items():
+        old = new = section(name, warmup_steps=10)
+        assert shared_steps(old, 100, new, 200) in (expected, expected + 1), name
+    shares = section("constant_with_warmup", warmup_steps=0.1)  # whose warm-up is longer in a longer run
+    assert shared_steps(shares, 100, shares, 200) == 0
+
+
+def test_a_run_begins_from_the_weights_of_the_one_before_which_is_kept(recipe, capsys):
+    file, folder = recipe("weights")
+    train(file)
+    train(file, "training.learning_rate=0.1", code=2)
+    assert "begin from its weights with --from-weights" in capsys.readouterr().err
+    first, words = weights_of(folder), ["training.learning_rate=0.1", "training.lr_scheduler_type=constant"]
+    train(file, *words, "--from-weights", "--dry-run")
+    assert weights_of(folder) == first
+    train(file, *words, "--from-weights")
+    aside = folder.with_name("weights-before")
+    assert weights_of(aside) == first and weights_of(folder) != first
+    assert json.loads((folder / "run.json").read_text())["recipe"]["model"]["name_or_path"] == str(aside)
+    capsys.readouterr()
+    train(file, *words, "--from-weights")  # the same command shows the result
+    assert "is finished already" in capsys.readouterr().out and weights_of(aside) == first
+    train(file, "--from-weights", "training.learning_rate=0.2", code=2)  # a third run would need a second name
+    assert "training.learning_rate is 0.1 there and 0.2 here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["training.output_dir=nowhere", "--from-weights"], "output_dir=nowhere holds no weights to begin from"),
+        (["--from-weights", "--extend"], "--from-weights and --extend exclude each other"),
+    ],
+)
+def test_no_weights_to_begin_from_is_one_sentence(words, sentence, recipe, capsys, tmp_path, monkeypatch):
+    file, _ = recipe("no-weights")
+    monkeypatch.chdir(tmp_path)
+    train(file, *words, code=2)
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_unfinished_run_gives_its_newest_checkpoint(recipe, tmp_path):
+    from anyformer.pipelines.training.checkpoints.from_weights import set_aside_before, weights_to_begin_from
+
+    for step in (2, 10):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
+    expected = tmp_path / "run-before" / "checkpoint-10"
+    assert weights_to_begin_from(tmp_path / "run") == expected
+    set_aside_before(tmp_path / "run")
+    assert weights_to_begin_from(tmp_path / "run") == expected and expected.is_dir()
+
+
+def test_a_finished_run_without_checkpoints_is_not_begun_again_over_its_model(recipe, capsys):
+    file, folder = recipe("bare", lr_scheduler_type="constant")
+    train(file)
+    before = weights_of(folder)
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    train(file, "training.max_steps=12", code=2)
+    assert "and none of its checkpoints" in capsys.readouterr().err and weights_of(folder) == before
