@@ -58,40 +58,6 @@ VARIANTS = {
         },
     },
 }
-SHARED = {
-    "attention",
-    "attention_masks",
-    "base",
-    "block",
-    "configuration",
-    "families",
-    "lm_head",
-    "parallel_plans",
-    "positions",
-    "stack",
-    "task_heads",
-    "task_losses",
-    "traits",
-}
-EXPERTS = {"configuration_moe", "experts", "experts_bias", "experts_grouped", "experts_losses"}
-MEMORY = {"attention_linear", "attention_recurrent", "attention_segments", "attention_states", "decoder_memory"}
-NEEDED = {
-    "decoder": SHARED | {"decoder"},
-    "decoder_memory": SHARED | MEMORY | {"decoder"},
-    "moe": SHARED | EXPERTS | {"decoder", "moe"},
-    "encoder": SHARED
-    | EXPERTS
-    | {
-        "encoder",
-        "configuration_encoder",
-        "deberta_convolution",
-        "attention_disentangled",
-        "attention_local_global",
-        "unpadding",
-    },
-    "seq2seq": SHARED | EXPERTS | {"seq2seq", "configuration_seq2seq", "unpadding"},
-}
-
 LOAD_EVERYTHING = """
 import os
 import torch
@@ -334,7 +300,7 @@ def save_with_inputs(model, folder, family):
     torch.save(expected, f"{folder}.pt")
 
 
-@pytest.fixture(params=NEEDED)
+@pytest.fixture(params=["decoder", "decoder_memory", "moe", "encoder", "seq2seq"])
 def family_model(request, tiny_config, tiny_moe_config, tiny_encoder_config, tiny_seq2seq_config):
     """(the file that a folder names, a language model)."""
     head, make = {
@@ -366,7 +332,9 @@ def test_only_the_needed_code_travels_and_it_imports_only_torch_transformers_and
                 # transformers carries `from .x import y` along, and no other relative import.
                 assert node.level == 1 and node.module in code, name
                 wanted |= {node.module} - reached
-    assert reached == code.keys() == NEEDED[family], "code that no one imports travels, or this list is out of date"
+    assert reached == code.keys(), "code that nothing imports travels"
+    if family == "decoder":  # it is to be read in one sitting
+        assert len(code) <= 16 and sum(text.count("\n") for text in code.values()) <= 2900
 
 
 @pytest.mark.parametrize("part", ["whole", "base"])
@@ -377,7 +345,6 @@ def test_whatever_is_saved_names_the_whole_family_in_its_auto_map(family_model, 
     assert auto_map.keys() == {"AutoConfig", *model.auto_classes}
     assert {"AutoModel", "AutoModelForSequenceClassification"} < auto_map.keys()
     code = code_in(tmp_path)
-    assert code.keys() == NEEDED[family]
     for reference in auto_map.values():
         module, class_name = reference.split(".")
         assert module == family and any(name in code[module] for name in (class_name, "from .decoder import *"))
@@ -416,7 +383,8 @@ def test_folders_of_one_name_load_their_own_code_in_one_process(tiny_config, tmp
 
 def test_a_plain_decoder_carries_no_experts_and_no_memories(tiny_config, tmp_path):
     AnyformerDecoderForCausalLM(tiny_config()).save_pretrained(tmp_path)
-    assert not code_in(tmp_path).keys() & (EXPERTS | MEMORY)
+    others = ("experts", "attention_linear", "attention_recurrent", "configuration_", "legality", "unpadding")
+    assert not [name for name in code_in(tmp_path) if name.startswith(others)]
 
 
 TRAIN_AND_PUSH = """
@@ -484,7 +452,7 @@ def test_what_a_trainer_pushes_loads_without_anyformer(tiny_config, tmp_path):
         for name in ("tester/plain", "tester/ours"):
             files = hub.files(name)
             assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= files.keys()
-            assert {f.removesuffix(".py") for f in files if f.endswith(".py")} == NEEDED["decoder"]
+            assert {f.removesuffix(".py") for f in files if f.endswith(".py")} == code_in(folder).keys()
             assert not any(file.startswith("checkpoint-") for file in files)
         found = run_script(WITHOUT_ANYFORMER + LOAD_PUSHED, out, env=hub.env, cwd=out)
     assert found and all(found.values()), found
@@ -518,6 +486,6 @@ def test_a_decoder_with_memories_is_pushed_while_it_is_saved(tiny_config, tmp_pa
     with LocalHub(tmp_path) as hub:
         run_script(PUSH_WHILE_SAVING, folder, out, env=hub.env, cwd=tmp_path)
         files = hub.files("tester/memory")
-        assert {f.removesuffix(".py") for f in files if f.endswith(".py")} == NEEDED["decoder_memory"]
+        assert {f.removesuffix(".py") for f in files if f.endswith(".py")} == code_in(folder).keys()
         found = run_script(WITHOUT_ANYFORMER + LOAD_MEMORY, out, env=hub.env, cwd=out)
     assert found == {"equal": True}

@@ -150,7 +150,7 @@ ENTRY = {"step": 3, "load": [[0.5, 0.5]], "entropy": [0.3], "dropped": [0.0]}
 
 
 def test_plots_need_matplotlib_and_say_so(monkeypatch, tmp_path, capsys):
-    for module in ("plots", "training.router_statistics"):
+    for module in ("plots", "training.guards.router_statistics"):
         monkeypatch.setattr(f"anyformer.pipelines.{module}.can_plot", lambda: False)
     with pytest.raises(UserError, match=r"router.png needs matplotlib; install it with: pip install anyformer\[plots"):
         plot_routers([ENTRY], tmp_path / "router.png")
