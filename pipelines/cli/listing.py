@@ -8,13 +8,11 @@ import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from rich.console import Console
 from rich.table import Table
 
-from ..accounting.parameter_count import count_active_parameters, count_parameters
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
@@ -69,14 +67,12 @@ def preset_rows() -> list[tuple[str, str, str, str]]:
     rows = []
     for name in shipped("models"):
         family, fields = load_preset(name)
-        defaults = {key: field.default for key, field in introspection.family_fields(family).items()}
-        lacks_vocabulary = "vocab_size" in defaults and "vocab_size" not in fields
-        fields = {"vocab_size": 0} | fields if lacks_vocabulary else fields
-        config = SimpleNamespace(model_type=f"anyformer_{family}", **(defaults | fields))
-        count = short_number(count_parameters(config)) + ("+" if lacks_vocabulary else "")
-        if getattr(config, "num_experts", None) is not None:
-            count += f", {short_number(count_active_parameters(config))} active"
-        rows.append((name, family, count, shipped_yaml("models", name)["description"]))
+        facts = shipped_yaml("models", name)
+        needs_vocabulary = "vocab_size" in introspection.family_fields(family) and "vocab_size" not in fields
+        count = short_number(facts["parameters"]) + ("+" if needs_vocabulary else "")
+        if "active_parameters" in facts:
+            count += f", {short_number(facts['active_parameters'])} active"
+        rows.append((name, family, count, facts["description"]))
     return sorted(rows, key=lambda row: (choices_of(ModelSection, "family").index(row[1]), row[0]))
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling import linear_cross_entropy
+from anyformer.modeling import lm_head
 from anyformer.modeling.kernels import tiles
 from anyformer.pipelines.accounting import activations as accounting
 from anyformer.pipelines.accounting.activations import Batch, How, activations
@@ -330,7 +330,7 @@ def test_what_is_copied_from_files_that_need_torch_is_the_same_there():
     for name in ("TILE", "SHORTEST_ROW", "MOST_TILES"):
         assert getattr(accounting, name) == getattr(tiles, name)
     for name in ("CHUNK_SHARE", "CHUNK_BYTES"):
-        assert getattr(accounting, name) == getattr(linear_cross_entropy, name)
+        assert getattr(accounting, name) == getattr(lm_head, name)
 
 
 def test_the_largest_batch_fits_and_one_row_more_does_not():
