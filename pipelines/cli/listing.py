@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..accounting.parameter_count import count_active_parameters, count_parameters
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
@@ -59,12 +58,12 @@ def preset_rows() -> list[tuple[str, str, str, str]]:
     rows = []
     for name in shipped("models"):
         family, fields = load_preset(name)
+        facts = shipped_yaml("models", name)
         lacks_vocabulary = "vocab_size" in introspection.family_fields(family) and "vocab_size" not in fields
-        config = introspection.family_config(family, {"vocab_size": 0} | fields if lacks_vocabulary else fields)
-        count = short_number(count_parameters(config)) + ("+" if lacks_vocabulary else "")
-        if getattr(config, "num_experts", None) is not None:
-            count += f", {short_number(count_active_parameters(config))} active"
-        rows.append((name, family, count, shipped_yaml("models", name)["description"]))
+        count = short_number(facts["parameters"]) + ("+" if lacks_vocabulary else "")
+        if "active_parameters" in facts:
+            count += f", {short_number(facts['active_parameters'])} active"
+        rows.append((name, family, count, facts["description"]))
     return sorted(rows, key=lambda row: (introspection.family_names().index(row[1]), row[0]))
 
 

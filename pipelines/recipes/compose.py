@@ -81,14 +81,19 @@ FREE_ON_RESUME = [
 # --------------------------------------------------------------------------------------------------- presets
 
 
+PRESET_FACTS = ("description", "parameters", "active_parameters")
+
+
 def load_preset(name_or_path: str) -> tuple[str, dict[str, Any]]:
     """Return (family, config fields) of a preset: a file in configs/models, or a path to one.
+
+    What a file says of the architecture beside its fields (PRESET_FACTS) is for listings, and left out.
 
     Raises:
         UserError: no such preset, or a key the family's config does not have.
     """
     data, _ = read_yaml_file(name_or_path, "models", "model.preset")
-    data = {key: value for key, value in data.items() if key != "description"}
+    data = {key: value for key, value in data.items() if key not in PRESET_FACTS}
     where = f"preset {name_or_path}"
     if "family" not in data:
         raise UserError(f"{where}: no family given, such as family: decoder")
