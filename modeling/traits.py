@@ -50,8 +50,6 @@ class Scheme:
     fields: tuple[str, ...] = ()  # config fields that it reads, alone or with other schemes
     rules: tuple[Rule, ...] = ()  # refusals of configs with this scheme
     plane_rules: tuple[Rule, ...] = ()  # refusals of vision transformers with it
-    parameters: Callable[..., int] = lambda sizes, layers: 0
-    attention_parameters: Callable[..., int] = lambda sizes: 0
 
     @property
     def adds_to_scores(self) -> bool:
@@ -82,7 +80,6 @@ class Kind:
     near: Callable[..., tuple[int, int]] | None = None  # config -> tokens before and after a query that it may see
     stride: Callable[..., int] | None = None  # config -> the distance of further keys before those; None: none
     rules: tuple[Rule, ...] = ()  # refusals of configs with this kind
-    parameters: Callable[..., int] = lambda sizes: 0
 
     @property
     def keeps_states(self) -> bool:

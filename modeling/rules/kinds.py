@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ..families import DECODER, ENCODER, FAMILIES, MOE
 from ..traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, Rule
-from .parameters import distance_projections, distance_table, global_projections
 
 
 def _adds_single_scores(c) -> bool:
@@ -51,7 +50,6 @@ OF_SCHEMES = {
         absolute=True,
         plane=True,
         fields=("max_position_embeddings", "position_offset"),
-        parameters=lambda sizes, layers: sizes.learned_positions() * sizes.E,
     ),
     "sinusoidal": dict(
         absolute=True,
@@ -100,9 +98,6 @@ OF_SCHEMES = {
                 ),
             ),
         ),
-        parameters=lambda sizes, layers: (
-            sizes.c.relative_attention_num_buckets * sizes.H * (1 if sizes.c.relative_attention_shared else layers)
-        ),
     ),
     "disentangled": dict(
         bidirectional=True,
@@ -113,8 +108,6 @@ OF_SCHEMES = {
             "max_relative_positions",
             "relative_embedding_norm",
         ),
-        parameters=distance_table,
-        attention_parameters=distance_projections,
     ),
 }
 OF_KINDS = {
@@ -137,7 +130,6 @@ OF_KINDS = {
         needs=WINDOW,
         companions={"sliding_window": 3},
         near=_window,
-        parameters=global_projections,
     ),
     "linear_attention": dict(
         families=(DECODER,),
@@ -160,7 +152,6 @@ OF_KINDS = {
         needs=SEGMENT,
         companions={"segment_length": 4},
         memories=2,
-        parameters=lambda sizes: sizes.H,
     ),
     "recurrent_attention": dict(
         families=(DECODER,),

@@ -4,9 +4,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModel
 
-from ..accounting.parameter_count import count_parameters
+from ..accounting.flops import active_parameters
 from ..errors import UserError
 from ..json_text import json_text
 from ..plots import can_plot, plot_scaling
@@ -46,13 +47,13 @@ def measured(rung: Rung) -> dict:
         raise UserError(f"{rung.folder} has no validation loss; set data.validation_fraction or data.validation_files")
     if "tokens" not in data or "rows" not in data:
         raise UserError(f"{rung.folder}: its training data have no number of tokens, which a law of scaling counts by")
-    config = AutoConfig.from_pretrained(rung.folder, trust_remote_code=False)
-    config.vocab_size = 0
+    with torch.device("meta"):
+        model = AutoModel.from_config(AutoConfig.from_pretrained(rung.folder, trust_remote_code=False))
     trained = run["steps"] * run["rows_per_step"] * data["tokens"] / data["rows"]
     return {
         "width": rung.width,
         "steps": run["steps"],
-        "parameters": count_parameters(config, active=True),
+        "parameters": active_parameters(model) - model.get_input_embeddings().weight.numel(),
         "tokens": round(trained),
         "passes": trained / data["tokens"],
         "loss": loss,

@@ -15,13 +15,12 @@ from anyformer.pipelines.accounting.caches import cache_size
 from anyformer.pipelines.accounting.devices import MEMORY, devices_of
 from anyformer.pipelines.accounting.flops import FlopCount, linear_weights
 from anyformer.pipelines.accounting.memory import STAGES, training_states
-from anyformer.pipelines.accounting.parameter_count import count_parameters
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.cli.plan_command import facts
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_preset, load_recipe
-from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.introspection import family_config, family_row
 from anyformer.pipelines.recipes.preset_run import planned_recipe
 from anyformer.pipelines.training.launch import engines, settings_of
@@ -129,8 +128,8 @@ def test_plans_of_presets_count_their_parameters():
         found = plan(name)
         fields = preset(name)
         head = {"albert_base": fields.hidden_size * 128 + 128 * 3 + 30000, "vit_base_patch16_224": 768 * 2 + 2}
-        pooler = 768 * 769 if name in head else 0  # of the bare model that count_parameters is of
-        assert found.parameters == count_parameters(fields) - pooler + head.get(name, 0), name
+        pooler = 768 * 769 if name in head else 0  # of the bare model, whose number a preset holds
+        assert found.parameters == shipped_yaml("models", name)["parameters"] - pooler + head.get(name, 0), name
         assert found.steps == -(-20 * found.parameters // found.tokens_per_step)
 
 
@@ -392,7 +391,10 @@ def test_every_shipped_recipe_has_a_plan():
 def test_a_checkpoint_of_ours_has_a_plan_and_a_native_one_is_told_apart(tmp_path, tiny_config):
     tiny_config().save_pretrained(tmp_path / "ours")
     found = anyformer.plan("gpt2_small", "2xH200", model={"name_or_path": str(tmp_path / "ours")}, tokenizer={})
-    assert found.parameters == count_parameters(tiny_config()) and found.devices == "2 x H200-141GB"
+    assert (
+        found.parameters == anyformer.AnyformerDecoderForCausalLM(tiny_config()).num_parameters()
+        and found.devices == "2 x H200-141GB"
+    )
     AutoConfig.for_model("gpt2").save_pretrained(tmp_path / "native")
     with pytest.raises(UserError, match="is a native gpt2, and plan counts models of ours"):
         anyformer.plan("gpt2_small", model={"name_or_path": str(tmp_path / "native")}, tokenizer={})

@@ -1,15 +1,20 @@
-"""Presets are the published architectures: as many parameters, by our arithmetic and in transformers' own classes."""
-
-from types import SimpleNamespace
+"""Presets are the published architectures: as many parameters, in our classes and in transformers' own."""
 
 import pytest
 import torch
-from anyformer.pipelines.accounting.parameter_count import count_active_parameters, count_parameters
+from anyformer.pipelines.accounting.flops import active_parameters
 from anyformer.pipelines.recipes.compose import load_preset
 from anyformer.pipelines.recipes.files import shipped, shipped_yaml
-from anyformer.pipelines.recipes.introspection import family_config
+from anyformer.pipelines.recipes.introspection import family_row
+from anyformer.pipelines.words import short_number
 from published_models import PUBLISHED
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, ImageGPTForCausalImageModeling
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    ImageGPTForCausalImageModeling,
+)
 
 OWN = {"nanogpt_char"}  # no vocabulary of its own, so no published count
 NATIVE = {
@@ -24,19 +29,27 @@ NATIVE = {
 HEAD_BIAS_IS_A_BUFFER = {"marian", "bart"}
 
 
-def fields_of(name: str) -> SimpleNamespace:
-    """The fields of a preset, underived ones None, as a recipe's."""
-    return family_config(*load_preset(name))
-
-
-def counted(name: str) -> int:
-    """By arithmetic, less what transformers has as a buffer."""
-    _, fields = load_preset(name)
-    count = count_parameters(fields_of(name))
+def counted(name: str, active: bool = False) -> int:
+    """The number that a preset holds, less what transformers has as a buffer."""
+    facts, (_, fields) = shipped_yaml("models", name), load_preset(name)
+    count = facts.get("active_parameters", facts["parameters"]) if active else facts["parameters"]
     if PUBLISHED[name].model_type in HEAD_BIAS_IS_A_BUFFER:
         assert fields["lm_head_bias"]
         count -= fields["vocab_size"]
     return count
+
+
+@pytest.mark.parametrize("name", shipped("models"))
+def test_a_preset_holds_the_number_of_parameters_of_the_model_that_is_built(name):
+    family, fields = load_preset(name)
+    row, facts = family_row(family), shipped_yaml("models", name)
+    lacks_vocabulary = family != "vit" and "vocab_size" not in fields  # the number then leaves embeddings out
+    config = AutoConfig.for_model(f"anyformer_{family}", **({"vocab_size": 7} if lacks_vocabulary else {}) | fields)
+    with torch.device("meta"):
+        model = row.load(row.heads["AutoModel" if row.bidirectional else row.pretraining])(config)
+    embeddings = model.get_input_embeddings().weight.numel() if lacks_vocabulary else 0
+    assert facts["parameters"] == model.num_parameters() - embeddings
+    assert facts.get("active_parameters", facts["parameters"]) == active_parameters(model) - embeddings
 
 
 def native_model(family: str, config):
@@ -57,7 +70,7 @@ def test_the_parameter_count_is_the_published_one(name):
 
 def test_the_parameters_at_work_on_a_token_are_the_published_ones():
     for name, row in PUBLISHED.items():
-        assert count_active_parameters(fields_of(name)) == (row.active or count_parameters(fields_of(name))), name
+        assert counted(name, active=True) == (row.active or row.count), name
 
 
 @pytest.mark.slow
@@ -75,7 +88,7 @@ def test_transformers_own_class_has_as_many_parameters(name):
 
 def test_sizes_of_one_architecture_differ_in_sizes_alone():
     sizes = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
-    sizes |= {"logit_multiplier", "embedding_multiplier", "initializer_range", "description"}
+    sizes |= {"logit_multiplier", "embedding_multiplier", "initializer_range", "description", "parameters"}
     pairs = [("bert_base", "bert_large"), ("roberta_base", "roberta_large"), ("albert_base", "albert_large")]
     pairs += [("modernbert_base", "modernbert_large"), ("deberta_v3_small", "deberta_v3_base")]
     pairs += [("t5_small", "t5_base"), ("t5_base", "t5_large"), ("t5_v1_1_small", "t5_v1_1_base")]
@@ -83,3 +96,8 @@ def test_sizes_of_one_architecture_differ_in_sizes_alone():
     for one, other in pairs:
         one, other = shipped_yaml("models", one), shipped_yaml("models", other)
         assert {key for key in {*one, *other} if one.get(key) != other.get(key)} <= sizes
+
+
+def test_numbers_are_said_as_people_say_them():
+    said = {0: "0", 999: "999", 4_981_248: "4.98M", 109_482_240: "109M", 6_738_415_616: "6.74B", 1.5e12: "1.5T"}
+    assert {number: short_number(number) for number in said} == said
