@@ -75,7 +75,7 @@ class AnyformerTrainer(MeshTrainer):
         shares: number of steps -> function from a step to its share of the peak learning rate, in place of
             `args.lr_scheduler_type`; None: there is none.
         validation_metrics: what validations measure beside the loss (validation_metrics.py); None: nothing.
-        engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines/asked.py); None: under any.
+        engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines/); None: under any.
         audits_samples: whether the rows of each step are written down (audit.py).
         watch: how the training looks after itself (guards/safety.py).
         **kwargs: as for MeshTrainer and transformers' Trainer.

@@ -17,7 +17,7 @@ from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.checkpoints import commit
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from anyformer.pipelines.training.arguments import resolve_bf16, training_arguments
-from anyformer.pipelines.training.engines.asked.deepspeed_engine import say_that_it_compiles
+from anyformer.pipelines.training.engines.deepspeed_engine import say_that_it_compiles
 from image_data import image_recipe
 from processes import free_port, logged_losses, run_ranks
 from safetensors.torch import load_file

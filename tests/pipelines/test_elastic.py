@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import TrainingSection
-from anyformer.pipelines.training.engines.asked.elastic import check_engine_of, saved_under
-from anyformer.pipelines.training.engines.asked.global_batch import micro_batches, rows_per_step
+from anyformer.pipelines.training.engines.elastic import check_engine_of, saved_under
+from anyformer.pipelines.training.engines.global_batch import micro_batches, rows_per_step
 from anyformer.pipelines.training.guards.audit import read_audit
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,7 +8,7 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from anyformer.pipelines.data.length_batching import PaddingCollator
 from anyformer.pipelines.data.sample_ids import NO_ROW, DatasetWithSampleIds
-from anyformer.pipelines.training.engines.asked.even_batches import share_out_in_full_rounds
+from anyformer.pipelines.training.engines.even_batches import share_out_in_full_rounds
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import DataLoader, Dataset

@@ -11,7 +11,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.examples import TextTask
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.training.engines.asked.mesh import NEEDED
+from anyformer.pipelines.training.engines.mesh import NEEDED
 from processes import end_in_micro_batch, logged_losses, run_ranks
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe

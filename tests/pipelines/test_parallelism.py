@@ -19,8 +19,8 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training import launch
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.safe_load import plain_shards_alone
-from anyformer.pipelines.training.engines.asked.mesh import NEEDED
-from anyformer.pipelines.training.engines.asked.parts_of_rows import PositionedRows
+from anyformer.pipelines.training.engines.mesh import NEEDED
+from anyformer.pipelines.training.engines.parts_of_rows import PositionedRows
 from processes import free_port, logged_losses, run_ranks
 from safetensors.torch import load_file
 from test_distributed import assert_close, needs_deepspeed, rank_main
