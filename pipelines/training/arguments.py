@@ -15,15 +15,8 @@ from ..recipes.checks import check_schedule
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
 from .compiled_layers import COMPILING
-from .engines.asked import (
-    check_average,
-    check_checkpoint_average,
-    check_launcher,
-    check_whole_matrices,
-    check_world_size,
-    is_true,
-)
-from .engines.deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
+from .engines.asked import check_world_size, engine_for
+from .engines.deepspeed_engine import deepspeed_config
 from .engines.global_batch import micro_batches, rows_per_step
 from .engines.parts_of_rows import parallelism_config
 from .learning_rate import schedule
@@ -101,17 +94,8 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         raise UserError("training.fp16=true needs an accelerator, and this machine has none; set it to false")
     if extra.get("deepspeed") is not None:
         extra["deepspeed"] = deepspeed_config(extra["deepspeed"])
-    by_launcher = is_true("ACCELERATE_USE_DEEPSPEED")
-    if by_launcher or extra.get("deepspeed") is not None:
-        check_whole_matrices(section)
-        if not by_launcher:
-            check_deepspeed(section.extra["deepspeed"])
-    if is_true("ACCELERATE_USE_FSDP") or extra.get("fsdp"):
-        check_average(section, "FSDP")
-    check_checkpoint_average(recipe.evaluation.average_checkpoints, section)
-    check_launcher(section, device, 0 if device == "cpu" else torch.accelerator.device_count())
-    if by_launcher or extra.get("deepspeed") is not None:
-        say_that_it_compiles()
+    devices = 0 if device == "cpu" else torch.accelerator.device_count()
+    engine_for(section).check(recipe, device, devices)
     processes = data_ranks(section, int(os.environ.get("WORLD_SIZE", 1)))
     per_step = per_step or rows_per_step(section, processes)
     micro_batch, accumulated = micro_batches(section, processes, per_step)

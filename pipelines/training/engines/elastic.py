@@ -45,7 +45,7 @@ def processes_of(checkpoint: Path) -> int | None:
 def check_engine_of(checkpoint: Path, engine: str | None) -> None:
     """Raise UserError for a checkpoint of another engine than the one that would go on: its states would not be read.
 
-    engine: as engines.asked_engine says.
+    engine: Engine.name.
     """
     there, here = saved_under(checkpoint), "plain" if engine in (None, "DDP") else engine
     if there != here:
