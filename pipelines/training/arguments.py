@@ -83,10 +83,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
     section, device = recipe.training, device_type()
     if device == "cpu":  # accelerate imports DeepSpeed where it is installed, and DeepSpeed searches for an accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
-    for tracker in set(trackers) & {"wandb", "trackio", "tensorboard"}:
-        if importlib.util.find_spec(tracker) is None:
-            raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
+    check_trackers(section)
     check_lora(recipe)
     # Trainer would compile the whole model, which takes minutes (compiled_layers.py).
     extra = {name: value for name, value in section.extra.items() if name not in COMPILING}
@@ -133,18 +130,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "eval_steps": recipe.evaluation.every_steps,
         "metric_for_best_model": recipe.evaluation.best_metric,
         "greater_is_better": not less_is_better(recipe.evaluation.best_metric),
-        # Without an accelerator the process group must be gloo; with one this stays off.
-        "use_cpu": device == "cpu",
-        # Trainer's default leaves NaN out of the logged loss; LossGuard stops the run instead.
-        "logging_nan_inf_filter": False,
-        # True costs a second traversal of the graph at every step; none of our parameters stays unused.
-        "ddp_find_unused_parameters": False,
-        # Rows hold the model's inputs and their sample ids, which the trainer takes out.
-        "remove_unused_columns": False,
-        "prediction_loss_only": True,
-        "disable_tqdm": True,
-        "logging_first_step": True,
-        "dataloader_pin_memory": device == "cuda",
+        **safe_values(device),
     }
     shared = parallelism_config(recipe)
     if shared is not None:
@@ -160,6 +146,32 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
     check_world_size(arguments.world_size)
     arguments.sharing_rows = sharing_rows(section.parallelism)  # processes that read the same ones
     return arguments
+
+
+def check_trackers(section: TrainingSection) -> None:
+    """Raise UserError for a tracker whose package is not installed."""
+    trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
+    for tracker in set(trackers) & {"wandb", "trackio", "tensorboard"}:
+        if importlib.util.find_spec(tracker) is None:
+            raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
+
+
+def safe_values(device: str) -> dict:
+    """Options of Trainer that are the same in every run."""
+    return {
+        # Without an accelerator the process group must be gloo; with one this stays off.
+        "use_cpu": device == "cpu",
+        # Trainer's default leaves NaN out of the logged loss; LossGuard stops the run instead.
+        "logging_nan_inf_filter": False,
+        # True costs a second traversal of the graph at every step; none of our parameters stays unused.
+        "ddp_find_unused_parameters": False,
+        # Rows hold the model's inputs and their sample ids, which the trainer takes out.
+        "remove_unused_columns": False,
+        "prediction_loss_only": True,
+        "disable_tqdm": True,
+        "logging_first_step": True,
+        "dataloader_pin_memory": device == "cuda",
+    }
 
 
 @contextmanager

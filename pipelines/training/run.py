@@ -356,28 +356,10 @@ def run(
     trainer.accelerator.wait_for_everyone()
     # After the last barrier: a failed upload cannot hang the other processes.
     if trainer.accelerator.is_main_process:
-        facts = {
-            "metrics": metrics,
-            "parameters": parameters_of(trainer.model),
-            "trained_parameters": trained,
-            "steps": trainer.state.global_step,
-            "best_step": trainer.state.best_global_step,
-            "world_size": trainer.args.world_size,
-            "rows_per_step": rows_of(trainer.args),
-            "hardware": hardware_words(trainer.args.device),
-            "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
-            "backends": backends_of(plain(trainer.model)),
-            "wall_seconds": round(time.monotonic() - began, 1),  # of this command, as the two next ones
-            **({} if checkpoint is None else {"resumed_at": step_of(checkpoint)}),
-            **trainer.throughput.facts(),
-            "samples": samples,
-            "validations": validations,
-            "signatures": data.objective.signatures,
-            **trainer.steps.facts(),
-            **({"collapsed_layers": trainer.routers.collapsed} if trainer.routers.collapsed else {}),
-        }
-        if trainer.stopped_early:
-            facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, recipe.evaluation.best_metric)
+        facts = facts_of(trainer, recipe, data, metrics, samples, trained, validations)
+        facts["wall_seconds"] = round(time.monotonic() - began, 1)  # of this command
+        if checkpoint is not None:
+            facts["resumed_at"] = step_of(checkpoint)
         facts = finite(facts)  # the result reads the same when it is printed again
         folder.write(COMPLETING, **facts)
         draw_card_picture(folder.path)
@@ -388,6 +370,31 @@ def run(
             print_result(folder.path, folder.identity() | facts, data.objective)
         publish_finished(recipe, folder, facts)
     return 0
+
+
+def facts_of(trainer, recipe: Recipe, data, metrics: dict, samples, trained: int, validations) -> dict:
+    """What run.json says of a trained model. trained: parameters that the training changed."""
+    facts = {
+        "metrics": metrics,
+        "parameters": parameters_of(trainer.model),
+        "trained_parameters": trained,
+        "steps": trainer.state.global_step,
+        "best_step": trainer.state.best_global_step,
+        "world_size": trainer.args.world_size,
+        "rows_per_step": rows_of(trainer.args),
+        "hardware": hardware_words(trainer.args.device),
+        "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
+        "backends": backends_of(plain(trainer.model)),
+        **trainer.throughput.facts(),
+        "samples": samples,
+        "validations": validations,
+        "signatures": data.objective.signatures,
+        **trainer.steps.facts(),
+        **({"collapsed_layers": trainer.routers.collapsed} if trainer.routers.collapsed else {}),
+    }
+    if trainer.stopped_early:
+        facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, recipe.evaluation.best_metric)
+    return facts
 
 
 def average(trainer, recipe: Recipe, quiet: bool = False) -> None:
