@@ -302,7 +302,7 @@ def checkpoint_to_go_on(trainer, folder: RunFolder) -> Path | None:
     found = folder.checkpoint_to_resume()
     if found is None:
         return None
-    check_engine_of(found, trainer.engine.name)
+    check_engine_of(found, trainer.engine)
     if trainer.parallelism is not None and trainer.parallelism.sp > 1:
         raise UserError(
             f"{found} is of a run with sp, whose loader cannot begin in the middle of the rows; choose another "
