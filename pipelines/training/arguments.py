@@ -15,15 +15,8 @@ from ..recipes.checks import check_schedule
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
 from .compiled_layers import COMPILING
-from .engines.asked import (
-    check_average,
-    check_checkpoint_average,
-    check_launcher,
-    check_whole_matrices,
-    check_world_size,
-    is_true,
-)
-from .engines.deepspeed_engine import check_deepspeed, deepspeed_config, say_that_it_compiles
+from .engines.asked import check_world_size, engine_for
+from .engines.deepspeed_engine import deepspeed_config
 from .engines.global_batch import micro_batches, rows_per_step
 from .engines.parts_of_rows import parallelism_config
 from .learning_rate import schedule
@@ -90,10 +83,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
     section, device = recipe.training, device_type()
     if device == "cpu":  # accelerate imports DeepSpeed where it is installed, and DeepSpeed searches for an accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
-    for tracker in set(trackers) & {"wandb", "trackio", "tensorboard"}:
-        if importlib.util.find_spec(tracker) is None:
-            raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
+    check_trackers(section)
     check_lora(recipe)
     # Trainer would compile the whole model, which takes minutes (compiled_layers.py).
     extra = {name: value for name, value in section.extra.items() if name not in COMPILING}
@@ -101,17 +91,8 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         raise UserError("training.fp16=true needs an accelerator, and this machine has none; set it to false")
     if extra.get("deepspeed") is not None:
         extra["deepspeed"] = deepspeed_config(extra["deepspeed"])
-    by_launcher = is_true("ACCELERATE_USE_DEEPSPEED")
-    if by_launcher or extra.get("deepspeed") is not None:
-        check_whole_matrices(section)
-        if not by_launcher:
-            check_deepspeed(section.extra["deepspeed"])
-    if is_true("ACCELERATE_USE_FSDP") or extra.get("fsdp"):
-        check_average(section, "FSDP")
-    check_checkpoint_average(recipe.evaluation.average_checkpoints, section)
-    check_launcher(section, device, 0 if device == "cpu" else torch.accelerator.device_count())
-    if by_launcher or extra.get("deepspeed") is not None:
-        say_that_it_compiles()
+    devices = 0 if device == "cpu" else torch.accelerator.device_count()
+    engine_for(section).check(recipe, device, devices)
     processes = data_ranks(section, int(os.environ.get("WORLD_SIZE", 1)))
     per_step = per_step or rows_per_step(section, processes)
     micro_batch, accumulated = micro_batches(section, processes, per_step)
@@ -149,18 +130,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "eval_steps": recipe.evaluation.every_steps,
         "metric_for_best_model": recipe.evaluation.best_metric,
         "greater_is_better": not less_is_better(recipe.evaluation.best_metric),
-        # Without an accelerator the process group must be gloo; with one this stays off.
-        "use_cpu": device == "cpu",
-        # Trainer's default leaves NaN out of the logged loss; LossGuard stops the run instead.
-        "logging_nan_inf_filter": False,
-        # True costs a second traversal of the graph at every step; none of our parameters stays unused.
-        "ddp_find_unused_parameters": False,
-        # Rows hold the model's inputs and their sample ids, which the trainer takes out.
-        "remove_unused_columns": False,
-        "prediction_loss_only": True,
-        "disable_tqdm": True,
-        "logging_first_step": True,
-        "dataloader_pin_memory": device == "cuda",
+        **safe_values(device),
     }
     shared = parallelism_config(recipe)
     if shared is not None:
@@ -176,6 +146,32 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
     check_world_size(arguments.world_size)
     arguments.sharing_rows = sharing_rows(section.parallelism)  # processes that read the same ones
     return arguments
+
+
+def check_trackers(section: TrainingSection) -> None:
+    """Raise UserError for a tracker whose package is not installed."""
+    trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
+    for tracker in set(trackers) & {"wandb", "trackio", "tensorboard"}:
+        if importlib.util.find_spec(tracker) is None:
+            raise UserError(f"training.report_to={tracker} needs the package {tracker}; install anyformer[{tracker}]")
+
+
+def safe_values(device: str) -> dict:
+    """Options of Trainer that are the same in every run."""
+    return {
+        # Without an accelerator the process group must be gloo; with one this stays off.
+        "use_cpu": device == "cpu",
+        # Trainer's default leaves NaN out of the logged loss; LossGuard stops the run instead.
+        "logging_nan_inf_filter": False,
+        # True costs a second traversal of the graph at every step; none of our parameters stays unused.
+        "ddp_find_unused_parameters": False,
+        # Rows hold the model's inputs and their sample ids, which the trainer takes out.
+        "remove_unused_columns": False,
+        "prediction_loss_only": True,
+        "disable_tqdm": True,
+        "logging_first_step": True,
+        "dataloader_pin_memory": device == "cuda",
+    }
 
 
 @contextmanager

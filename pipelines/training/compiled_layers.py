@@ -211,7 +211,6 @@ class CompiledLayers(TrainerCallback, ExportableState):
 
 def compiled_layers(section: TrainingSection, trainer) -> CompiledLayers:
     """The callback of a trainer whose recipe asks for compiled layers."""
-    engines = {"DeepSpeed": trainer.is_deepspeed_enabled, "FSDP": trainer.is_fsdp_enabled, "a mesh": trainer.on_mesh}
-    beside = next((name for name, is_on in engines.items() if is_on), None)
+    beside = trainer.engine.uncompiled
     refused = None if beside is None else f"beside {beside}, where it was not measured"
     return CompiledLayers(section.torch_compile, compile_arguments(section), refused, trainer.throughput.paused)

@@ -3,7 +3,6 @@
 New weights of the model, such as the head of a classifier, are trained and saved whole (PEFT's modules_to_save).
 """
 
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +23,6 @@ def check_lora(recipe: Recipe) -> None:
     if recipe.training.lora is None:
         return
     need_peft("training.lora")
-    engines = [os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true" for name in ("DEEPSPEED", "FSDP")]
-    if recipe.training.lora.merge and (any(engines) or recipe.training.extra.get("deepspeed") is not None):
-        raise UserError(
-            "training.lora.merge=true needs whole weights, but DeepSpeed and FSDP split them; leave it out, and make a "
-            "whole model of the run's folder with anyformer merge"
-        )
     name = recipe.model.name_or_path
     if name is not None and is_adapter(name):
         raise UserError(

@@ -11,13 +11,10 @@ from ..objectives.base import Objective
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
 from ..recipes.introspection import OURS
-from ..recipes.parallelism import MESH, engine_of
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
+from .engines.asked import engine_for
 from .engines.deepspeed_engine import whole_weights
-from .engines.mesh import share_model
-from .engines.parts_of_rows import ATTENTION
-from .engines.pipeline import cut_into_stages
 from .guards.documents_apart import check_documents_apart
 from .lora import left_by_all_linear, with_lora
 
@@ -73,9 +70,7 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
         model, fresh = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments, speak, unused)
         if data.packed:
             check_documents_apart(model, recipe.model.name_or_path, objective, data.rows.values())
-    shares = recipe.training.parallelism
-    if shares is not None and engine_of(shares) == MESH:
-        model = share_model(model, shares) if shares.pp == 1 else cut_into_stages(model, shares, arguments.device)
+    model = engine_for(recipe.training).share(model, arguments.device)
     objective.prepare_model(model)
     lora = recipe.training.lora
     if lora is None:
@@ -98,9 +93,9 @@ def chosen_backends(recipe: Recipe, config, arguments) -> dict[str, str]:
             "model.attn_implementation=flex_attention has no gradients on a CPU; train with sdpa or eager (evaluate "
             "and generate take it)"
         )
-    attention, shares = section.attn_implementation, recipe.training.parallelism
-    if attention == AUTO and shares is not None and engine_of(shares) != MESH:
-        attention = ATTENTION
+    attention = section.attn_implementation
+    if attention == AUTO:
+        attention = engine_for(recipe.training).attention or AUTO
     return backend_arguments(attention, section.experts_implementation, config, half)
 
 

@@ -13,7 +13,7 @@ from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..words import counted
 from .arguments import device_type
-from .engines.asked import splitter
+from .engines.asked import engine_for
 from .engines.global_batch import rows_per_step
 from .plan import StepMemory, built_without_weights, planned_config, step_memory
 
@@ -61,7 +61,7 @@ def this_device() -> Devices:
 
 def memory_of_recipe(recipe: Recipe, devices: Devices) -> StepMemory | None:
     """What `anyformer plan` says of a step; None where it counts nothing: other architectures, adapters, shards."""
-    if recipe.training.lora is not None or splitter(recipe.training) is not None:
+    if recipe.training.lora is not None or engine_for(recipe.training).splitter is not None:
         return None
     try:
         objective = objective_of(recipe)
@@ -94,7 +94,7 @@ def ways_out(recipe: Recipe, evaluates: bool, devices: Devices, memory: StepMemo
         ways.append(f"{recipe.learned_section}.{name}={lengths[name] // 2} instead of {lengths[name]}")
     if devices.name != CPU and training.bf16 is False and not training.extra.get("fp16"):
         ways.append("training.bf16=true, which keeps activations in half the bytes")
-    if splitter(training) is None:
+    if engine_for(training).splitter is None:
         ways.append(
             "--launch zero3_offload, which splits the states over processes and keeps them in the host's memory"
         )

@@ -27,7 +27,7 @@ from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import PreparedData, prepare_data
 from ..plugins import OPTIMIZERS, SCHEDULES
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
-from ..recipes.parallelism import MESH, check_processes, engine_of
+from ..recipes.parallelism import check_processes
 from ..recipes.schema import Recipe, TrainingSection
 from ..reporting.interpret import validations_of
 from ..reporting.run_log import COMPLETING
@@ -46,15 +46,15 @@ from .checkpoints.run_folder import RunFolder, say
 from .checkpoints.safe_load import forged_files_named
 from .compiled_layers import compiled_layers
 from .dry_run import try_step
-from .engines.asked import asked_engine, check_one_device
+from .engines.asked import check_one_device, engine_for
 from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed, whole_weights
-from .engines.elastic import UNIVERSAL, check_engine_of, reads_universal, shared_out_anew
+from .engines.elastic import UNIVERSAL, check_engine_of, reads_universal
 from .engines.main_process import broadcast_from_main
 from .engines.mesh import engine_name, parameters_of
-from .engines.parts_of_rows import PositionedRows, check_rows_can_be_shared
-from .guards.gradient_norms import GradientNorms, check_gradient_norms
+from .engines.parts_of_rows import check_rows_can_be_shared
+from .guards.gradient_norms import GradientNorms
 from .guards.safety import watch_of
-from .guards.step_guard import check_step_guard
+from .guards.step_guard import StepGuard
 from .guards.stop_signal import StopAtOnce
 from .learning_rate import share_of_steps
 from .log.hardware import hardware_words
@@ -62,7 +62,7 @@ from .log.report_page import ReportPage, draw_card_picture, report_finished, spo
 from .log.sample_rows import record_rows
 from .log.summary import print_dry_run, print_result, print_start
 from .lora import plain, trainable_parameters
-from .losses.validation_metrics import ValidationMetrics, check_answers
+from .losses.validation_metrics import ValidationMetrics
 from .models import build_model, check_length
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 
@@ -89,10 +89,8 @@ def train(
     check_one_device(arguments.n_gpu)
     if recipe.training.parallelism is not None:
         check_processes(recipe.training.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
-    check_step_guard(recipe.training)
+    engine_for(recipe.training).check_run(recipe, StepGuard(recipe.training).decides)
     check_async_save(recipe.training)
-    check_gradient_norms(recipe.training)
-    check_answers(recipe)
     found = None
     if recipe.training.auto_batch:
         check_auto_batch(recipe)
@@ -266,13 +264,13 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
     section = recipe.training
     measures = ValidationMetrics(data.objective, data.rows.get("validation"), recipe.evaluation)
     gather_experts_whole(model)
-    shares, collator = section.parallelism, data.objective.collator(data.packed)
+    engine, collator = engine_for(section), data.objective.collator(data.packed)
     trainer = AnyformerTrainer(
         model=model,
         args=arguments,
         train_dataset=data.rows["train"],
         eval_dataset=measures.validated(),
-        data_collator=collator if shares is None or engine_of(shares) == MESH else PositionedRows(collator),
+        data_collator=engine.collator(collator),
         processing_class=data.processor,
         run_identity=identity_text(folder, arguments),
         muon_learning_rate=section.muon_learning_rate if section.optim == "muon" else None,
@@ -289,10 +287,10 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         if section.optim in OPTIMIZERS
         else None,
         validation_metrics=measures,
-        engine=asked_engine(section),
+        engine=engine,
         audits_samples=section.audit_samples,
         watch=watch_of(section, recipe.trust_remote_code),
-        parallelism=shares,
+        parallelism=section.parallelism,
     )
     if section.torch_compile:
         trainer.add_callback(compiled_layers(section, trainer))
@@ -310,11 +308,9 @@ def checkpoint_to_go_on(trainer, folder: RunFolder) -> Path | None:
             f"{found} is of a run with sp, whose loader cannot begin in the middle of the rows; choose another "
             f"output_dir, or begin from its weights with --from-weights"
         )
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.on_mesh:
+    if trainer.engine.reads_pickles:
         check_own(found, folder.recipe)
-    if trainer.is_deepspeed_enabled:
-        return shared_out_anew(found, trainer.args.world_size, trainer.trusts_checkpoints)
-    return found
+    return trainer.engine.resumable(found, trainer.args.world_size, trainer.trusts_checkpoints)
 
 
 def check_own(checkpoint: Path, recipe: Recipe) -> None:
@@ -334,7 +330,7 @@ def run(
     trainer, recipe: Recipe, folder: RunFolder, data: PreparedData, checkpoint: Path | None, quiet: bool, began: float
 ) -> int:
     """Train, evaluate, save and report."""
-    with forged_files_named(checkpoint, trainer.is_deepspeed_enabled):
+    with forged_files_named(checkpoint, trainer.engine.loads_by_itself):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     stopped = trainer.stop_signal.agree(trainer.args)
     if stopped is not None:
@@ -360,28 +356,10 @@ def run(
     trainer.accelerator.wait_for_everyone()
     # After the last barrier: a failed upload cannot hang the other processes.
     if trainer.accelerator.is_main_process:
-        facts = {
-            "metrics": metrics,
-            "parameters": parameters_of(trainer.model),
-            "trained_parameters": trained,
-            "steps": trainer.state.global_step,
-            "best_step": trainer.state.best_global_step,
-            "world_size": trainer.args.world_size,
-            "rows_per_step": rows_of(trainer.args),
-            "hardware": hardware_words(trainer.args.device),
-            "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
-            "backends": backends_of(plain(trainer.model)),
-            "wall_seconds": round(time.monotonic() - began, 1),  # of this command, as the two next ones
-            **({} if checkpoint is None else {"resumed_at": step_of(checkpoint)}),
-            **trainer.throughput.facts(),
-            "samples": samples,
-            "validations": validations,
-            "signatures": data.objective.signatures,
-            **trainer.steps.facts(),
-            **({"collapsed_layers": trainer.routers.collapsed} if trainer.routers.collapsed else {}),
-        }
-        if trainer.stopped_early:
-            facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, recipe.evaluation.best_metric)
+        facts = facts_of(trainer, recipe, data, metrics, samples, trained, validations)
+        facts["wall_seconds"] = round(time.monotonic() - began, 1)  # of this command
+        if checkpoint is not None:
+            facts["resumed_at"] = step_of(checkpoint)
         facts = finite(facts)  # the result reads the same when it is printed again
         folder.write(COMPLETING, **facts)
         draw_card_picture(folder.path)
@@ -392,6 +370,31 @@ def run(
             print_result(folder.path, folder.identity() | facts, data.objective)
         publish_finished(recipe, folder, facts)
     return 0
+
+
+def facts_of(trainer, recipe: Recipe, data, metrics: dict, samples, trained: int, validations) -> dict:
+    """What run.json says of a trained model. trained: parameters that the training changed."""
+    facts = {
+        "metrics": metrics,
+        "parameters": parameters_of(trainer.model),
+        "trained_parameters": trained,
+        "steps": trainer.state.global_step,
+        "best_step": trainer.state.best_global_step,
+        "world_size": trainer.args.world_size,
+        "rows_per_step": rows_of(trainer.args),
+        "hardware": hardware_words(trainer.args.device),
+        "engine": engine_name(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
+        "backends": backends_of(plain(trainer.model)),
+        **trainer.throughput.facts(),
+        "samples": samples,
+        "validations": validations,
+        "signatures": data.objective.signatures,
+        **trainer.steps.facts(),
+        **({"collapsed_layers": trainer.routers.collapsed} if trainer.routers.collapsed else {}),
+    }
+    if trainer.stopped_early:
+        facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, recipe.evaluation.best_metric)
+    return facts
 
 
 def average(trainer, recipe: Recipe, quiet: bool = False) -> None:

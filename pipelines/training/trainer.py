@@ -23,7 +23,7 @@ from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
 from ..publishing.model_card import write_model_card
-from ..recipes.parallelism import MESH
+from ..recipes.schema import TrainingSection
 from ..storage.checkpoints import check_intact, list_checkpoints
 from ..transformers_logging import errors_only
 from .arguments import refusals, rows_of
@@ -33,11 +33,12 @@ from .checkpoints.resume_settings import ResumedSettings
 from .checkpoints.safe_load import plain_data_alone
 from .checkpoints.stream_position import StreamPosition
 from .checkpoints.weight_average import WeightAverage, load_average
-from .engines.asked import check_engine
+from .engines.base import Engine
 from .engines.elastic import draw_anew, processes_of
 from .engines.even_batches import SetEpochCallback, share_out_in_full_rounds
 from .engines.main_process import broadcast_from_main
 from .engines.mesh_trainer import MeshTrainer
+from .engines.whole import OneProcess
 from .guards.audit import SampleAudit
 from .guards.early_stopping import EarlyStopping
 from .guards.loss_guard import LossGuard
@@ -75,7 +76,7 @@ class AnyformerTrainer(MeshTrainer):
         shares: number of steps -> function from a step to its share of the peak learning rate, in place of
             `args.lr_scheduler_type`; None: there is none.
         validation_metrics: what validations measure beside the loss (validation_metrics.py); None: nothing.
-        engine: DDP, DeepSpeed, FSDP or mesh: training begins under it, or not at all; None: any (engines/asked.py).
+        engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines/); None: under any.
         audits_samples: whether the rows of each step are written down (audit.py).
         watch: how the training looks after itself (guards/safety.py).
         **kwargs: as for MeshTrainer and transformers' Trainer.
@@ -96,12 +97,13 @@ class AnyformerTrainer(MeshTrainer):
         loss_parts=None,
         validation_metrics=None,
         shares=None,
-        engine: str | None = None,
+        engine: Engine | None = None,
         audits_samples: bool = False,
         watch: Watch | None = None,
         **kwargs,
     ):
-        self.shares, self.engine, watch = shares, engine, watch or Watch()
+        self.shares, watch = shares, watch or Watch()
+        self.engine = engine or OneProcess(TrainingSection())
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, parts_of
         self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
@@ -116,7 +118,7 @@ class AnyformerTrainer(MeshTrainer):
             kwargs["data_collator"] = PositionCollator(kwargs["data_collator"])
             kwargs["args"].ignore_data_skip = True  # the stream itself begins where it has to
         remember_absent("lomo_optim")
-        super().__init__(on_mesh=engine == MESH, **kwargs)
+        super().__init__(on_mesh=self.engine.shares_model, **kwargs)
         self._tr_loss = torch.zeros(())  # the sum of losses since the last log; training begins with one of its own
         self._choose_loss()
         for callback in (PrinterCallback, ProgressCallback):
@@ -243,11 +245,11 @@ class AnyformerTrainer(MeshTrainer):
             return super()._prepare_for_training(*args, **kwargs)
 
     def _plain_data(self):
-        return plain_data_alone(self.is_deepspeed_enabled and not self.trusts_checkpoints)
+        return plain_data_alone(self.engine.loads_by_itself and not self.trusts_checkpoints)
 
     def _run_epoch(self, *args, resume_from_checkpoint=None, **kwargs):
         """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
-        check_engine(self.engine, self.model_wrapped)
+        self.engine.check_wrapped(self.model_wrapped)
         if not self.has_ended:
             return super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         self._load_rng_state(resume_from_checkpoint)

@@ -66,15 +66,17 @@ def test_what_is_not_this_user_s_own_in_a_checkpoint_is_found(tmp_path, monkeypa
 def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sharded, tmp_path, monkeypatch):
     from anyformer.pipelines.errors import UserError
     from anyformer.pipelines.recipes.schema import Recipe
+    from anyformer.pipelines.training.engines.whole import OneProcess
     from anyformer.pipelines.training.run import checkpoint_to_go_on
 
     checkpoint, recipe = make(tmp_path, 4), Recipe()
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
     folder = SimpleNamespace(recipe=recipe, checkpoint_to_resume=lambda: checkpoint)
     accelerator = SimpleNamespace(is_main_process=True)
-    trainer = SimpleNamespace(args=SimpleNamespace(world_size=1), accelerator=accelerator, engine=None)
-    trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled = False, sharded
-    trainer.on_mesh, trainer.parallelism = False, None
+    trainer = SimpleNamespace(args=SimpleNamespace(world_size=1), accelerator=accelerator)
+    trainer.engine = OneProcess(recipe.training)
+    trainer.engine.reads_pickles = sharded
+    trainer.parallelism, trainer.trusts_checkpoints = None, False
     if sharded:
         with pytest.raises(UserError, match=r"checkpoint-4: the folder belongs to another user .*--trust-remote-code"):
             checkpoint_to_go_on(trainer, folder)

@@ -8,8 +8,10 @@ from functools import partial
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
 from anyformer.pipelines.training.engines.elastic import check_engine_of, saved_under
 from anyformer.pipelines.training.engines.global_batch import micro_batches, rows_per_step
+from anyformer.pipelines.training.engines.whole import DDP, OneProcess
 from anyformer.pipelines.training.guards.audit import read_audit
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,16 +131,17 @@ def test_a_checkpoint_of_another_engine_is_not_begun_again(tmp_path):
     checkpoint = tmp_path / "checkpoint-5"
     (checkpoint / "global_step5").mkdir(parents=True)
     assert saved_under(checkpoint) == "DeepSpeed"
+    section = TrainingSection()
     with pytest.raises(
         UserError, match=r"run under DeepSpeed, which DDP cannot read; go on by --launch zero2, or begin"
     ):
-        check_engine_of(checkpoint, "DDP")
-    check_engine_of(checkpoint, "DeepSpeed")
+        check_engine_of(checkpoint, DDP(section))
+    check_engine_of(checkpoint, DeepSpeed(section))
     shutil.rmtree(checkpoint / "global_step5")
     with pytest.raises(UserError, match="run without an engine, which DeepSpeed cannot read; go on without"):
-        check_engine_of(checkpoint, "DeepSpeed")
-    check_engine_of(checkpoint, "DDP")
-    check_engine_of(checkpoint, None)
+        check_engine_of(checkpoint, DeepSpeed(section))
+    check_engine_of(checkpoint, DDP(section))
+    check_engine_of(checkpoint, OneProcess(section))
 
 
 def run_on(processes, main, command, recipe, run, folder, *options):

@@ -5,9 +5,10 @@ import math
 
 import pytest
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.recipes.schema import ParallelismSettings, TrainingSection
+from anyformer.pipelines.recipes.schema import ParallelismSettings, Recipe, TrainingSection
 from anyformer.pipelines.reporting.charts import layers_of
-from anyformer.pipelines.training.guards.gradient_norms import check_gradient_norms, layer_of
+from anyformer.pipelines.training.engines.asked import engine_for
+from anyformer.pipelines.training.guards.gradient_norms import layer_of
 
 
 def test_a_parameter_belongs_to_its_layer_under_any_wrapper():
@@ -38,11 +39,11 @@ def test_squares_of_the_norms_of_layers_sum_up_to_the_logged_norm(tiny_recipe, c
 
 def test_engines_that_split_gradients_are_refused(monkeypatch):
     section = TrainingSection(output_dir="x", log_gradient_norms_per_layer=True)
-    check_gradient_norms(section)
+    engine_for(section).check_run(Recipe(training=section), False)
     section.parallelism = ParallelismSettings(tp=2)
     with pytest.raises(UserError, match="parallelism splits them"):
-        check_gradient_norms(section)
+        engine_for(section).check_run(Recipe(training=section), False)
     section.parallelism = None
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match="FSDP splits them"):
-        check_gradient_norms(section)
+        engine_for(section).check_run(Recipe(training=section), False)

@@ -12,9 +12,12 @@ import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training import launch
 from anyformer.pipelines.training.arguments import training_arguments
-from anyformer.pipelines.training.engines.asked import check_engine, check_launcher, check_world_size
+from anyformer.pipelines.training.engines.asked import ENGINES, check_world_size, engine_for
+from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
+from anyformer.pipelines.training.engines.whole import OneProcess
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, free_port, logged_losses
 from test_distributed import assert_close, forget_the_parents_state, needs_deepspeed
@@ -216,20 +219,21 @@ def test_what_begins_to_train_is_the_engine_asked_for(without_launcher, monkeypa
         return type(name, (), {})()
 
     for asked, name in (("DDP", "DistributedDataParallel"), ("DeepSpeed", "DeepSpeedEngine"), ("FSDP", "FSDPMine")):
-        check_engine(asked, wrapped(name))
-        check_engine(asked, SimpleNamespace(_orig_mod=wrapped(name)))  # compiled
+        engine = next(each for each in ENGINES if each.name == asked)(TrainingSection())
+        engine.check_wrapped(wrapped(name))
+        engine.check_wrapped(SimpleNamespace(_orig_mod=wrapped(name)))  # compiled
         with pytest.raises(UserError, match=f"started for {asked}, but a plain model would train; write anyformer"):
-            check_engine(asked, wrapped("AnyformerDecoderForCausalLM"))
+            engine.check_wrapped(wrapped("AnyformerDecoderForCausalLM"))
     with pytest.raises(UserError, match=r"started for DeepSpeed, but DDP would train; .* --launch zero2"):
-        check_engine("DeepSpeed", wrapped("DistributedDataParallel"))
-    check_engine(None, wrapped("AnyformerDecoderForCausalLM"))
+        DeepSpeed(TrainingSection()).check_wrapped(wrapped("DistributedDataParallel"))
+    OneProcess(TrainingSection()).check_wrapped(wrapped("AnyformerDecoderForCausalLM"))
     monkeypatch.setenv("WORLD_SIZE", "2")
     check_world_size(2)
     with pytest.raises(UserError, match=r"the launcher asked for 2 processes \(WORLD_SIZE\), but the run has 1"):
         check_world_size(1)
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UserError, match="process 3 of this machine has no GPU: there are 2"):
-        check_launcher(load_recipe("quickstart").training, "cuda", 2)
+        engine_for(load_recipe("quickstart").training).check_launcher("cuda", 2)
 
 
 @pytest.mark.parametrize("name", sorted(shipped("recipes")))

@@ -8,12 +8,13 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
-from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.metrics_file import read_metrics
+from anyformer.pipelines.training.engines.asked import engine_for
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics, at_work
 from anyformer.pipelines.training.guards.safety import Watch
-from anyformer.pipelines.training.guards.step_guard import ENOUGH, SAID, StepGuard, check_step_guard
+from anyformer.pipelines.training.guards.step_guard import ENOUGH, SAID, StepGuard
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import run_ranks
 from test_distributed import forget_the_parents_state
@@ -180,12 +181,15 @@ def test_many_gradient_norms_far_above_the_usual_are_counted_and_some_of_them_sa
 
 
 def test_judging_steps_is_refused_under_deepspeed(monkeypatch):
+    def judged(section):
+        engine_for(section).check_run(Recipe(training=section), StepGuard(section).decides)
+
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    check_step_guard(TrainingSection())
+    judged(TrainingSection())
     with pytest.raises(UserError, match=r"^training\.bad_step=skip looks at losses and gradients .* DeepSpeed"):
-        check_step_guard(TrainingSection(bad_step="skip"))
+        judged(TrainingSection(bad_step="skip"))
     with pytest.raises(UserError, match=r"^training\.loss_spike=3"):
-        check_step_guard(TrainingSection(loss_spike=3.0))
+        judged(TrainingSection(loss_spike=3.0))
 
 
 def test_a_router_that_uses_few_experts_is_reported_once_until_it_recovers(tmp_path, capsys):

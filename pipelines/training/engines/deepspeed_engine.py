@@ -11,10 +11,73 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError, did_you_mean
 from ...recipes.files import text_of
+from ...recipes.parallelism import ULYSSES, engine_of, words_of
+from ...recipes.schema import TrainingSection
 from ...recipes.types import show
+from .base import WAY_OUT, Engine, is_true
 
 if TYPE_CHECKING:  # the launcher reads configurations without torch
     from transformers import TrainingArguments
+
+
+class DeepSpeed(Engine):
+    """ZeRO: optimizer states, gradients and, in stage 3, weights are split over the processes."""
+
+    name = "DeepSpeed"
+    launched_by = "zero2"
+    wrappers = ("DeepSpeedEngine",)
+    keeps_steps = True
+    reads_pickles = loads_by_itself = True
+    uncompiled = "DeepSpeed"
+
+    @property
+    def splits_weights(self) -> str | None:
+        return "ZeRO-3" if zero_stage(self.section) == 3 else None
+
+    def check_settings(self) -> None:
+        check_whole_matrices(self.section)
+        if not is_true("ACCELERATE_USE_DEEPSPEED"):
+            check_deepspeed(self.section.extra["deepspeed"])
+
+    def check_device(self, device: str) -> None:
+        if is_true("ACCELERATE_USE_CPU"):
+            raise UserError(
+                f"ACCELERATE_USE_CPU=true switches DeepSpeed off, and DDP would train instead; unset it (without GPUs "
+                f"DeepSpeed takes the CPU by itself), or write {WAY_OUT} ddp"
+            )
+
+    def check_launcher(self, device: str, devices: int) -> None:
+        super().check_launcher(device, devices)
+        say_that_it_compiles()
+
+    def _check_parallelism(self, device: str) -> None:
+        super()._check_parallelism(device)
+        stage, shares = zero_stage(self.section), self.parallelism
+        if shares is not None and engine_of(shares) == ULYSSES and stage != 3:
+            raise UserError(
+                f"training.parallelism={words_of(shares)}: under ZeRO-{stage} DeepSpeed scales the gradients of sp "
+                f"otherwise than one process does, and losses differ by 1e-3; write {WAY_OUT} zero3"
+            )
+
+    def resumable(self, checkpoint: Path, processes: int, trusted: bool) -> Path:
+        from .elastic import shared_out_anew
+
+        return shared_out_anew(checkpoint, processes, trusted)
+
+
+def check_whole_matrices(section: TrainingSection) -> None:
+    """Raise UserError for an optimizer or an average that needs what DeepSpeed splits and flattens."""
+    if section.optim == "muon":
+        raise UserError("training.optim=muon needs whole matrices, but DeepSpeed flattens them; set it to adamw")
+    DeepSpeed(section).check_average()
+
+
+def zero_stage(section: TrainingSection) -> int:
+    """The stage of ZeRO that recipe or launcher ask for."""
+    given = section.extra.get("deepspeed")
+    if given is None:
+        return int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))  # accelerate's default
+    return (read_deepspeed(given).get("zero_optimization") or {}).get("stage", 0)
 
 
 def shipped_deepspeed() -> dict:

@@ -22,10 +22,11 @@ from ...storage.checkpoints import RUN_FILE
 from ...words import counted
 from ..checkpoints.run_folder import read_identity
 from ..checkpoints.safe_load import forged_files_named, plain_data_alone
+from .asked import ENGINES
+from .base import Engine
 from .mesh import OPTIMIZER_FOLDER
 
 UNIVERSAL = ".universal"  # folder of a run, with the checkpoint that it goes on from
-WAY_OUT = {"DeepSpeed": "zero2", "FSDP": "fsdp2", "DDP": "ddp", MESH: "mesh"}
 
 
 def saved_under(checkpoint: Path) -> str:
@@ -42,17 +43,15 @@ def processes_of(checkpoint: Path) -> int | None:
     return (read_identity(checkpoint / RUN_FILE) or {}).get("world_size")
 
 
-def check_engine_of(checkpoint: Path, engine: str | None) -> None:
-    """Raise UserError for a checkpoint of another engine than the one that would go on: its states would not be read.
-
-    engine: as engines.asked_engine says.
-    """
-    there, here = saved_under(checkpoint), "plain" if engine in (None, "DDP") else engine
+def check_engine_of(checkpoint: Path, engine: Engine) -> None:
+    """Raise UserError for a checkpoint of an engine whose states the one that would go on does not read."""
+    there, here = saved_under(checkpoint), "plain" if engine.whole else engine.name
     if there != here:
-        how = "without DeepSpeed and FSDP" if there == "plain" else f"by --launch {WAY_OUT[there]}"
+        ways = {each.name: each.launched_by for each in ENGINES}
+        how = "without DeepSpeed and FSDP" if there == "plain" else f"by --launch {ways[there]}"
         raise UserError(
             f"{checkpoint} holds the states of a run {'without an engine' if there == 'plain' else 'under ' + there}, "
-            f"which {'one process' if engine is None else engine} cannot read; go on {how}, or begin from its weights "
+            f"which {engine.name or 'one process'} cannot read; go on {how}, or begin from its weights "
             f"with --from-weights"
         )
 

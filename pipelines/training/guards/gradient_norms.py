@@ -6,23 +6,10 @@ from pathlib import Path
 
 import torch
 
-from ...errors import UserError
-from ...recipes.schema import TrainingSection
 from ...storage.metrics_file import GRADIENTS_FILE
-from ..engines.asked import splitter
 from ..log.progress import MetricsFile
 
 LAYER = re.compile(r"^(.*?\.\d+)\.")  # of a parameter's name: model.layers.3, encoder.block.0
-
-
-def check_gradient_norms(section: TrainingSection) -> None:
-    """Raise UserError for engines whose processes do not hold whole gradients of all layers."""
-    name = splitter(section)
-    if section.log_gradient_norms_per_layer and name is not None:
-        raise UserError(
-            f"training.log_gradient_norms_per_layer=true reads whole gradients, but {name} splits them; set it to "
-            f"false, or train by one process or by DDP"
-        )
 
 
 def layer_of(name: str) -> str:

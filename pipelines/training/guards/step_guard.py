@@ -18,7 +18,6 @@ from ...errors import UserError
 from ...recipes.schema import TrainingSection
 from ...storage.atomic import write_atomically
 from ..checkpoints.run_folder import say
-from ..engines.asked import asked_engine
 from .loss_guard import LossGuard, words_of_rows
 
 FILE = "step_guard.json"
@@ -190,16 +189,3 @@ def times_the_median(value: float, usual: deque) -> float | None:
         return None
     median = statistics.median(usual)
     return value / median if median > 0 else None
-
-
-def check_step_guard(section: TrainingSection) -> None:
-    """Raise UserError where steps are to be judged before they are made, and the engine makes them by itself."""
-    engine = asked_engine(section) if section.parallelism is None else "training.parallelism"
-    if engine in ("DeepSpeed", "training.parallelism") and StepGuard(section).decides:
-        name = next(
-            n for n in ("loss_spike", "grad_norm_spike", "bad_step") if getattr(section, n) not in (None, "stop")
-        )
-        raise UserError(
-            f"training.{name}={getattr(section, name)} looks at losses and gradients of whole steps, but {engine} "
-            f"keeps them to itself or splits them; leave it out, or train under DDP or FSDP"
-        )

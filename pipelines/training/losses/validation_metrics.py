@@ -9,20 +9,8 @@ from torch.utils.data import Dataset, Subset
 
 from ...errors import UserError
 from ...objectives.base import FinishedModel, Objective, evenly_spread
-from ...plugins import objective_of
-from ...recipes.schema import EvaluationSection, Recipe
-from ..engines.asked import splitter
+from ...recipes.schema import EvaluationSection
 from ..lora import plain
-
-
-def check_answers(recipe: Recipe) -> None:
-    """Raise UserError where validations need answers of a model that no process holds whole."""
-    name, best = splitter(recipe.training), recipe.evaluation.best_metric
-    if name is not None and best in objective_of(recipe).metrics_of_answers():
-        raise UserError(
-            f"evaluation.best_metric={best} is measured on answers of the whole model, but {name} splits it; set it "
-            f"to loss, or train by one process or by DDP"
-        )
 
 
 class ValidationMetrics:
