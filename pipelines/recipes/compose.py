@@ -57,7 +57,6 @@ FREE_ON_RESUME = [
     "training.logging_*",
     "training.log_*",
     "training.save_*",
-    "training.async_save",
     "training.trackio_*",
     "training.dataloader_num_workers",
     "training.dataloader_p*",

@@ -144,9 +144,8 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         _check_lora(settings, words, training.lora.merge)
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
-    for name in ("async_save", "auto_batch"):
-        if getattr(training, name):
-            raise UserError(f"training.{name}=true is not wired beside {words}; set it to false")
+    if training.auto_batch:
+        raise UserError(f"training.auto_batch=true is not wired beside {words}; set it to false")
     if training.torch_compile is True and kind == MESH:
         raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to auto")
     if settings.pp > 1:

@@ -38,7 +38,6 @@ from ..storage.full_disk import is_disk_full
 from ..storage.ownership import find_foreign
 from ..storage.plugin_code import plugin_code, save_plugin_code
 from .arguments import rows_of, total_steps, training_arguments
-from .async_save import check_async_save
 from .auto_batch import check_auto_batch, find_batch, found_before, with_rows
 from .checkpoints.checkpoint_staging import disk_full_sentence
 from .checkpoints.from_weights import set_aside_before
@@ -90,7 +89,6 @@ def train(
     if recipe.training.parallelism is not None:
         check_processes(recipe.training.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
     engine_for(recipe.training).check_run(recipe, StepGuard(recipe.training).decides)
-    check_async_save(recipe.training)
     found = None
     if recipe.training.auto_batch:
         check_auto_batch(recipe)

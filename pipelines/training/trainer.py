@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from transformers import PrinterCallback, ProgressCallback
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
@@ -27,7 +26,6 @@ from ..recipes.schema import TrainingSection
 from ..storage.checkpoints import check_intact, list_checkpoints
 from ..transformers_logging import errors_only
 from .arguments import refusals, rows_of
-from .async_save import CheckpointWrites, on_host, twin_of
 from .checkpoints.checkpoint_staging import CheckpointStaging, locate_best
 from .checkpoints.resume_settings import ResumedSettings
 from .checkpoints.safe_load import plain_data_alone
@@ -126,7 +124,6 @@ class AnyformerTrainer(MeshTrainer):
         folder = self.args.output_dir
         self.guard, self.steps, self.trusts_checkpoints = LossGuard(folder), watch.steps, watch.trusts_checkpoints
         self.throughput = ThroughputLog(self.args, self.readers_of_a_batch, getattr(self.pipeline, "flop_count", None))
-        self.writes = CheckpointWrites(beside=watch.async_save)
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
         self.resumed = ResumedSettings()
@@ -209,7 +206,6 @@ class AnyformerTrainer(MeshTrainer):
         self.throughput.start()
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
-            self.writes.wait()
             self.accelerator.wait_for_everyone()  # the first process alone writes
             if self.state.best_global_step and self.has_ended and locate_best(self.state, self.args.output_dir):
                 self._load_best_model()
@@ -217,9 +213,6 @@ class AnyformerTrainer(MeshTrainer):
                 self.average.settle(self.model)
                 self.average = None  # what is measured from here on is the average itself
             return result
-        except Exception:  # raised again: a checkpoint on its way is written first, and its own error counts less
-            self.writes.finish()
-            raise
         finally:
             self.stop_signal.close()
             self.watchdog.close()
@@ -450,7 +443,6 @@ class AnyformerTrainer(MeshTrainer):
     def _save_checkpoint(self, model, trial):
         folder, name = Path(super()._get_output_dir(trial)), f"checkpoint-{self.state.global_step}"
         with self.throughput.paused():
-            self.writes.wait()
             self.guard.check()
             self.guard.check_weights(self.model, self.state.global_step)
             self._push_later = False
@@ -460,32 +452,19 @@ class AnyformerTrainer(MeshTrainer):
                 if self.args.should_save:
                     self.steps.save(staged)
                     if self.average is not None:
-                        self.writes.add(self.average.writer(staged, on_host if self.writes.beside else None))
+                        self.average.save(staged)
                 self.accelerator.wait_for_everyone()
                 self.staging.settle(staged, self.state)
-                commit = partial(self.staging.commit, staged, self.args.save_total_limit, self.state.best_global_step)
-                self.writes.publish(commit, self.staging.cleaned_up(folder / name))
+                self.staging.commit(staged, self.args.save_total_limit, self.state.best_global_step)
             self.accelerator.wait_for_everyone()
             if self._push_later:
-                self.writes.wait()
                 super()._push_from_checkpoint(str(folder / name))
-
-    def _save_optimizer_and_scheduler(self, output_dir):
-        if not self.writes.beside or not self.args.should_save:
-            return super()._save_optimizer_and_scheduler(output_dir)
-        states = on_host(self.optimizer.state_dict())
-        self.writes.add(partial(torch.save, states, Path(output_dir) / OPTIMIZER_NAME))
-        torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
     def _push_from_checkpoint(self, checkpoint_folder):
         # The upload runs in the background, so it must read the final folder, not the staged one.
         self._push_later = True
 
     def _save(self, output_dir=None, state_dict=None):
-        if self.writes.beside and self.staging.folder is not None and not is_adapted(self.model):
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-            self.writes.add(partial(twin_of(self)._save, output_dir, state_dict or on_host(self.model.state_dict())))
-            return
         # Trainer switches the cache off in the live config; a saved model must generate with it again.
         config, training = self.model.config, self.model.config.use_cache
         config.use_cache = self._use_cache

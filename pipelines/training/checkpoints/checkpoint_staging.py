@@ -36,24 +36,16 @@ class CheckpointStaging:
         """
         self.folder = run_folder / STAGING
         try:
-            with self.cleaned_up(run_folder / name):
-                yield self.folder / name
-        finally:
-            self.folder = None
-
-    @contextmanager
-    def cleaned_up(self, final: Path) -> Iterator[None]:
-        """Where the block fails, what is staged of the checkpoint `final` is deleted; raises UserError as `stage`."""
-        run_folder = final.parent
-        try:
-            yield
+            yield self.folder / name
         except Exception as error:
             full = is_disk_full(error, run_folder)  # asked before the deletion makes room
             if self.writes:
                 shutil.rmtree(run_folder / STAGING, ignore_errors=True)
             if full:
-                raise UserError(disk_full_sentence(run_folder, final)) from error
+                raise UserError(disk_full_sentence(run_folder, run_folder / name)) from error
             raise
+        finally:
+            self.folder = None
 
     def settle(self, staged: Path, state: TrainerState) -> None:
         """Write what only the training knows: the run's identity, and in Trainer's state the final path of a best

@@ -7,7 +7,7 @@ With warm-up decay_n = min(decay, (1 + n) / (10 + n)), as in tf.train.Exponentia
 the random weights of the beginning are soon forgotten, also in a short run.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,12 +85,7 @@ class WeightAverage(TrainerCallback):
 
     def save(self, checkpoint: Path) -> None:
         """Write the average into the folder of a checkpoint."""
-        self.writer(checkpoint)()
-
-    def writer(self, checkpoint: Path, copied: Callable[[dict], dict] | None = None) -> Callable[[], None]:
-        """What writes the average of now into a checkpoint's folder, later where `copied` makes a copy of it."""
-        weights = self.weights if copied is None else copied(self.weights)
-        return lambda: save_file({name: x.contiguous() for name, x in weights.items()}, str(checkpoint / AVERAGE_FILE))
+        save_file({name: x.contiguous() for name, x in self.weights.items()}, str(checkpoint / AVERAGE_FILE))
 
     @torch.no_grad()
     def load(self, checkpoint: str | Path) -> None:
