@@ -27,7 +27,6 @@ from .schema import (
 from .types import convert, show, within_bounds
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
-OWN_OPTIMIZERS = ("adamw", "muon")
 OWN_SCHEDULES = ("wsd",)
 SOURCE_KINDS = ("source", "files", "dataset", "mixture")
 
@@ -122,7 +121,7 @@ def _check_training(recipe: Recipe) -> None:
             f"training.max_steps={training.max_steps} must be at least 1, or -1 for training.num_train_epochs"
         )
     for field, known, added in (
-        ("optim", {*OWN_OPTIMIZERS, *introspection.optimizer_names()}, OPTIMIZERS),
+        ("optim", {"adamw", "muon", *introspection.optimizer_names()}, OPTIMIZERS),
         ("lr_scheduler_type", {*OWN_SCHEDULES, *introspection.schedule_names()}, SCHEDULES),
     ):
         name = getattr(training, field)

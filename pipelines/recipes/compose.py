@@ -262,7 +262,9 @@ def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, 
     if cls is None or cls.section != section:
         raise _unknown_name(section, name, cls)
     own = {row.name for row in fields(cls.Settings)}
-    data = {key: value for key, value in data.items() if key in own or not _is_idle(section, name, key, value)}
+    for key in data.keys() - own:
+        if owners := owners_of(key, names_of(section)):  # else `build` names the nearest setting
+            raise of_others(section, name, key, owners)
     settings = build(cls.Settings, {**data, "name": name}, section)
     return (settings, None) if section == "objective" else (None, settings)
 
@@ -281,20 +283,6 @@ def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
 def names_of(section: str) -> list[str]:
     """The names that `objective.name` or `task.name` takes, plug-ins' included."""
     return [name for name, cls in OBJECTIVES.items() if cls.section == section]
-
-
-def _is_idle(section: str, name: str, key: str, value: Any) -> bool:
-    """Whether a setting of another objective says nothing: recipes saved by 0.1 spell out those of all objectives.
-
-    Raises UserError where it says something, which would have no effect.
-    """
-    owners = owners_of(key, names_of(section))
-    if not owners:
-        return False  # `build` names the nearest setting
-    defaults = [getattr(OBJECTIVES[owner].Settings(), key) for owner in owners]
-    if value is None or any(value == default for default in defaults):
-        return True
-    raise of_others(section, name, key, owners)
 
 
 def owners_of(key: str, names: Sequence[str]) -> list[str]:
@@ -394,7 +382,7 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
     Keys one of them lacks (written by another version) count as their defaults.
     """
-    before, after = (flat_settings(_of_one_objective(without_signatures(side))) for side in (old, new))
+    before, after = (flat_settings(without_signatures(side)) for side in (old, new))
     defaults = flat_settings(Recipe().to_dict()) | flat_settings(_default_sections(new))
     for path in dict.fromkeys([*after, *before]):
         if any(fnmatch.fnmatchcase(path, pattern) for pattern in FREE_ON_RESUME):
@@ -402,14 +390,6 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
         there, here = (side.get(path, defaults.get(path)) for side in (before, after))
         if there != here:
             yield path, there, here
-
-
-def _of_one_objective(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A saved recipe without the settings of other objectives than its own, which 0.1 spelled out."""
-    return recipe | {
-        section: {key: value for key, value in settings.items() if key in _settings_of(settings)}
-        for section, settings in _learned_in(recipe)
-    }
 
 
 def _default_sections(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from anyformer.pipelines.metrics import wilson
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.learning_rate import begin_above_zero
-from anyformer.pipelines.training.log.progress import MetricsFile, describe
+from anyformer.pipelines.training.log.progress import describe
 from anyformer.pipelines.training.log.trackers import Wandb
 from anyformer.pipelines.words import aligned, at_limit, counted
 from transformers import get_scheduler
@@ -89,14 +89,6 @@ def test_a_progress_line_leaves_out_what_does_not_fit():
     whole = describe(logs, 100)
     assert whole == "epoch 0.50  loss 6.4000  lr 1.00e-03  3,900 tok/s  ETA 1:40  MFU 30%  data 2%  1.4 GB"
     assert describe(logs, 100, 60) == whole[: whole.index("  MFU")] and len(describe(logs, 100, 5)) > 5
-
-
-def test_lines_that_0_1_wrote_are_renamed_where_a_run_goes_on(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 2, "eval_loss": 3.0, "epoch": 0.5}\n{"step": 4, "loss": 1.0}\n')
-    state = types.SimpleNamespace(is_world_process_zero=True, global_step=3)
-    MetricsFile(tmp_path).on_train_begin(None, state, None)
-    assert lines_of(tmp_path) == [{"step": 2, "validation_loss": 3.0, "epoch": 0.5}]
 
 
 def tensorboard_runs(folder) -> dict[str, dict]:

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from ...json_text import json_text
+from ...reporting.run_log import is_metric
 from ...storage.atomic import write_atomically
 from ...storage.metrics_file import METRICS_FILE, read_metrics
 from ...words import human_time, short_metric
@@ -47,10 +48,6 @@ def describe(logs: dict, eta: float | None = None, width: int | None = None) -> 
     return "  ".join(words)
 
 
-# Keys of the evaluation log that are not metrics.
-NOT_METRICS = {"loss", "nll", "predictions", "runtime", "samples_per_second", "steps_per_second"}
-
-
 def with_split_names(logs: dict) -> dict:
     """Trainer's `eval_loss` is `validation_loss`, as it is called at the end of a run."""
     return {f"validation_{name[5:]}" if name.startswith("eval_") else name: value for name, value in logs.items()}
@@ -61,7 +58,7 @@ def describe_evaluation(logs: dict, rows: Dataset | None = None) -> str:
     words = [f"validation loss {logs['validation_loss']:.4f}"]
     for key, value in logs.items():
         name = key.removeprefix("validation_")
-        if name != key and name not in NOT_METRICS:
+        if name != "loss" and is_metric(key):
             words.append(f"{name.replace('_', ' ')} {short_metric(value)}")
     if isinstance(rows, Subset):
         words.append(f"on {len(rows):,} of {len(rows.dataset):,} rows")
@@ -172,8 +169,7 @@ class MetricsFile(TrainerCallback):
             # What stands after the end of a training at this step is measured again, or was of a shorter run's model.
             ended = [state.global_step == line["step"] and "train_runtime" in line for line in lines]
             lines = lines[: ended.index(True)] if True in ended else lines
-            # 0.1 called validation_loss eval_loss.
-            kept = [with_split_names(line) for line in lines if line["step"] <= state.global_step]
+            kept = [line for line in lines if line["step"] <= state.global_step]
             write_atomically(self.path, "".join(f"{json_text(line, None)}\n" for line in kept))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
