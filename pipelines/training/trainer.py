@@ -238,7 +238,7 @@ class AnyformerTrainer(MeshTrainer):
             return super()._prepare_for_training(*args, **kwargs)
 
     def _plain_data(self):
-        return plain_data_alone(self.engine.loads_by_itself and not self.trusts_checkpoints)
+        return plain_data_alone(self.is_deepspeed_enabled and not self.trusts_checkpoints)
 
     def _run_epoch(self, *args, resume_from_checkpoint=None, **kwargs):
         """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
