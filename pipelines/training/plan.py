@@ -160,7 +160,7 @@ def plan_run(
         until_trained: where the recipe sets no steps, count those of 20 tokens per parameter (a preset's).
 
     Raises:
-        UserError: a model that is none of ours, or settings that do not go together.
+        UserError: a native model that cannot be converted, or settings that do not go together.
     """
     stage = stage or stage_of_recipe(recipe)
     check_stage(stage, recipe.training.optim)
@@ -282,7 +282,7 @@ def planned_config(recipe: Recipe, objective: Objective, notes: list[str]):
     """The config as far as the recipe says it; what only data would tell is assumed, and noted."""
     section = recipe.model
     if section.name_or_path is not None:
-        return checkpoint_config(recipe)
+        return checkpoint_config(recipe, notes)
     fields = objective.planned_fields() | section.fields
     if "vocab_size" not in fields and objective.special_tokens is not None:
         fields["vocab_size"] = planned_vocabulary(recipe, objective, notes)
@@ -294,19 +294,22 @@ def planned_config(recipe: Recipe, objective: Objective, notes: list[str]):
         raise UserError(f"model: {error}") from error
 
 
-def checkpoint_config(recipe: Recipe):
-    """The config of `model.name_or_path`, which has to be a model of ours."""
+def checkpoint_config(recipe: Recipe, notes: list[str]):
+    """The config of `model.name_or_path`; of a native model that of ours with the same maths and weights."""
+    from ..interop.matching import our_config
+
     name = recipe.model.name_or_path
     try:
         config = with_fields(load_config(name, trust_remote_code=recipe.trust_remote_code), recipe.model.fields, name)
     except (OSError, ValueError) as error:
         raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
-    if config.model_type not in FAMILIES:
-        raise UserError(
-            f"model.name_or_path={name!r} is a native {config.model_type}, and plan counts models of ours; give its "
-            f"preset as model.preset, or convert it first, with anyformer convert"
-        )
-    return config
+    if config.model_type in FAMILIES:
+        return config
+    notes.append(f"{name} is a native {config.model_type}: counted is the model of ours with its maths and weights")
+    try:
+        return our_config(config)
+    except UserError as error:
+        raise UserError(f"model.name_or_path={name!r} cannot be planned, as it cannot be converted: {error}") from error
 
 
 def planned_vocabulary(recipe: Recipe, objective: Objective, notes: list[str]) -> int:

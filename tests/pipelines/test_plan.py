@@ -388,16 +388,17 @@ def test_every_shipped_recipe_has_a_plan():
                 plan_run(recipe, GPUS)
 
 
-def test_a_checkpoint_of_ours_has_a_plan_and_a_native_one_is_told_apart(tmp_path, tiny_config):
+def test_checkpoints_of_ours_and_native_ones_have_plans(tmp_path, tiny_config):
     tiny_config().save_pretrained(tmp_path / "ours")
     found = anyformer.plan("gpt2_small", "2xH200", model={"name_or_path": str(tmp_path / "ours")}, tokenizer={})
-    assert (
-        found.parameters == anyformer.AnyformerDecoderForCausalLM(tiny_config()).num_parameters()
-        and found.devices == "2 x H200-141GB"
-    )
+    assert found.parameters == anyformer.AnyformerDecoderForCausalLM(tiny_config()).num_parameters()
+    assert found.devices == "2 x H200-141GB"
     AutoConfig.for_model("gpt2").save_pretrained(tmp_path / "native")
-    with pytest.raises(UserError, match="is a native gpt2, and plan counts models of ours"):
-        anyformer.plan("gpt2_small", model={"name_or_path": str(tmp_path / "native")}, tokenizer={})
+    found = anyformer.plan("gpt2_small", model={"name_or_path": str(tmp_path / "native")}, tokenizer={})
+    assert found.parameters == 124_439_808 and any("is a native gpt2" in note for note in found.notes)
+    AutoConfig.for_model("mamba").save_pretrained(tmp_path / "mamba")
+    with pytest.raises(UserError, match="cannot be planned, as it cannot be converted: model_type='mamba' has no"):
+        anyformer.plan("gpt2_small", model={"name_or_path": str(tmp_path / "mamba")}, tokenizer={})
 
 
 def test_the_command_prints_and_writes_the_plan(tmp_path, capsys):
