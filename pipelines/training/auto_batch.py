@@ -26,7 +26,7 @@ from ..recipes.schema import Recipe
 from ..storage.checkpoints import RUN_FILE, list_checkpoints
 from .checkpoints.extend_run import section_of
 from .checkpoints.run_folder import read_identity
-from .engines.asked import splitter
+from .engines.asked import engine_for
 from .engines.global_batch import rows_per_step
 from .out_of_memory import is_out_of_memory, this_device, ways_out
 from .plan import step_memory
@@ -47,7 +47,7 @@ def with_rows(recipe: Recipe, rows: int) -> Recipe:
 
 def check_auto_batch(recipe: Recipe) -> None:
     """Raise UserError under engines that share states: what fits there depends on all processes at once."""
-    name = splitter(recipe.training)
+    name = engine_for(recipe.training).splitter
     if name is not None:
         raise UserError(
             f"training.auto_batch=true tries steps in each process alone, but {name} shares a step among all; set it "

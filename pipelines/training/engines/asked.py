@@ -5,13 +5,11 @@ import os
 from ...errors import UserError
 from ...recipes.parallelism import MESH, engine_of
 from ...recipes.schema import TrainingSection
-from .base import RANKS, WAY_OUT, Engine, is_true
-from .deepspeed_engine import DeepSpeed, check_whole_matrices
+from .base import WAY_OUT, Engine, is_true
+from .deepspeed_engine import DeepSpeed
 from .fsdp import FSDP
 from .mesh_engine import Mesh
 from .whole import DDP, OneProcess
-
-__all__ = ["ENGINES", "RANKS", "check_one_device", "check_whole_matrices", "check_world_size", "engine_for", "splitter"]
 
 # {engine: whether a training section, or the launcher's variables, ask for it}; the first one that is asked for runs.
 ENGINES: dict[type[Engine], object] = {
@@ -26,11 +24,6 @@ ENGINES: dict[type[Engine], object] = {
 def engine_for(section: TrainingSection) -> Engine:
     """The engine of a run."""
     return next(engine for engine, is_asked in ENGINES.items() if is_asked(section))(section)
-
-
-def splitter(section: TrainingSection) -> str | None:
-    """What splits the model among processes, as an error names it; None where each process holds it whole."""
-    return engine_for(section).splitter
 
 
 def check_one_device(n_gpu: int) -> None:
