@@ -206,6 +206,15 @@ def native_config(name: str, **fields):
     return CONFIG_MAPPING[model_type](**({} if name in IMAGES else TOKENS) | own | fields)
 
 
+def with_random_weights(module):
+    """Every parameter drawn anew, the same in every call: a default of 0 or 1 would hide a mistake."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.25, generator=generator)
+    return module.eval()
+
+
 def randomise(model, seed: int = 0):
     """Draw every parameter anew, norms and biases included, large enough that each one moves the logits."""
     generator = torch.Generator().manual_seed(seed)

@@ -62,9 +62,7 @@ def test_imports_point_down_the_table():
     order = list(table())
     for package, imported in table().items():
         for other in imported:
-            assert order.index(other) > order.index(package) or other in ("data",), (
-                f"{package} imports {other} above it"
-            )
+            assert order.index(other) > order.index(package), f"{package} imports {other} above it"
 
 
 def test_no_two_packages_import_each_other_even_by_way_of_others():

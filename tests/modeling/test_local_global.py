@@ -6,6 +6,7 @@ from anyformer.modeling.attention import Attention
 from anyformer.modeling.attention_local_global import LocalGlobalAttention, global_attention_context
 from anyformer.modeling.attention_masks import make_masks
 from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
+from native_models import with_random_weights
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -26,15 +27,6 @@ def make_config(backend="eager", kind="local_global_attention", **fields):
     config = AnyformerEncoderConfig(**(common | fields))
     config._attn_implementation = backend
     return config
-
-
-def with_random_weights(module):
-    """Every parameter drawn anew, the same in every call: a default of 0 or 1 would hide a mistake."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(std=0.25, generator=generator)
-    return module.eval()
 
 
 def native_config(**fields):

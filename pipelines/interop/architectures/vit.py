@@ -4,6 +4,7 @@ from ...errors import UserError
 from ..architecture_map import ArchitectureMap, Computed
 from ..heads import VIT_HEADS
 from ..weights import convolution, renamed
+from .bert import BERT_SIZES
 
 FIXED = {
     "position_encoding": "learned",
@@ -32,15 +33,7 @@ def _write_sizes(ours) -> dict:
 
 
 FIELDS = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "hidden_act": "hidden_act",
-    "hidden_dropout_prob": "hidden_dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "initializer_range": "initializer_range",
-    "layer_norm_eps": "norm_eps",
+    **BERT_SIZES,
     "num_channels": "num_channels",
     "qkv_bias": "attention_bias",
     "encoder_stride": "encoder_stride",
