@@ -185,7 +185,10 @@ CASES = [
     Case(
         "native_attention",
         attention.native,
-        [native_rows(*each) for each in product(attention.ROWS, (512, 1024, 2048, 4096))],
+        [
+            native_rows(*each)
+            for each in (*product(attention.ROWS, (512, 1024, 2048, 4096)), ("packed", 8192), ("window", 8192))
+        ],
         {"length": 48, "hidden": 32},
         rounds=5,
         memory=True,
