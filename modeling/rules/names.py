@@ -9,6 +9,7 @@ from ..traits import own_fields
 # What transformers takes beside fields and their old spellings; generation's settings are added below.
 OF_TRANSFORMERS = {"attn_implementation", "experts_implementation", "torch_dtype", "per_layer_config", "auto_map"}
 OF_TRANSFORMERS |= {"rope_theta", "rope_scaling", "partial_rotary_factor", "quantization_config", "output_attentions"}
+OF_TRANSFORMERS |= {"sep_token_id", "cls_token_id", "mask_token_id"}
 # Of older versions, written into the configs of composed models.
 OF_TRANSFORMERS |= {"is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder"}
 # Of conversions (pipelines/interop): where a model comes from, and what a cross-encoder says of its numbers.
