@@ -253,7 +253,7 @@ class EncoderHead:
         if self.num_kept_tokens is None or output_hidden_states or self.config.output_hidden_states or given is None:
             return {}
         rows, length = given.shape[:2]
-        return {"kept_tokens": torch.arange(0, rows * length, length, device=given.device)}
+        return {"kept_tokens": torch.arange(rows, device=given.device) * length}
 
     def features(self, hidden_states):
         return hidden_states if self.head_transform is None else self.head_transform(hidden_states)

@@ -39,11 +39,11 @@ def unknown_parts(mask_function) -> list:
     return [unknown for part in parts if inspect.isfunction(part) for unknown in unknown_parts(part)]
 
 
-def _enter(maker, inner: str = ""):
-    """Enter the bounds of what `maker` returns, or of itself."""
+def _enter(maker: str, inner: str = ""):
+    """Enter the bounds of what the function named `maker` returns, or of itself. Older versions lack some of them."""
 
     def enter(function):
-        BOUNDS[maker.__qualname__ + inner] = function
+        BOUNDS[maker + inner] = function
         return function
 
     return enter
@@ -52,34 +52,34 @@ def _enter(maker, inner: str = ""):
 INNER = ".<locals>.inner_mask"
 
 
-@_enter(masking_utils.bidirectional_mask_function)
+@_enter("bidirectional_mask_function")
 def _everything(parts, index, keys):
     return torch.zeros_like(index), torch.full_like(index, keys - 1)
 
 
-@_enter(masking_utils.causal_mask_function)
+@_enter("causal_mask_function")
 def _up_to_the_query(parts, index, keys):
     return torch.zeros_like(index), index
 
 
-@_enter(masking_utils.sliding_window_overlay, INNER)
+@_enter("sliding_window_overlay", INNER)
 def _window(parts, index, keys):
     return index - parts["sliding_window"] + 1, torch.full_like(index, keys - 1)
 
 
-@_enter(masking_utils.sliding_window_bidirectional_overlay, INNER)
+@_enter("sliding_window_bidirectional_overlay", INNER)
 def _window_to_both_sides(parts, index, keys):
     return index - parts["sliding_window"], index + parts["sliding_window"]
 
 
-@_enter(masking_utils.chunked_overlay, INNER)
+@_enter("chunked_overlay", INNER)
 def _chunk(parts, index, keys):
     size, padding = parts["chunk_size"], parts["left_padding"].reshape(-1, 1)
     first = (index - padding).div(size, rounding_mode="floor") * size + padding
     return first, first + size - 1
 
 
-@_enter(masking_utils.padding_mask_function, INNER)
+@_enter("padding_mask_function", INNER)
 def _real_tokens(parts, index, keys):
     real = parts["padding_mask"][:, :keys] != 0
     at = torch.arange(real.shape[1], device=real.device)
@@ -88,7 +88,7 @@ def _real_tokens(parts, index, keys):
     return first + torch.zeros_like(index), last + torch.zeros_like(index)
 
 
-@_enter(masking_utils.packed_sequence_mask_function, INNER)
+@_enter("packed_sequence_mask_function", INNER)
 def _document(parts, index, keys):
     documents = parts["packed_sequence_mask"].contiguous()
     if (documents[:, 1:] < documents[:, :-1]).any():  # numbered in any order: a document may lie in pieces
@@ -97,7 +97,7 @@ def _document(parts, index, keys):
     return torch.searchsorted(documents, of_queries), torch.searchsorted(documents, of_queries, right=True) - 1
 
 
-@_enter(masking_utils.remap_positions_for_packed_sequence, INNER)
+@_enter("remap_positions_for_packed_sequence", INNER)
 def _positions_in_documents(parts, index, keys):
     """It stands beside the mask of the documents, within which positions are consecutive."""
     positions = parts["position_ids"].gather(1, index.expand(parts["position_ids"].shape[0], -1))
@@ -105,12 +105,12 @@ def _positions_in_documents(parts, index, keys):
     return first + index - positions, last + index - positions
 
 
-@_enter(masking_utils.and_masks, ".<locals>.and_mask")
+@_enter("and_masks", ".<locals>.and_mask")
 def _all(parts, index, keys):
     return _joined(parts, index, keys, torch.maximum, torch.minimum)
 
 
-@_enter(masking_utils.or_masks, ".<locals>.or_mask")
+@_enter("or_masks", ".<locals>.or_mask")
 def _any(parts, index, keys):
     return _joined(parts, index, keys, torch.minimum, torch.maximum)
 
