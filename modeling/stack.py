@@ -140,7 +140,8 @@ class TransformerStack:
         x_BTE, per_layer = apply_positions(self.positions, x_BTE, batch, names, self.layer_kinds, self.config)
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
         per_layer = [{"attention_mask": masks[kind], **own} for kind, own in zip(names, per_layer)]
-        if takes_no_mask(self.config):
+        # transformers' own attention to pages drops a score bias beside a mask.  # transformers < 5.23
+        if takes_no_mask(self.config) or self.config._attn_implementation == "paged|sdpa":
             per_layer = self.fold_masks(per_layer)
         context |= seen | {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
         context |= self.extra_layer_kwargs(x_BTD, batch)
