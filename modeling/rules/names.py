@@ -9,7 +9,6 @@ from ..traits import own_fields
 # What transformers takes beside fields and their old spellings; generation's settings are added below.
 OF_TRANSFORMERS = {"attn_implementation", "experts_implementation", "torch_dtype", "per_layer_config", "auto_map"}
 OF_TRANSFORMERS |= {"rope_theta", "rope_scaling", "partial_rotary_factor", "quantization_config", "output_attentions"}
-OF_TRANSFORMERS |= {"sep_token_id", "cls_token_id", "mask_token_id"}
 # Of older versions, written into the configs of composed models.
 OF_TRANSFORMERS |= {"is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder"}
 # Of conversions (pipelines/interop): where a model comes from, and what a cross-encoder says of its numbers.
@@ -31,6 +30,7 @@ def _families_with() -> dict[str, list[str]]:
 def _unknown(config_class: type, names) -> list[str]:
     known = config_class.__dataclass_fields__.keys() | OF_TRANSFORMERS | OF_CONVERSIONS | OF_EXPERTS
     names = [name for name in names if name not in known and name[:1] != "_" and not hasattr(config_class, name)]
+    names = [name for name in names if not name.endswith("_token_id")]  # transformers once had them in every config
     if not names:  # nearly always: what follows is slower
         return []
     from transformers import GenerationConfig
