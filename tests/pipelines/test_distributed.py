@@ -318,6 +318,7 @@ def test_what_deepspeed_cannot_run_is_one_sentence_with_the_way_out(tmp_path, mo
         return str(caught.value)
 
     monkeypatch.delenv("RANK", raising=False)
+    (tmp_path / "zero2").mkdir()  # the folder of a run in the current one, which is not meant
     assert "needs a launcher" in refused("zero2") and "torchrun --nproc_per_node 1 scripts/train.py" in refused("zero2")
     monkeypatch.setenv("RANK", "0")
     (tmp_path / "broken.json").write_text("{")

@@ -87,13 +87,18 @@ def shipped_deepspeed() -> dict:
 
 
 def deepspeed_config(value):
-    """A path or dict as it is; a name such as `zero2` as the shipped configs/deepspeed/zero2.json."""
-    if not isinstance(value, str) or os.path.exists(value):
+    """A path or dict as it is; a name such as `zero2` as the shipped configs/deepspeed/zero2.json.
+
+    A folder of such a name, as a run may have left, is not meant.
+    """
+    if not isinstance(value, str) or os.path.isfile(value):
         return value
     shipped = shipped_deepspeed()
-    if value not in shipped:
+    if value in shipped:
+        return str(shipped[value])
+    if not os.path.exists(value):
         raise UserError(f"training.deepspeed={value!r} is neither a file nor shipped{did_you_mean(value, shipped)}")
-    return str(shipped[value])
+    return value
 
 
 def check_deepspeed(given) -> None:
