@@ -262,9 +262,7 @@ def _learned_sections(given: dict[str, Any]) -> tuple[ObjectiveSettings | None, 
     if cls is None or cls.section != section:
         raise _unknown_name(section, name, cls)
     own = {row.name for row in fields(cls.Settings)}
-    for key in data.keys() - own:
-        if owners := owners_of(key, names_of(section)):  # else `build` names the nearest setting
-            raise of_others(section, name, key, owners)
+    data = {key: value for key, value in data.items() if key in own or not _is_idle(section, name, key, value)}
     settings = build(cls.Settings, {**data, "name": name}, section)
     return (settings, None) if section == "objective" else (None, settings)
 
@@ -283,6 +281,20 @@ def _unknown_name(section: str, name: Any, found: type | None) -> UserError:
 def names_of(section: str) -> list[str]:
     """The names that `objective.name` or `task.name` takes, plug-ins' included."""
     return [name for name, cls in OBJECTIVES.items() if cls.section == section]
+
+
+def _is_idle(section: str, name: str, key: str, value: Any) -> bool:
+    """Whether a setting of another objective says nothing: of a recipe whose objective was replaced by an override.
+
+    Raises UserError where it says something, which would have no effect.
+    """
+    owners = owners_of(key, names_of(section))
+    if not owners:
+        return False  # `build` names the nearest setting
+    defaults = [getattr(OBJECTIVES[owner].Settings(), key) for owner in owners]
+    if value is None or any(value == default for default in defaults):
+        return True
+    raise of_others(section, name, key, owners)
 
 
 def owners_of(key: str, names: Sequence[str]) -> list[str]:
