@@ -92,7 +92,7 @@ class FillsOutputs:
 
         labels, num_items_in_batch: as for the loss; families with experts weigh the routers' losses by them.
         """
-        for name in ("logits", "prediction_logits"):
+        for name in LOGITS:
             if name in own and own[name] is None:
                 del own[name]
                 output_class = output_class.without_logits

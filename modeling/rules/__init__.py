@@ -3,6 +3,8 @@
 Importing anyformer.modeling installs them: each config that is built then asks them. The folder does not travel; a
 model that is loaded by the code of its folder is built as it was saved.
 
+The files import siblings of the models by two dots, which no file that travels may do.
+
 legality.py has the table, kinds.py what it reads beside traits.py, names.py unknown fields, serving.py
 what engines compute.
 """
