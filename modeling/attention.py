@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .attention_masks import CACHE
 from .block import build_norm
 from .positions import rotate
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES, implementation
@@ -37,8 +38,10 @@ def eager_attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
-def paged_eager_attention(module, query, key, value, attention_mask, scaling, cache, **kwargs) -> tuple:
+def paged_eager_attention(module, query, key, value, attention_mask, scaling, cache=None, **kwargs) -> tuple:
     """`eager_attention` on the keys and values of a paged cache; transformers' own drops soft caps and score biases."""
+    if cache is None:  # `Attention.forward` has read the pages
+        return eager_attention(module, query, key, value, attention_mask, scaling, **kwargs)
     states = {"key_states": key, "value_states": value, "layer_idx": module.layer_idx}
     if "read_index" in inspect.signature(cache.update).parameters:  # transformers < 5.23
         # A list of tokens, (T, heads, D), and a mask for each type of layer.
@@ -131,6 +134,8 @@ class Attention(nn.Module):
             q_BHTK, k_BGSK = rotate(q_BHTK, *position_embeddings), rotate(k_BGSK, *position_embeddings)
         if past_key_values is not None and not self.cross_attention:
             k_BGSK, v_BGSK = past_key_values.update(k_BGSK, v_BGSK, self.layer_idx)
+        if "cache" in kwargs and CACHE == "cache":  # pages of continuous batching, which backends read before
+            k_BGSK, v_BGSK = kwargs.pop("cache").update(k_BGSK, v_BGSK, self.layer_idx, kwargs=kwargs)
         bias, kwargs = self.score_bias(q_BHTK, k_BGSK, **kwargs)
         if bias is not None:
             kwargs["position_bias"] = bias if kwargs.get("position_bias") is None else bias + kwargs["position_bias"]
@@ -155,7 +160,7 @@ class Attention(nn.Module):
 
     def own_backend(self, **kwargs):
         """The function that stands in for the backend, or None."""
-        return paged_eager_attention if self.implementation() == "paged|eager" and "cache" in kwargs else None
+        return paged_eager_attention if self.implementation() == "paged|eager" else None
 
     def keys_and_values_of_others(self, hidden_states, key_value_states, past_key_values) -> tuple:
         """Keys and values of `key_value_states`, or where there are none of the queries' tokens.

@@ -4,10 +4,12 @@ Built on transformers' mask functions, which return what the attention backend w
 can do causality by itself).
 """
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from transformers import Cache
 from transformers.masking_utils import (
     and_masks,
     create_bidirectional_mask,
@@ -18,6 +20,22 @@ from transformers.masking_utils import (
 )
 
 from .traits import ATTENTION_KINDS, Kind, implementation, implements
+
+# The name of a cache in transformers' mask functions and outputs.
+CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"  # < 5.24
+
+
+def given_cache(past_key_values, kwargs: dict):
+    """The cache, by the name of transformers < 5.24 or by today's, `cache`, which is taken out of `kwargs`.
+
+    What continuous batching calls `cache` holds pages of many texts, and stays there. Raises ValueError for two.
+    """
+    if not isinstance(cache := kwargs.get("cache"), Cache | None):
+        return past_key_values
+    kwargs.pop("cache", None)
+    if cache is not None and past_key_values is not None:
+        raise ValueError("give the cache once: cache and past_key_values are two names of one argument")
+    return past_key_values if cache is None else cache
 
 
 def document_ids_from_positions(position_ids: torch.Tensor) -> torch.Tensor:
@@ -121,7 +139,7 @@ def make_masks(
         if config.is_causal:
             create = create_sliding_window_causal_mask if kind.traits.windowed else create_causal_mask
             # Index of a layer with such keys; otherwise a layer with states might be taken.  # transformers < 5.23
-            more |= {"past_key_values": past_key_values, "layer_idx": kind.index}
+            more |= {CACHE: past_key_values, "layer_idx": kind.index}
         else:
             create = create_bidirectional_sliding_window_mask if kind.traits.windowed else create_bidirectional_mask
         masks[name] = create(**given, **more)

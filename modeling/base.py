@@ -14,7 +14,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import Attention
-from .attention_masks import make_masks
+from .attention_masks import given_cache, make_masks
 from .block import TransformerBlock
 from .lm_head import FillsOutputs
 from .traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES, RULES
@@ -79,7 +79,7 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TransformerBlock"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_flash_attn = True
@@ -164,9 +164,9 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         return self.config.hidden_size**-0.5, self.config.intermediate_size**-0.5
 
     @staticmethod
-    def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, position_ids=None, **kwargs):
+    def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values=None, **kwargs):
         """Called by `generate` ahead of a compiled step; transformers' own does not know all our kinds of attention."""
-        return make_masks(config, inputs_embeds, attention_mask, past_key_values)
+        return make_masks(config, inputs_embeds, attention_mask, given_cache(past_key_values, kwargs))
 
     def own_class(self) -> type:
         """The model's class; FSDP2 puts one that torch has made in its place."""

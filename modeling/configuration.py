@@ -44,7 +44,7 @@ class TransformerConfig(PreTrainedConfig):
 
     is_causal = True  # class attribute, not a config field: fixed per family
     # Trainer does not gather these outputs over an evaluation.
-    keys_to_ignore_at_inference = ["past_key_values", "aux_loss", "z_loss", "router_logits", "router_losses"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values", "aux_loss", "z_loss", "router_logits", "router_losses"]
     keys_to_ignore_at_inference += ["router_load", "router_entropy", "router_dropped"]
 
     hidden_size: int = 512  # channels of the hidden states

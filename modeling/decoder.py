@@ -16,7 +16,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention_masks import paged_masks
+from .attention_masks import CACHE, given_cache, paged_masks
 from .base import AnyformerPreTrainedModel
 from .configuration import AnyformerDecoderConfig
 from .families import DECODER, FAMILIES
@@ -64,13 +64,14 @@ class CausalModel(TransformerStack):
         """input_ids (B, T) or inputs_embeds (B, T, D) -> last_hidden_state (B, T, D), past_key_values."""
         arguments = input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache
         x_BTD, past_key_values, routed = self.hidden_states(*arguments, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=x_BTD, past_key_values=past_key_values, **routed)
+        return BaseModelOutputWithPast(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
 
     def hidden_states(
         self, input_ids, attention_mask, position_ids, past_key_values, inputs_embeds=None, use_cache=None, **kwargs
     ) -> tuple:
         """(last hidden state, cache, fields of routers) from `forward`'s arguments."""
         x_BTD = embeddings_of(self.embed_tokens, input_ids, inputs_embeds)
+        past_key_values = given_cache(past_key_values, kwargs)
         paged = "cache" in kwargs  # of transformers' continuous batching
         packs = past_key_values is None and not paged  # rows may be packed, unless a cache is passed in
         if use_cache and packs and not self.training:

@@ -18,7 +18,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import Attention
-from .attention_masks import document_ids_from_positions, takes_no_mask
+from .attention_masks import CACHE, document_ids_from_positions, given_cache, takes_no_mask
 from .base import AnyformerPreTrainedModel
 from .block import TransformerBlock
 from .configuration_seq2seq import AnyformerSeq2SeqConfig
@@ -111,6 +111,7 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
         Packed rows: `position_ids` and `encoder_position_ids` that restart for each document, in the same order.
         loss_mask: (B, T), 0 at tokens that do not count in the routers' losses; None: padding does not count.
         """
+        past_key_values = given_cache(past_key_values, kwargs)
         packs = past_key_values is None
         documents = None
         if packs and position_ids is not None and encoder_position_ids is not None:
@@ -131,9 +132,7 @@ class Seq2SeqDecoder(TransformerStack, AnyformerSeq2SeqPreTrainedModel):
             ),
             **kwargs,
         )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=x_BTD, past_key_values=past_key_values, **routed
-        )
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
 
 
 def shift_right(labels, decoder_start_token_id, pad_token_id, position_ids=None):
@@ -197,6 +196,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         if decoder_input_ids is None and decoder_inputs_embeds is None and input_ids is not None:
             decoder_input_ids = shift_right(input_ids, self.config.decoder_start_token_id, self.config.pad_token_id)
         check_one_is_given(decoder_input_ids, decoder_inputs_embeds, "decoder_")
+        past_key_values = given_cache(past_key_values, kwargs)
         if kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("cu_seq_lens_q has the borders of one side; give position_ids and decoder_position_ids")
         if encoder_outputs is None:
@@ -223,7 +223,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=outputs.last_hidden_state,
-            past_key_values=outputs.past_key_values,
+            **{CACHE: outputs.get(CACHE)},
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,

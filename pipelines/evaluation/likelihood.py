@@ -3,6 +3,7 @@
 import inspect
 
 import torch
+from anyformer.modeling.attention_masks import CACHE
 from anyformer.modeling.rules.serving import BATCH_DEPENDENT_ROPE
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -80,7 +81,7 @@ def log_likelihoods(model, pairs: list[Pair], *, batch_size: int, most: int) -> 
         with torch.inference_mode():
             if past:
                 seen = torch.cat((mask.new_ones(len(batch), past), mask), dim=1)
-                options |= {"past_key_values": _copies(held, len(batch)), "use_cache": True}
+                options |= {_cache_argument(model): _copies(held, len(batch)), "use_cache": True}
             else:
                 seen, options = mask, options | {"use_cache": False}
             logits = model(input_ids=ids, attention_mask=seen, **options).logits
@@ -101,8 +102,7 @@ def _read_once(model, rows: list[tuple], first: list[int]) -> tuple:
     config, nothing = model.config, ((), None)
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, dict)}
-    arguments = inspect.signature(model.forward).parameters
-    if len(rows) < 2 or "past_key_values" not in arguments or getattr(config, "expert_capacity", None) is not None:
+    if len(rows) < 2 or _cache_argument(model) is None or getattr(config, "expert_capacity", None) is not None:
         return nothing
     both = list(zip(min(rows), max(rows)))  # between which, in the order of the alphabet, all others stand
     length = min(next((at for at, (one, other) in enumerate(both) if one != other), len(both)), *first)
@@ -110,12 +110,18 @@ def _read_once(model, rows: list[tuple], first: list[int]) -> tuple:
         return nothing
     beginning = rows[0][:length]
     with torch.inference_mode():
-        held = model(input_ids=torch.tensor([beginning], device=model.device), use_cache=True).past_key_values
+        held = model(input_ids=torch.tensor([beginning], device=model.device), use_cache=True).get(CACHE)
     if type(held) is not DynamicCache or not all(
         isinstance(layer, DynamicLayer) and not layer.is_sliding for layer in held.layers
     ):
         return nothing
     return beginning, held
+
+
+def _cache_argument(model) -> str | None:
+    """What a model calls its cache; transformers' own renamed it in 5.24."""
+    known = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in known), None)
 
 
 def _copies(held: DynamicCache, rows: int) -> DynamicCache:

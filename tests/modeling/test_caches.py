@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import CompileConfig, StaticCache, cache_utils
+from transformers import CompileConfig, DynamicCache, StaticCache, cache_utils
 
 import anyformer
 from anyformer import AnyformerDecoderForCausalLM
@@ -152,3 +152,14 @@ def test_a_sliding_cache_holds_the_window_and_no_more(tiny_config):
     cache = model(prompt(), use_cache=True).past_key_values
     assert cache.layers[0].keys.shape[-2] == 3 and cache.layers[1].keys.shape[-2] == 7
     assert StaticCache(config=config, max_cache_len=32).layers[0].max_cache_len == 4
+
+
+@torch.no_grad()
+def test_a_cache_goes_by_both_names_that_transformers_gave_it(model):
+    for name in ("cache", "past_key_values"):
+        made = DynamicCache(config=model.config)
+        model(prompt()[:, :4], **{name: made})
+        rest = model(prompt()[:, 4:], **{name: made}).logits
+        assert (rest - model(prompt(), use_cache=False).logits[:, 4:]).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="give the cache once"):
+        model(prompt(), cache=made, past_key_values=made)
