@@ -247,13 +247,8 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
             eval_dataset=rows,
             data_collator=objective.collator(packed),
             processing_class=objective.tokenizer,  # nothing is saved
-            shifts_labels=objective.shifts_labels,
-            scorer=objective.scorer(),
-            own_loss=objective.loss(),
-            loss_parts=objective.loss_parts(),
-            logits_of=objective.logits_of(),
-            parts_of=objective.parts_of,
             callbacks=[EvaluationBar()],
+            **objective.of_trainer(),
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}

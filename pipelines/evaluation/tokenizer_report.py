@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from ..objectives.showing import pieces_text, token_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.files import shipped
-from ..recipes.schema import DataSection, Recipe
+from ..recipes.schema import DataSection, Recipe, parts_of_recipe
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically
 from ..words import counted
@@ -34,7 +34,7 @@ SPLITS = ("validation", "test", "train")
 LONGEST = 6  # tokens that are named
 ENOUGH_TO_TIME = 100_000  # bytes; the time of less text says little
 _BATCH = 1_000_000  # characters encoded at once
-_OVERRIDE = re.compile(rf"({'|'.join(field.name for field in fields(Recipe))})(\.[\w.]+)?=.*", re.DOTALL)
+_OVERRIDE = re.compile(rf"({'|'.join(field.name for field in parts_of_recipe())})(\.[\w.]+)?=.*", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -397,6 +397,17 @@ class Objective(ABC):
         """
         return None
 
+    def of_trainer(self) -> dict[str, Any]:
+        """What AnyformerTrainer takes from an objective, as its keyword arguments."""
+        return {
+            "shifts_labels": self.shifts_labels,
+            "own_loss": self.loss(),
+            "logits_of": self.logits_of(),
+            "scorer": self.scorer(),
+            "loss_parts": self.loss_parts(),
+            "parts_of": self.parts_of,
+        }
+
     def parts_of(self, rows: Rows) -> tuple[Sequence[str], Callable[[int], str]] | None:
         """(names of the parts that rows are of, number of a row -> its part): each part's own loss is logged.
 

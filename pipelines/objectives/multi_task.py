@@ -64,9 +64,8 @@ class MultiTask(SeveralParts, Translation):
             settings.pop("length_penalty")  # it may be set for the beams of the others
         evaluation = replace(self.recipe.evaluation, metrics=part.metrics or [], sample_prompts=[])
         data = replace(part.data or DataSection(), cache_dir=self.recipe.data.cache_dir)
-        recipe = replace(self.recipe, task=TextToTextSettings(**settings, name="text_to_text"), data=data)
-        recipe.evaluation, recipe.trust_remote_code = evaluation, self.recipe.trust_remote_code
-        return TextToText(recipe)
+        task = TextToTextSettings(**settings, name="text_to_text")
+        return TextToText(replace(self.recipe, task=task, data=data, evaluation=evaluation))
 
     # ---- the recipe
 

@@ -20,7 +20,15 @@ from .checkpoint_overrides import checkpoint_field
 from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
 from .files import read_yaml_file
 from .find_setting import families_with
-from .schema import ARGUMENT_BOUNDS, DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
+from .schema import (
+    ARGUMENT_BOUNDS,
+    DEFAULT_NAMES,
+    ModelSection,
+    ObjectiveSettings,
+    Recipe,
+    TrainingSection,
+    parts_of_recipe,
+)
 from .secrets import check_no_secret, without_signatures
 from .strict_yaml import parse_yaml
 from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key, within_bounds
@@ -232,8 +240,8 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
         if Path(chosen).name != chosen or Path(chosen).suffix:
             final["model"]["preset"] = None  # the saved recipe must not need somebody's file
     for key in final:
-        if key not in {f.name for f in fields(Recipe)}:
-            raise unknown_key("", key, [f.name for f in fields(Recipe)])
+        if key not in (known := [part.name for part in parts_of_recipe()]):
+            raise unknown_key("", key, known)
     model, training = final.pop("model", None), final.pop("training", None)
     learned = {section: final.pop(section, None) for section in LEARNED}
     recipe: Recipe = build(Recipe, final, "")
@@ -434,7 +442,7 @@ class FieldDoc:
 
 def describe_fields() -> Iterator[FieldDoc]:
     """Yield every setting of the schema in order; the text stands beside each field alone."""
-    for section in fields(Recipe):
+    for section in parts_of_recipe():
         cls = next((arm for arm in (section.type, *get_args(section.type)) if is_dataclass(arm)), None)
         if section.name in LEARNED:
             yield from _describe_learned(section.name)

@@ -5,7 +5,7 @@ Two sections take more fields than stand here: `model` takes every field of the 
 every field of transformers' TrainingArguments (compose.py reads both from their source).
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from .introspection import family_names
@@ -362,9 +362,9 @@ class Recipe:
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)
 
-    # Whether code that comes with a checkpoint may run. No field: the option --trust-remote-code sets it, and no recipe
-    # file can, since a file may be a stranger's as well. A copy of the recipe does not have it.
-    trust_remote_code = False
+    # Whether code that comes with a checkpoint may run. No setting: the option --trust-remote-code sets it, and no
+    # recipe file can, since a file may be a stranger's as well.
+    trust_remote_code: bool = field(default=False, repr=False, compare=False)
 
     @property
     def learned(self) -> ObjectiveSettings:
@@ -382,6 +382,7 @@ class Recipe:
         Addresses are without their signatures and tokens: this is what is saved, compared and published.
         """
         data = asdict(self)
+        del data["trust_remote_code"]
         data["model"] |= data["model"].pop("fields")
         data["training"] |= data["training"].pop("extra")
         return without_signatures(data)
@@ -391,6 +392,11 @@ class Recipe:
         from .strict_yaml import format_yaml
 
         return format_yaml(self.to_dict())
+
+
+def parts_of_recipe() -> list[Field]:
+    """The sections and settings that a recipe file may name at its top."""
+    return [part for part in fields(Recipe) if part.name != "trust_remote_code"]
 
 
 def default_objective() -> ObjectiveSettings:

@@ -16,6 +16,7 @@ from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
 from .compiled_layers import COMPILING
 from .engines.asked import check_world_size, engine_for
+from .engines.base import Engine
 from .engines.deepspeed_engine import deepspeed_config
 from .engines.global_batch import micro_batches, rows_per_step
 from .engines.parts_of_rows import parallelism_config
@@ -72,11 +73,11 @@ def rows_of(arguments: TrainingArguments) -> int:
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * ranks
 
 
-def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | None = None) -> TrainingArguments:
-    """Build TrainingArguments; `rows` (training rows) is needed where a schedule depends on the length of the run.
+def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: int | None = None) -> TrainingArguments:
+    """Build TrainingArguments, which starts the process group.
 
-    per_step: rows of a step of the run that goes on, whose processes may have been more or fewer; None: as the recipe
-    says.
+    engine: of the run; None: the one that recipe and launcher ask for. per_step: rows of a step of the run that goes
+    on, whose processes may have been more or fewer; None: as the recipe says.
 
     Raises UserError for values that TrainingArguments refuses, such as unknown names.
     """
@@ -92,11 +93,11 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
     if extra.get("deepspeed") is not None:
         extra["deepspeed"] = deepspeed_config(extra["deepspeed"])
     devices = 0 if device == "cpu" else torch.accelerator.device_count()
-    engine_for(section).check(recipe, device, devices)
+    (engine or engine_for(section)).check(recipe, device, devices)
     processes = data_ranks(section, int(os.environ.get("WORLD_SIZE", 1)))
     per_step = per_step or rows_per_step(section, processes)
     micro_batch, accumulated = micro_batches(section, processes, per_step)
-    total = total_steps(section, rows, per_step)
+    total = total_steps(section, None, per_step)
     if total is not None:
         check_schedule(section, total)
     scheduler, scheduler_kwargs = schedule(section, total)

@@ -26,7 +26,7 @@ from ..recipes.schema import Recipe
 from ..storage.checkpoints import RUN_FILE, list_checkpoints
 from .checkpoints.extend_run import section_of
 from .checkpoints.run_folder import read_identity
-from .engines.asked import engine_for
+from .engines.base import Engine
 from .engines.global_batch import rows_per_step
 from .out_of_memory import is_out_of_memory, this_device, ways_out
 from .plan import step_memory
@@ -40,14 +40,12 @@ def with_rows(recipe: Recipe, rows: int) -> Recipe:
     section = recipe.training
     times = 1 if section.global_batch_size is not None else rows_per_step(section, 1) // rows
     training = replace(section, per_device_train_batch_size=rows, gradient_accumulation_steps=times)
-    found = replace(recipe, training=training)
-    found.trust_remote_code = recipe.trust_remote_code
-    return found
+    return replace(recipe, training=training)
 
 
-def check_auto_batch(recipe: Recipe) -> None:
+def check_auto_batch(engine: Engine) -> None:
     """Raise UserError under engines that share states: what fits there depends on all processes at once."""
-    name = engine_for(recipe.training).splitter
+    name = engine.splitter
     if name is not None:
         raise UserError(
             f"training.auto_batch=true tries steps in each process alone, but {name} shares a step among all; set it "
@@ -67,7 +65,9 @@ def found_before(recipe: Recipe) -> dict | None:
     return None
 
 
-def find_batch(recipe: Recipe, data, model, arguments, build_trainer: Callable, agree: Callable) -> dict:
+def find_batch(
+    recipe: Recipe, engine: Engine, data, model, arguments, build_trainer: Callable, agree: Callable
+) -> dict:
     """What fits: {"rows", "accumulated", "how"}.
 
     model: to be trained; it is left as it is. arguments: of the run. build_trainer: recipe -> a trainer of it, in whose
@@ -83,7 +83,7 @@ def find_batch(recipe: Recipe, data, model, arguments, build_trainer: Callable, 
         rows, how = tried(recipe, data, model, sizes, build_trainer)
     rows = agree(rows)
     if rows == 0:
-        ways = ways_out(with_rows(recipe, 1), False, devices, None)
+        ways = ways_out(with_rows(recipe, 1), engine, False, devices, None)
         raise UserError(
             f"training.auto_batch=true: not even one row at a time fits ({devices.memory / 1e9:.1f} GB on "
             f"{devices.name}); set {', or '.join(ways[:2])}"

@@ -66,22 +66,19 @@ def test_what_is_not_this_user_s_own_in_a_checkpoint_is_found(tmp_path, monkeypa
 def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sharded, tmp_path, monkeypatch):
     from anyformer.pipelines.errors import UserError
     from anyformer.pipelines.recipes.schema import Recipe
+    from anyformer.pipelines.training.checkpoints.going_on import checkpoint_to_go_on
     from anyformer.pipelines.training.engines.whole import OneProcess
-    from anyformer.pipelines.training.run import checkpoint_to_go_on
 
     checkpoint, recipe = make(tmp_path, 4), Recipe()
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
-    folder = SimpleNamespace(recipe=recipe, checkpoint_to_resume=lambda: checkpoint)
-    accelerator = SimpleNamespace(is_main_process=True)
-    trainer = SimpleNamespace(args=SimpleNamespace(world_size=1), accelerator=accelerator)
-    trainer.engine = OneProcess(recipe.training)
-    trainer.engine.reads_pickles = sharded
-    trainer.parallelism, trainer.trusts_checkpoints = None, False
+    folder, engine = SimpleNamespace(checkpoint_to_resume=lambda: checkpoint), OneProcess(recipe.training)
+    session = SimpleNamespace(recipe=recipe, folder=folder, engine=engine, arguments=SimpleNamespace(world_size=1))
+    engine.reads_pickles = sharded
     if sharded:
         with pytest.raises(UserError, match=r"checkpoint-4: the folder belongs to another user .*--trust-remote-code"):
-            checkpoint_to_go_on(trainer, folder)
+            checkpoint_to_go_on(session, trusted=False)
         recipe.trust_remote_code = True
-    assert checkpoint_to_go_on(trainer, folder) == checkpoint
+    assert checkpoint_to_go_on(session, trusted=False) == checkpoint
 
 
 def test_what_was_never_committed_is_invisible(tmp_path):

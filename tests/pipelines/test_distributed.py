@@ -198,7 +198,7 @@ def test_zero_1_and_offload_train_for_50_steps_what_one_process_trains(without_d
 @needs_deepspeed
 def test_experts_under_zero3_train_what_ddp_trains_and_never_wait_for_each_other(tiny_recipe, command, tmp_path):
     """Two ranks whose tokens choose different experts, of which there are more than a batch can fill."""
-    from anyformer.pipelines.training import run
+    from anyformer.pipelines.training.session import Session
 
     experts = {"family": "moe", "num_experts": 16, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
     experts |= {
@@ -211,14 +211,14 @@ def test_experts_under_zero3_train_what_ddp_trains_and_never_wait_for_each_other
     recipes = {"ddp": [], "zero3": ["training.deepspeed=zero3"]}
 
     def train(engine):
-        build, leaves = run.build_trainer, []
+        build, leaves = Session.trainer, []
 
         def build_and_look(*arguments):
             trainer = build(*arguments)
             leaves.extend(name for name, module in trainer.model.named_modules() if getattr(module, "_z3_leaf", False))
             return trainer
 
-        run.build_trainer = build_and_look
+        Session.trainer = build_and_look
         rank_main(command, recipe, f"training.output_dir={tmp_path / engine}", *recipes[engine])
         return leaves
 

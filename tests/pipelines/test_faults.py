@@ -15,7 +15,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.storage.cache import cached_folder
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK, FolderInUse, folder_lock
-from anyformer.pipelines.training import run as run_module
+from anyformer.pipelines.training import finish, run, session
 from anyformer.pipelines.training.guards import stop_signal
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch, free_port, logged_losses
@@ -162,14 +162,15 @@ def test_another_error_of_a_cache_builder_is_not_called_a_full_disk(tmp_path):
 
 
 def terminate_in(name: str, command, *arguments) -> int:
-    """Run the command; this (forked) process sends itself SIGTERM when run.py's function `name` is called."""
-    function = getattr(run_module, name)
+    """Run the command; this (forked) process sends itself SIGTERM when the run's function `name` is called."""
+    module = next(each for each in (session, run, finish) if hasattr(each, name))
+    function = getattr(module, name)
 
     def terminated(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGTERM)
         return function(*args, **kwargs)
 
-    setattr(run_module, name, terminated)
+    setattr(module, name, terminated)
     return command(*arguments)
 
 
@@ -181,7 +182,7 @@ def test_sigterm_outside_training_is_answered_and_leaves_nothing_half_done(short
         ("build_model", "before the first checkpoint"),
         ("evaluate_splits", "checkpoint-4 is complete; the same command goes on from there"),
         ("save_final", "checkpoint-4 is complete"),
-        ("finish", "checkpoint-4 is complete"),
+        ("look_at_finished", "checkpoint-4 is complete"),
     ):
         process = Process(terminate_in, name, command, "train", short_recipe, output=log)
         assert process.wait() == 128 + signal.SIGTERM, process.text()
@@ -299,7 +300,7 @@ def dying_in(name: str, command, *arguments) -> int:
     """Run the command; this (forked) process dies when run.py's function `name` is called, or writes "finished"."""
     from anyformer.pipelines.training.checkpoints.run_folder import RunFolder
 
-    place, name, *status = (RunFolder, "write", "finished") if name == "finished" else (run_module, name)
+    place, name, *status = (RunFolder, "write", "finished") if name == "finished" else (finish, name)
     function = getattr(place, name)
 
     def dies(*args, **kwargs):
@@ -315,7 +316,7 @@ AFTER_TRAINING = (
     "evaluate_splits",
     "save_final",
     "write_atomically",  # the objective's files
-    "finish",
+    "look_at_finished",
     "draw_card_picture",
     "prepare_folder",
     "report_finished",
@@ -390,7 +391,7 @@ def test_records_are_json_for_every_parser_and_no_clock_that_is_set_back_counts(
 ):
     clock = itertools.count(2e9, -1000)
     monkeypatch.setattr("time.time", lambda: next(clock))
-    monkeypatch.setattr(run_module, "finish", lambda *_: ({"validation_pearson": float("nan")}, []))
+    monkeypatch.setattr(finish, "look_at_finished", lambda *_: ({"validation_pearson": float("nan")}, []))
     for _ in range(2):  # the second prints the result again
         assert command("train", short_recipe) == 0
         assert "validation pearson │ no number" in " ".join(capsys.readouterr().out.split())

@@ -15,7 +15,9 @@ from anyformer.pipelines.accounting.host_memory import _limits_of_groups, memory
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training import auto_batch
+from anyformer.pipelines.training.engines.asked import engine_for
 from anyformer.pipelines.training.engines.global_batch import micro_batches
+from anyformer.pipelines.training.engines.whole import OneProcess
 from anyformer.pipelines.training.out_of_memory import (
     is_out_of_memory,
     memory_of_recipe,
@@ -66,14 +68,16 @@ def test_what_is_named_is_what_can_be_changed_and_keeps_the_global_batch(tiny_re
     def ways(memory_bytes: int | None, *overrides, evaluates=False) -> list[str]:
         recipe = load_recipe(str(path), overrides)
         devices = Devices(CPU, 1, memory_bytes or 1, None, None)
-        return ways_out(recipe, evaluates, devices, memory_of_recipe(recipe, devices) if memory_bytes else None)
+        engine = OneProcess(recipe.training)
+        memory = memory_of_recipe(recipe, engine, devices) if memory_bytes else None
+        return ways_out(recipe, engine, evaluates, devices, memory)
 
     batch = "training.per_device_train_batch_size="
     assert ways(None, f"{batch}12", "training.gradient_accumulation_steps=2")[0] == (
         f"{batch}6 with training.gradient_accumulation_steps=4 instead of 12 with 2 (the same global batch)"
     )
     recipe = load_recipe(str(path), [f"{batch}64"])
-    memory = memory_of_recipe(recipe, Devices(CPU, 1, 1, None, None))
+    memory = memory_of_recipe(recipe, OneProcess(recipe.training), Devices(CPU, 1, 1, None, None))
     for fits in (5, 40):  # of 64 rows
         room = memory.states("none", 1).total + memory.held(fits, False).peak
         named = ways(room, f"{batch}64")[0]
@@ -95,7 +99,7 @@ def test_memory_that_an_evaluation_lacks_is_told_with_its_own_settings(tiny_reci
     recipe = load_recipe(str(tiny_recipe()), ["training.per_device_eval_batch_size=6"])
     with pytest.raises(MemoryError) as error:
         evaluation_loop()
-    sentence = out_of_memory_sentence(recipe, error.value)
+    sentence = out_of_memory_sentence(recipe, OneProcess(recipe.training), error.value)
     assert " in an evaluation with 6 rows at a time; set training.per_device_eval_batch_size=3 instead of 6" in sentence
 
 
@@ -193,7 +197,7 @@ def test_on_a_cpu_the_plan_says_what_fits_and_a_killed_run_goes_on_with_it(tiny_
     path = tiny_recipe(training=AUTO | {"auto_batch": True})
     roomy = Devices(CPU, 1, 10**12, None, None)
     recipe = load_recipe(str(path))
-    memory = memory_of_recipe(recipe, roomy)
+    memory = memory_of_recipe(recipe, OneProcess(recipe.training), roomy)
     needed = memory.states("none", 1).total + memory.held(3, False).peak
     tight = Devices(CPU, 1, int(needed / auto_batch.SHARE_OF_HOST * 1.01), None, None)
     monkeypatch.setattr(auto_batch, "this_device", lambda: tight)
@@ -212,7 +216,7 @@ def test_auto_batch_is_refused_where_a_step_is_shared_or_its_rows_are_told_apart
     recipe = load_recipe(str(tiny_recipe()), ["training.auto_batch=true"])
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(UserError, match=r"^training\.auto_batch=true tries .* DeepSpeed shares a step among all"):
-        auto_batch.check_auto_batch(recipe)
+        auto_batch.check_auto_batch(engine_for(recipe.training))
     with pytest.raises(UserError, match=r"in_batch_negatives; set training\.per_device_train_batch_size"):
         load_recipe("stsb_bi_encoder", ["training.auto_batch=true", "task.loss=in_batch_negatives"])
 
@@ -231,6 +235,7 @@ def test_a_step_keeps_its_rows_whatever_fits_and_however_many_processes_share_th
             train_batch_size=rows[0], gradient_accumulation_steps=rows[1], device=torch.device("cpu")
         )
         monkeypatch.setattr(auto_batch, "estimated", partial(fitting, most))
-        found = auto_batch.find_batch(recipe, SimpleNamespace(objective=None), None, arguments, None, int)
+        data, engine = SimpleNamespace(objective=None), OneProcess(recipe.training)
+        found = auto_batch.find_batch(recipe, engine, data, None, arguments, None, int)
         chosen = auto_batch.with_rows(recipe, found["rows"]).training
         assert (found["rows"], found["accumulated"]) == micro_batches(chosen, processes, 24) == expected

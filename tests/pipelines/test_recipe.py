@@ -17,7 +17,14 @@ from anyformer.pipelines.recipes.checkpoint_overrides import ROPE_KEYS
 from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.files import is_file_of, shipped
-from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, READ_WITH, SCHEDULE_BOUNDS, Recipe, TrainingSection
+from anyformer.pipelines.recipes.schema import (
+    ARGUMENT_BOUNDS,
+    READ_WITH,
+    SCHEDULE_BOUNDS,
+    Recipe,
+    TrainingSection,
+    parts_of_recipe,
+)
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -367,7 +374,7 @@ def test_the_same_kind_of_source_replaces_nothing_else_and_two_new_ones_exclude_
 
 def bounds():
     """(overrides before it, setting, its bounds) of every setting that has some, of every objective and task."""
-    for section in dataclasses.fields(Recipe()):
+    for section in parts_of_recipe():
         value = getattr(Recipe(), section.name)
         if dataclasses.is_dataclass(value) and section.name != "objective":
             for row in dataclasses.fields(value):

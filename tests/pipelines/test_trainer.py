@@ -1,6 +1,7 @@
 """Laws of the trainer: exact evaluation and resume, no silent NaN, no half checkpoint, equal accumulation."""
 
 import errno
+import inspect
 import json
 import sys
 
@@ -10,9 +11,9 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
 from anyformer.pipelines.storage.model_folder import OUR_CODE, open_model_folder, remove_supplied_code
-from anyformer.pipelines.training.trainer import AnyformerTrainer
+from anyformer.pipelines.training.trainer import OVERRIDDEN, AnyformerTrainer
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from anyformer import AnyformerDecoderForCausalLM
 
@@ -66,6 +67,30 @@ def make_trainer(tiny_config, tmp_path):
         )
 
     return make
+
+
+def test_private_methods_of_trainer_are_those_of_the_table_and_each_is_called(make_trainer, monkeypatch):
+    """By this transformers: an override that Trainer no longer calls would do nothing, without an error."""
+    there = {name for name in OVERRIDDEN if hasattr(Trainer, name)}  # models that transformers shares: since 5.23
+    private = {name for name in vars(AnyformerTrainer) if name.startswith("_") and not name.startswith("__")}
+    assert {name for name in private if hasattr(Trainer, name)} == there
+    called = set()
+    for name in there:
+        own, theirs = getattr(AnyformerTrainer, name), inspect.signature(getattr(Trainer, name))
+        takes = inspect.signature(own).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+            assert list(takes) == list(theirs.parameters), name
+
+        def counted(self, *args, name=name, own=own, **kwargs):
+            called.add(name)
+            return own(self, *args, **kwargs)
+
+        monkeypatch.setattr(AnyformerTrainer, name, counted)
+    make_trainer(max_steps=3, save_steps=1).train()
+    again = make_trainer(max_steps=4, save_steps=1)
+    again.is_distributed_loading_by_transformers = True  # as with a model on a mesh
+    again.train(resume_from_checkpoint=True)
+    assert called == there
 
 
 def weights(trainer):

@@ -4,11 +4,12 @@ Nothing here imports torch at its top, so that mistakes are sentences before a p
 """
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 from ...errors import UserError
 from ...plugins import objective_of
-from ...recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, ULYSSES, engine_of, words_of
+from ...recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, ULYSSES, engine_of, sharing_rows, words_of
 from ...recipes.schema import Recipe, TrainingSection
 
 # Only accelerate's launcher sets it. transformers sets others of accelerate's variables by itself.
@@ -37,6 +38,7 @@ class Engine:
     keeps_steps = False  # whether losses and gradients of whole steps stay inside it
     reads_pickles = False  # whether its checkpoints are shares that are read with pickle
     loads_by_itself = False  # whether a library of its own reads its checkpoints, past torch's safe loading
+    repeats_weights = True  # whether a weight that no process shares is the same in all
     uncompiled: str | None = None  # how a sentence calls it beside which compiled layers were not measured
 
     def __init__(self, section: TrainingSection):
@@ -189,3 +191,81 @@ class Engine:
     def attention(self) -> str | None:
         """The attention backend that it hooks or replaces; None: any."""
         return "sdpa" if self.shares_rows else None
+
+    def parameters_of(self, model, trained: bool = False) -> int:
+        """Parameters of the whole model, also where this process has some of them. trained: only those that change."""
+        return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad or not trained)
+
+    def active_parameters(self, model) -> int:
+        """Parameters of the whole model that are at work on a token."""
+        from ...accounting.flops import active_parameters
+
+        return active_parameters(model)
+
+    def running(self, wrapped) -> str:
+        """What trains, for run.json: the class that wraps the model, or how the model is split."""
+        return type(wrapped).__name__
+
+    # ---- what the trainer asks. By default transformers and accelerate do it: `by_trainer` calls Trainer's own method.
+
+    @property
+    def sharing(self) -> int:
+        """How many processes after each other read the same rows, or parts of them."""
+        return sharing_rows(self.parallelism)
+
+    @property
+    def counting_together(self) -> int:
+        """How many processes count the same tokens in a step: cp cuts rows after that, sp has cut them before."""
+        return self.sharing if self.parallelism is None else self.sharing // self.parallelism.sp
+
+    @property
+    def reading_together(self) -> int | None:
+        """How many processes read the same batch, by which Trainer divides what it counts; None: as it counts them."""
+        return None
+
+    @contextmanager
+    def entered(self, trainer_settings: dict):
+        """A block in which the trainer is made, from these keyword arguments of it."""
+        yield
+
+    def check_losses(self, trainer) -> None:
+        """Raise UserError for a loss that the engine cannot compute."""
+
+    def check_begun(self, trainer) -> None:
+        """Raise UserError where the model that begins to train is not shared as this engine shares it."""
+        self.check_wrapped(trainer.model_wrapped)
+
+    def share_rows(self, loader) -> None:
+        """Change a loader that accelerate has prepared, where processes read the same rows."""
+
+    def train_step(self, trainer, inputs: dict, labels_counted, by_trainer):
+        """Add the gradients of a batch; return its loss."""
+        return by_trainer()
+
+    def grad_norm(self, trainer, by_trainer):
+        """The norm of all gradients."""
+        return by_trainer()
+
+    def summed_loss(self, trainer, inputs: dict):
+        """The loss summed over the labels of a batch, without gradients; None: a process can compute it by itself."""
+        return None
+
+    def flop_count(self, model):
+        """The FLOPs of the whole model (accounting/flops.py), where this process holds a part; None: it has all."""
+        return None
+
+    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
+        """Give the model the weights of a checkpoint."""
+        by_trainer()
+
+    def save_weights(self, trainer, folder: Path, by_trainer) -> None:
+        """Save the whole model, or the adapter that is trained."""
+        by_trainer()
+
+    def load_states(self, trainer, folder: Path, by_trainer) -> None:
+        """Give optimizer and schedule the states of a checkpoint."""
+        by_trainer()
+
+    def save_states(self, trainer, folder: Path, by_trainer) -> None:
+        """Save the states of optimizer and schedule."""
+        by_trainer()
