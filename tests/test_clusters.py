@@ -127,7 +127,7 @@ def test_each_cell_that_says_tested_has_a_test_that_exists():
 
 def test_the_engines_of_the_page_are_those_of_the_command():
     from anyformer.pipelines.cli.train_command import LAUNCH_HELP
-    from anyformer.pipelines.training.launch import engines
+    from anyformer.pipelines.training.engines.launch import engines
 
     rows = DOCS.split("| `--launch` |")[1].split("\n\n")[0].splitlines()[2:]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])} == set(engines())

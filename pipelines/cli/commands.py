@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         return _fail(_os_error_sentence(error), EXIT_USER_ERROR, debug)
     except Exception as error:
-        from ..training.launch import LOST_ANOTHER, lost_another
+        from ..training.engines.launch import LOST_ANOTHER, lost_another
 
         if lost_another(error):
             return _fail(LOST_ANOTHER, EXIT_BUG, debug)
@@ -119,7 +119,7 @@ def told_plugins(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _fail(sentence: str, code: int, debug: bool) -> int:
-    from ..training.launch import tell_launcher
+    from ..training.engines.launch import tell_launcher
 
     if debug:
         traceback.print_exc()

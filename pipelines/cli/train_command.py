@@ -79,7 +79,7 @@ def _run_train(args) -> int:
     if args.nproc is not None and args.launch is None:
         raise UserError(f"--nproc {args.nproc} goes with --launch, such as --launch ddp --nproc {args.nproc}")
     if args.launch is not None and not args.print_recipe:  # each process looks at the other options for itself
-        from ..training.launch import launch
+        from ..training.engines.launch import launch
 
         return launch(args.argv, recipe, args.launch, args.nproc)
     if args.from_weights:

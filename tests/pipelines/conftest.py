@@ -66,7 +66,7 @@ def command():
 @pytest.fixture
 def without_launcher(monkeypatch):
     """A machine without GPUs, and no launcher around the tests."""
-    from anyformer.pipelines.training import launch
+    from anyformer.pipelines.training.engines import launch
 
     for name in (*launch.RANKS, "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)

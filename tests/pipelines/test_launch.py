@@ -13,8 +13,8 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.files import shipped
 from anyformer.pipelines.recipes.schema import TrainingSection
-from anyformer.pipelines.training import launch
 from anyformer.pipelines.training.arguments import training_arguments
+from anyformer.pipelines.training.engines import launch
 from anyformer.pipelines.training.engines.asked import ENGINES, check_world_size, engine_for
 from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
 from anyformer.pipelines.training.engines.whole import OneProcess
@@ -121,7 +121,7 @@ def test_gpus_are_counted_without_torch(monkeypatch):
 FAILING = """
 import os, time
 import anyformer_main  # first: then anyformer leaves torch and transformers alone
-from anyformer.pipelines.training.launch import tell_launcher
+from anyformer.pipelines.training.engines.launch import tell_launcher
 if os.environ["RANK"] == "1":
     assert tell_launcher("data.files: no such\\n file") and os.environ["WORLD_SIZE"] == "2"
     raise SystemExit(2)
