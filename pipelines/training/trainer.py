@@ -195,8 +195,8 @@ class AnyformerTrainer(Trainer):
         if self.position.stream is not None:
             # A loader draws a number when its iteration begins, and a resumed run has one beginning more.
             loader.base_dataloader.generator = torch.Generator()
-        share_out_in_full_rounds(loader)
         self.engine.share_rows(loader)
+        share_out_in_full_rounds(loader)  # by the processes that then read rows of their own
         return loader
 
     def _get_train_sampler(self, train_dataset=None):
