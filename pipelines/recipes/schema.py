@@ -434,4 +434,3 @@ READ_WITH = {
     "torch_compile_backend": "torch_compile",
     "torch_compile_mode": "torch_compile",
 }
-WITHOUT_ARGUMENTS = ("adamw", "muon", "adamw_torch", "adamw_torch_fused")  # optimizers that read no optim_args

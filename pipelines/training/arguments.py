@@ -10,7 +10,8 @@ from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line
-from ..plugins import OPTIMIZERS, less_is_better
+from ..optimizer_rows import optimizer_of
+from ..plugins import less_is_better
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
@@ -22,7 +23,6 @@ from .engines.parts_of_rows import parallelism_config
 from .learning_rate import schedule
 from .lora import check_lora
 
-OWN_OPTIMIZERS = {"adamw": "adamw_torch_fused", "muon": "adamw_torch_fused"}
 # transformers < 5.23: activation_checkpointing was called gradient_checkpointing.
 CHECKPOINTING = next(
     name
@@ -110,9 +110,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "per_device_eval_batch_size": section.per_device_train_batch_size,
         "gradient_accumulation_steps": accumulated,
         "learning_rate": section.learning_rate,
-        "optim": "adamw_torch_fused"
-        if section.optim in OPTIMIZERS
-        else OWN_OPTIMIZERS.get(section.optim, section.optim),
+        "optim": optimizer_of(section.optim).runs_as or section.optim,
         "weight_decay": section.weight_decay,
         "adam_beta2": section.adam_beta2,
         "max_grad_norm": section.max_grad_norm,

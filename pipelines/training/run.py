@@ -25,6 +25,7 @@ from ..generation import locate_model
 from ..json_text import finite
 from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import PreparedData, prepare_data
+from ..optimizer_rows import own_optimizer
 from ..plugins import OPTIMIZERS, SCHEDULES
 from ..publishing.publish import prepare_folder, publish, resolve_repo_id
 from ..recipes.parallelism import check_processes
@@ -271,7 +272,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, arguments, data: PreparedDa
         data_collator=engine.collator(collator),
         processing_class=data.processor,
         run_identity=identity_text(folder, arguments),
-        muon_learning_rate=section.muon_learning_rate if section.optim == "muon" else None,
+        own_optimizer=own_optimizer(section),
         parts_of=data.objective.parts_of,
         average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
         shifts_labels=data.objective.shifts_labels,

@@ -21,6 +21,7 @@ from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
+from ..optimizer_rows import OwnOptimizer
 from ..publishing.model_card import write_model_card
 from ..recipes.schema import TrainingSection
 from ..storage.checkpoints import check_intact, list_checkpoints
@@ -52,7 +53,7 @@ from .lora import is_adapted, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums, float64_device
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss, without_cache
-from .optimizers import matrices_only, muon_of_arguments, rates_of, remember_absent
+from .optimizers import matrices_only, remember_absent
 
 
 class AnyformerTrainer(MeshTrainer):
@@ -60,7 +61,7 @@ class AnyformerTrainer(MeshTrainer):
 
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
-        muon_learning_rate: peak learning rate of the hidden matrices; None: plain AdamW (or `args.optim`).
+        own_optimizer: builds an optimizer of our own (optimizer_rows.py); None: `args.optim` says which it is.
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
@@ -84,7 +85,7 @@ class AnyformerTrainer(MeshTrainer):
         self,
         *,
         run_identity: str = "{}",
-        muon_learning_rate: float | None = None,
+        own_optimizer: OwnOptimizer | None = None,
         parts_of=None,
         average: WeightAverage | None = None,
         shifts_labels: bool = True,
@@ -104,7 +105,7 @@ class AnyformerTrainer(MeshTrainer):
         self.engine = engine or OneProcess(TrainingSection())
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, parts_of
-        self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
+        self.own_optimizer, self.shifts_labels, self.scorer = own_optimizer, shifts_labels, scorer
         self.rates: dict[str, float] = {}
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         parts = parts_of_rows(parts_of, kwargs.get("train_dataset"))
@@ -298,10 +299,9 @@ class AnyformerTrainer(MeshTrainer):
         return count / (self.get_tp_size() * self.get_cp_size() * self.get_sp_size())  # devices with the same batch
 
     def create_optimizer(self, model=None):
-        if self.optimizer is None and self.muon_learning_rate is not None:
+        if self.optimizer is None and self.own_optimizer is not None:
             model = self.model if model is None else model
-            decayed = set(self.get_decay_parameter_names(model))
-            self.optimizer = muon_of_arguments(model, decayed, self.muon_learning_rate, self.args)
+            self.optimizer = self.own_optimizer.build(model, set(self.get_decay_parameter_names(model)), self.args)
         with refusals():
             return super().create_optimizer(model)
 
@@ -322,8 +322,8 @@ class AnyformerTrainer(MeshTrainer):
     # ---- the log
 
     def _get_learning_rate(self):
-        if self.muon_learning_rate is not None:  # Trainer would log that of the first group, Muon's, for all
-            self.rates = rates_of(self.optimizer)
+        if self.own_optimizer is not None:  # Trainer would log that of the first group, such as Muon's, for all
+            self.rates = self.own_optimizer.rates_of(self.optimizer)
         return super()._get_learning_rate()
 
     def log(self, logs, start_time=None):

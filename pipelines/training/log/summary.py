@@ -19,7 +19,6 @@ from ..arguments import rows_of
 from ..engines.elastic import processes_of
 from ..engines.mesh import parameters_of
 from ..lora import plain, trainable_parameters
-from ..optimizers import describe_muon
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
@@ -72,17 +71,15 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     engine = trainer.accelerator.distributed_type.value
     engine = engine if section.parallelism is None else words_of(section.parallelism)
     how = "" if engine == "NO" else f" ({engine})"
-    optim = section.optim
-    if optim == "muon":
-        muon, adamw = section.muon_learning_rate, section.learning_rate
-        optim = f"muon at {muon:g} (muon_learning_rate), adamw at {adamw:g} (learning_rate)"
+    own = trainer.own_optimizer
+    optim, does = (section.optim, None) if own is None else (own.words(), own.describe(trainer.model))
     by = backend_words(trainer)
     plan = f"{per_step} {data.objective.step_words()}, {optim}, {section.lr_scheduler_type}, {precision}, {by}"
     facts = [
         ("model", describe_model(trainer.model)),
         *describe_data(data),
         ("step", plan),
-        *([("optimizers", describe_muon(trainer.model))] if section.optim == "muon" else []),
+        *([] if does is None else [("optimizers", does)]),
         *describe_batch(found),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
     ]
