@@ -99,6 +99,25 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
     total = total_steps(section, rows, per_step)
     if total is not None:
         check_schedule(section, total)
+    values = values_of(recipe, micro_batch, accumulated, total, device)
+    if device == "cuda":
+        values["accelerator_config"] = {"non_blocking": True}
+    with refusals():
+        arguments = TrainingArguments(**(values | extra))
+    if arguments.device.type == "cpu":  # transformers < 5.23
+        # Of several processes each has a CPU with a number, onto which torch can load no checkpoint.
+        vars(arguments)["_setup_devices"] = torch.device("cpu")
+    check_world_size(arguments.world_size)
+    arguments.sharing_rows = sharing_rows(section.parallelism)  # processes that read the same ones
+    return arguments
+
+
+def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | None, device: str) -> dict:
+    """What the recipe's own settings are in TrainingArguments.
+
+    micro_batch: rows of a forward pass, of which a step has `accumulated`. total: steps of the run; None: not known.
+    """
+    section = recipe.training
     scheduler, scheduler_kwargs = schedule(section, total)
     values = {
         "output_dir": section.output_dir,
@@ -134,16 +153,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
     if shared is not None:
         values["parallelism_config"] = shared
         values["dataloader_drop_last"] = True  # processes hand each other their batches, which have to be of one shape
-    if device == "cuda":
-        values["accelerator_config"] = {"non_blocking": True}
-    with refusals():
-        arguments = TrainingArguments(**(values | extra))
-    if arguments.device.type == "cpu":  # transformers < 5.23
-        # Of several processes each has a CPU with a number, onto which torch can load no checkpoint.
-        vars(arguments)["_setup_devices"] = torch.device("cpu")
-    check_world_size(arguments.world_size)
-    arguments.sharing_rows = sharing_rows(section.parallelism)  # processes that read the same ones
-    return arguments
+    return values
 
 
 def check_trackers(section: TrainingSection) -> None:

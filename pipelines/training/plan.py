@@ -30,9 +30,9 @@ from ..objectives.base import Objective
 from ..optimizer_rows import optimizer_of, own_optimizer
 from ..plugins import objective_of
 from ..recipes.checkpoint_overrides import with_fields
-from ..recipes.files import shipped
 from ..recipes.introspection import OURS
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
+from ..recipes.recipe_files import shipped
 from ..recipes.schema import Recipe, TrainingSection
 from .engines.global_batch import micro_batches, rows_per_step
 

@@ -32,8 +32,8 @@ from .checkpoints.resume_settings import ResumedSettings
 from .checkpoints.safe_load import plain_data_alone
 from .checkpoints.stream_position import StreamPosition
 from .checkpoints.weight_average import WeightAverage, load_average
-from .engines.base import Engine
 from .engines.elastic import draw_anew, processes_of
+from .engines.engine import Engine
 from .engines.even_batches import SetEpochCallback, share_out_in_full_rounds
 from .engines.main_process import broadcast_from_main
 from .engines.mesh_trainer import MeshTrainer

@@ -2,7 +2,7 @@
 
 from ...errors import UserError
 from ...recipes.parallelism import MESH, words_of
-from .base import WAY_OUT, Engine, is_true
+from .engine import WAY_OUT, Engine, is_true
 
 
 class Mesh(Engine):
