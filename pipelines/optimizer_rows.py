@@ -24,6 +24,7 @@ class Optimizer:
     Attributes:
         name: the value of training.optim.
         runs_as: for a name that transformers does not know: what TrainingArguments.optim is in its place.
+        meaning: of such a name, in the help of training.optim.
         code: "module:class" of an OwnOptimizer, imported when a run begins; None: transformers builds the optimizer.
         elementwise: whether it looks at each number of a weight alone, so that it does not matter who holds which.
         whole_matrices: whether its step needs a matrix whole, as DeepSpeed, which flattens weights, never has it.
@@ -34,6 +35,7 @@ class Optimizer:
 
     name: str
     runs_as: str | None = None
+    meaning: str = ""
     code: str | None = None
     elementwise: bool = False
     whole_matrices: bool = False
@@ -45,10 +47,11 @@ class Optimizer:
 ROWS = {
     row.name: row
     for row in (
-        Optimizer("adamw", FUSED, elementwise=True, bytes_per_parameter=8, reads_arguments=False),
+        Optimizer("adamw", FUSED, "fused", elementwise=True, bytes_per_parameter=8, reads_arguments=False),
         Optimizer(
             "muon",
             FUSED,
+            "matrices by Muon, the rest by AdamW",
             code="anyformer.pipelines.training.optimizers:Muon",
             whole_matrices=True,
             bytes_per_parameter=8,
@@ -72,6 +75,8 @@ RATES = {field: word for row in ROWS.values() for field, word in row.rates.items
 
 class OwnOptimizer:
     """An optimizer with code of its own, as a recipe's training section sets it. A subclass has `build`.
+
+    Its own settings come by training.optim_args (`section.extra`), or are fields of TrainingSection.
 
     Args:
         row: its row. section: the training section of the recipe.
