@@ -108,45 +108,12 @@ def generate_text(
     import torch
 
     model, tokenizer = _load(source, trust_remote_code, attn_implementation, experts_implementation)
-    if chat and not tokenizer.chat_template:
-        raise UserError(f"--chat: the tokenizer of MODEL={name_or_path} has no chat template; leave out --chat")
-    if chat:
-        question = [{"role": "user", "content": prompt}]
-        try:
-            ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)["input_ids"]
-        except Exception as error:  # a template is a program, and can fail in any way
-            raise UserError(
-                f"--chat: the chat template of MODEL={name_or_path} cannot put a question ({first_line(error)}); mend "
-                f"its chat_template, or leave out --chat"
-            ) from error
-        if not ids:
-            raise UserError(f"--chat: the chat template of MODEL={name_or_path} leaves nothing of the question")
-        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-    else:
-        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    if inputs["input_ids"].shape[1] == 0:
-        if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
-            raise UserError(f"PROMPT={prompt!r} is empty, and the model's tokenizer has no token to begin a text with")
-        # eos stands between documents, so a document may begin after it.
-        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        inputs = {"input_ids": torch.tensor([[start]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
+    inputs = _question(tokenizer, prompt, name_or_path) if chat else _beginning(tokenizer, prompt)
     inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-    length = inputs["input_ids"].shape[1]
-    room = min(max_new_tokens, free_positions(model.config, length))
-
-    answers = bool(model.config.is_encoder_decoder)
+    length, answers = inputs["input_ids"].shape[1], bool(model.config.is_encoder_decoder)
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    if do_sample is None:
-        do_sample = not answers or any(value is not None for value in drawn.values())
-    options = {"max_new_tokens": room}
-    if do_sample or not answers:
-        options |= {"do_sample": do_sample, "num_beams": num_beams}
-    if do_sample:
-        options |= {"temperature": DEFAULT_TEMPERATURE}
-        options |= {name: value for name, value in drawn.items() if value is not None}
-    if tokenizer.pad_token_id is not None or tokenizer.eos_token_id is not None:
-        padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        options["pad_token_id"] = padding
+    options = _options(tokenizer, answers, do_sample, num_beams, drawn)
+    options["max_new_tokens"] = min(max_new_tokens, free_positions(model.config, length))
     beams = options.get("num_beams", model.generation_config.num_beams) or 1
     # Pieces of text only where the prompt's tokens are its text: some tokenizers change case or spaces.
     told = not chat and (answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt)
@@ -155,13 +122,58 @@ def generate_text(
     torch.manual_seed(seed)
     with torch.inference_mode():
         output = model.generate(**inputs, **options)[0].tolist()
-    if chat and not answers:
-        return tokenizer.decode(output[length:], skip_special_tokens=True)
     # Decoded in one piece: a character's bytes may be split between prompt and continuation.
-    text = tokenizer.decode(output, skip_special_tokens=True)
-    if answers or text.startswith(prompt):
-        return text
-    return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
+    text, new = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (output, output[length:]))
+    if chat and not answers:
+        return new
+    return text if answers or text.startswith(prompt) else prompt + new
+
+
+def _question(tokenizer, prompt: str, name: str) -> dict:
+    """The prompt as the chat template puts it: input_ids and attention_mask, (1, S). name: of the model, for errors."""
+    if not tokenizer.chat_template:
+        raise UserError(f"--chat: the tokenizer of MODEL={name} has no chat template; leave out --chat")
+    question = [{"role": "user", "content": prompt}]
+    try:
+        ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)["input_ids"]
+    except Exception as error:  # a template is a program, and can fail in any way
+        raise UserError(
+            f"--chat: the chat template of MODEL={name} cannot put a question ({first_line(error)}); mend its "
+            f"chat_template, or leave out --chat"
+        ) from error
+    if not ids:
+        raise UserError(f"--chat: the chat template of MODEL={name} leaves nothing of the question")
+    return _unpadded(ids)
+
+
+def _beginning(tokenizer, prompt: str) -> dict:
+    """The prompt's tokens, or of an empty one the token that begins a text: input_ids and attention_mask, (1, S)."""
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    if inputs["input_ids"].shape[1]:
+        return inputs
+    # eos stands between documents, so a document may begin after it.
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if start is None:
+        raise UserError(f"PROMPT={prompt!r} is empty, and the model's tokenizer has no token to begin a text with")
+    return _unpadded([start])
+
+
+def _unpadded(ids: list[int]) -> dict:
+    import torch
+
+    return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+
+
+def _options(tokenizer, answers: bool, do_sample: bool | None, num_beams: int, drawn: dict) -> dict:
+    """Arguments of `generate` but for the length. answers: of an encoder-decoder. drawn: as check_sampling's."""
+    given = {name: value for name, value in drawn.items() if value is not None}
+    if do_sample is None:
+        do_sample = not answers or bool(given)
+    options = {"do_sample": do_sample, "num_beams": num_beams} if do_sample or not answers else {}
+    if do_sample:
+        options |= {"temperature": DEFAULT_TEMPERATURE} | given
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return options if padding is None else options | {"pad_token_id": padding}
 
 
 # Heads that write no text, and transformers' pipeline that puts them to work.

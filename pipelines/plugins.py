@@ -95,7 +95,7 @@ def _is_same(there: Any, row: Any) -> bool:
 OBJECTIVES = Registry("objective", "anyformer.pipelines.objectives")
 METRICS = Registry("metric", "anyformer.pipelines.metrics")
 SOURCES = Registry("data source", "anyformer.pipelines.data.sources")
-# Of plug-ins alone: transformers has the names of its own, and `adamw`, `muon` and `wsd` are in training/.
+# Of plug-ins alone: transformers has the names of its own; ours are in optimizer_rows.py and learning_rate.py.
 OPTIMIZERS = Registry("optimizer", __name__)
 SCHEDULES = Registry("schedule", __name__)
 

@@ -18,6 +18,7 @@ LEAVES = {
     "errors",
     "generation",
     "json_text",
+    "optimizer_rows",
     "plots",
     "plugins",
     "transformers_logging",

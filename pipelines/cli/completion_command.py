@@ -41,8 +41,8 @@ def known_words() -> dict[str, list[str]]:
     """{kind of word: those that there are}."""
     from ..plugins import OBJECTIVES
     from ..recipes.compose import describe_fields
-    from ..recipes.files import shipped
     from ..recipes.introspection import family_fields, training_argument_fields
+    from ..recipes.recipe_files import shipped
     from .commands import LISTED
     from .listing import family_rows
 

@@ -53,6 +53,22 @@ def add_evaluate(verbs) -> Parser:
     parser.add_argument(
         "--predictions", metavar="FILE", help="JSONL to write: row, prediction and reference of each example"
     )
+    _add_shots(parser)
+    parser.add_argument(
+        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
+    )
+    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
+    parser.add_argument(
+        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
+    )
+    add_json(parser)
+    _add_trust(parser)
+    parser.set_defaults(run=run_evaluate)
+    return parser
+
+
+def _add_shots(parser: Parser) -> None:
+    """Add what a language model's answers after solved examples depend on."""
     parser.add_argument(
         "--shots",
         metavar="K,K,...",
@@ -70,17 +86,6 @@ def add_evaluate(verbs) -> Parser:
     parser.add_argument(
         "--lm-eval-task", metavar="FILE", help="--shots: YAML to write, with which lm-eval asks the same"
     )
-    parser.add_argument(
-        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
-    )
-    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
-    parser.add_argument(
-        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
-    )
-    add_json(parser)
-    _add_trust(parser)
-    parser.set_defaults(run=run_evaluate)
-    return parser
 
 
 def run_evaluate(args) -> int:

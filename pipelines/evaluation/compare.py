@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from ..errors import UserError
-from ..metrics.comparison import differences
+from ..metrics.significance import differences
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
@@ -18,8 +18,8 @@ from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluatio
 class ModelComparison:
     """Two models measured on the same examples.
 
-    differences: as metrics/comparison.py's `differences`. Empty: the metrics are not per example. None: the two models
-    were not asked the same questions.
+    differences: as metrics/significance.py's `differences`. Empty: the metrics are not per example. None: the two
+    models were not asked the same questions.
     """
 
     first: Evaluation

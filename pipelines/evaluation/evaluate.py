@@ -23,7 +23,7 @@ from ..data.rows import Rows
 from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
 from ..json_text import json_text
-from ..metrics.comparison import Comparison, interval_by_formula, intervals, kept_comparisons
+from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of

@@ -10,7 +10,7 @@ import evaluate
 from rich.table import Table
 
 from ..errors import UserError
-from ..metrics.comparison import holm
+from ..metrics.significance import holm
 from ..recipes.schema import Recipe
 from ..words import human_time
 from .compare import ModelComparison, cells, check_loads, measure_pair, prepare_pair

@@ -21,7 +21,7 @@ from ..generation import HUB_NAME, RUNS
 from ..objectives.showing import pieces_text, token_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
-from ..recipes.files import shipped
+from ..recipes.recipe_files import shipped
 from ..recipes.schema import DataSection, Recipe, parts_of_recipe
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically

@@ -4,7 +4,7 @@ import re
 import string
 from collections import Counter
 
-from .base import FEATURES, MeanMetric
+from .offline_metric import FEATURES, MeanMetric
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = frozenset(string.punctuation)

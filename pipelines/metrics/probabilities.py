@@ -1,6 +1,6 @@
 """Metrics of the probabilities that a model gives to each class."""
 
-from .base import FEATURES, OfflineMetric
+from .offline_metric import FEATURES, OfflineMetric
 
 BINS = 15  # as Guo et al. 2017, section 2
 

@@ -1,6 +1,6 @@
 """Metrics of words' tags: a list of names for each sentence, predicted and true; of entities by seqeval."""
 
-from .base import FEATURES, OfflineMetric
+from .offline_metric import FEATURES, OfflineMetric
 
 
 class TagMetric(OfflineMetric):

@@ -4,7 +4,7 @@ import abc
 
 import datasets
 
-from .base import MeanMetric, OfflineMetric, pairs_of
+from .offline_metric import MeanMetric, OfflineMetric, pairs_of
 
 
 class TextMetric(OfflineMetric):

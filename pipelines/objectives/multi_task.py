@@ -130,7 +130,7 @@ class MultiTask(SeveralParts, Translation):
 
     def measure(self, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train) -> dict[str, float]:
         """{"accuracy_trec": ...}; what is compared is kept as of its part, and of these rows."""
-        from ..metrics.comparison import keep, kept_comparisons
+        from ..metrics.significance import keep, kept_comparisons
 
         metrics = {}
         for name, part in self.parts.items():

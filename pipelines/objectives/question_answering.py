@@ -13,8 +13,8 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
 from .base import SAMPLES, FinishedModel, evenly_spread
-from .examples import TextTask
 from .losses import Spans
+from .text_task import TextTask
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples
@@ -309,7 +309,7 @@ class QuestionAnswering(TextTask):
 
         The answers are kept for intervals and comparisons under the numbers of their questions.
         """
-        from ..metrics.comparison import keep, kept_comparisons
+        from ..metrics.significance import keep, kept_comparisons
 
         answers = self.answers(finished, rows, numbers)
         with kept_comparisons() as compared:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
+from ..optimizer_rows import ROWS, optimizer_of
 from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
 from . import introspection
 from .checkpoint_overrides import check_rope_keys
@@ -17,7 +18,6 @@ from .parallelism import check_parallelism, check_stream_is_shared
 from .schema import (
     READ_WITH,
     SCHEDULE_BOUNDS,
-    WITHOUT_ARGUMENTS,
     DataSection,
     MixtureSource,
     Recipe,
@@ -121,7 +121,7 @@ def _check_training(recipe: Recipe) -> None:
             f"training.max_steps={training.max_steps} must be at least 1, or -1 for training.num_train_epochs"
         )
     for field, known, added in (
-        ("optim", {"adamw", "muon", *introspection.optimizer_names()}, OPTIMIZERS),
+        ("optim", {*ROWS, *introspection.optimizer_names()}, OPTIMIZERS),
         ("lr_scheduler_type", {*OWN_SCHEDULES, *introspection.schedule_names()}, SCHEDULES),
     ):
         name = getattr(training, field)
@@ -147,7 +147,7 @@ def _check_training(recipe: Recipe) -> None:
     for name, other in READ_WITH.items():
         if training.extra.get(name) and not (getattr(training, other, None) or training.extra.get(other)):
             raise UserError(f"training.{name} has no effect without training.{other}; set both")
-    if training.extra.get("optim_args") and training.optim in WITHOUT_ARGUMENTS:
+    if training.extra.get("optim_args") and not optimizer_of(training.optim).reads_arguments:
         raise UserError(f"training.optim_args has no effect with training.optim={training.optim}; remove it")
     if training.lora is not None and recipe.model.name_or_path is None:
         raise UserError(

@@ -18,8 +18,8 @@ from ..plugins import OBJECTIVES
 from . import introspection
 from .checkpoint_overrides import checkpoint_field
 from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
-from .files import read_yaml_file
 from .find_setting import families_with
+from .recipe_files import read_yaml_file
 from .schema import (
     ARGUMENT_BOUNDS,
     DEFAULT_NAMES,

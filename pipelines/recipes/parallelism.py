@@ -4,6 +4,7 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 from ..errors import UserError
+from ..optimizer_rows import optimizer_of
 from ..plugins import OBJECTIVES
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
@@ -14,8 +15,6 @@ COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # whose product 
 # What --launch they run under: transformers' own mesh, DeepSpeed (Ulysses), or FSDP2 by accelerate (ring attention).
 MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
 RING_NEEDS_GPUS = "cp runs on GPUs alone, by --launch fsdp2; on CPUs processes share rows by sp, under --launch zero3"
-# Optimizers that look at each number of a weight alone, so that it does not matter who holds which.
-ELEMENTWISE = ("adamw", "adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad")
 
 
 def processes_of(settings: ParallelismSettings) -> int:
@@ -136,7 +135,7 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         raise UserError(f"{words} and training.fsdp={show(fsdp)} exclude each other; set one of them to null")
     if training.ema_decay is not None:
         raise UserError(f"training.ema_decay={training.ema_decay} needs whole weights, and {words} shares them")
-    if training.optim not in ELEMENTWISE:
+    if not optimizer_of(training.optim).elementwise:
         raise UserError(
             f"training.optim={training.optim} looks at whole matrices, and {words} shares them; set it to adamw"
         )

@@ -8,6 +8,7 @@ every field of transformers' TrainingArguments (compose.py reads both from their
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from ..optimizer_rows import ROWS
 from .introspection import family_names
 from .secrets import without_signatures
 
@@ -225,7 +226,8 @@ class TrainingSection:
     )
     learning_rate: float = doc("peak learning rate", 1e-3, at_least=1e-12)
     optim: str = doc(
-        "adamw (fused), muon (matrices by Muon, the rest by AdamW), or a transformers optimizer name",
+        ", ".join(f"{row.name} ({row.meaning})" for row in ROWS.values() if row.meaning)
+        + ", or a transformers optimizer name",
         "adamw",
     )
     muon_learning_rate: float = doc("peak learning rate of the matrices under optim: muon", 0.02, at_least=1e-12)
@@ -440,4 +442,3 @@ READ_WITH = {
     "torch_compile_backend": "torch_compile",
     "torch_compile_mode": "torch_compile",
 }
-WITHOUT_ARGUMENTS = ("adamw", "muon", "adamw_torch", "adamw_torch_fused")  # optimizers that read no optim_args

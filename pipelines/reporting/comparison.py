@@ -13,9 +13,9 @@ from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import validated_on
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
 from .charts import axes_of, charts_of_runs, lower_is_better
+from .charts_page import write_page
 from .interpret import between, digits_of
 from .metrics_table import Measured, measured, newcombe
-from .page import write_page
 from .run_log import RunLog, is_number, read_run
 from .settings import MISSING, in_words
 
@@ -249,7 +249,7 @@ def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> 
     """
     from scipy.stats import ttest_ind
 
-    from ..metrics.comparison import holm
+    from ..metrics.significance import holm
 
     found = []
     for key in metrics:
@@ -291,7 +291,7 @@ def paired_test(first: list[dict] | None, second: list[dict] | None, a: Measured
         return None
     import numpy as np
 
-    from ..metrics.comparison import mcnemar
+    from ..metrics.significance import mcnemar
 
     right = [np.array([row["prediction"] == row["reference"] for row in rows]) for rows in (first, second)]
     if any(abs(float(of_run.mean()) - one.value) > 1e-6 for of_run, one in zip(right, (a, b))):

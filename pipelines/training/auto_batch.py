@@ -26,7 +26,7 @@ from ..recipes.schema import Recipe
 from ..storage.checkpoints import RUN_FILE, list_checkpoints
 from .checkpoints.extend_run import section_of
 from .checkpoints.run_folder import read_identity
-from .engines.base import Engine
+from .engines.engine import Engine
 from .engines.global_batch import rows_per_step
 from .out_of_memory import is_out_of_memory, this_device, ways_out
 from .plan import step_memory

@@ -13,8 +13,8 @@ from ..recipes.checks import check_token_ids
 from ..recipes.introspection import OURS
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
-from .engines.base import Engine
 from .engines.deepspeed_engine import whole_weights
+from .engines.engine import Engine
 from .guards.documents_apart import check_documents_apart
 from .lora import left_by_all_linear, with_lora
 

@@ -13,7 +13,7 @@ from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..words import counted
 from .arguments import device_type
-from .engines.base import Engine
+from .engines.engine import Engine
 from .engines.global_batch import rows_per_step
 from .plan import StepMemory, built_without_weights, planned_config, step_memory
 

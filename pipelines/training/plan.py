@@ -21,27 +21,27 @@ from ..accounting.activations import Activations, Batch, How, activations
 from ..accounting.caches import CacheSize, cache_size
 from ..accounting.devices import Devices
 from ..accounting.flops import FlopCount, active_parameters, measured_flops
-from ..accounting.memory import FP32, HALF, MOMENTS, STAGES, TrainingStates, check_stage, training_states
+from ..accounting.memory import FP32, HALF, STAGES, TrainingStates, check_stage, training_states
 from ..accounting.precision import prefers_bf16
 from ..adapters import load_config
 from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError, loading_reason
 from ..objectives.base import Objective
+from ..optimizer_rows import optimizer_of, own_optimizer
 from ..plugins import objective_of
 from ..recipes.checkpoint_overrides import with_fields
-from ..recipes.files import shipped
 from ..recipes.introspection import OURS
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
-from ..recipes.schema import Recipe
+from ..recipes.recipe_files import shipped
+from ..recipes.schema import Recipe, TrainingSection
 from .engines.global_batch import micro_batches, rows_per_step
-from .optimizers import muon_parameter_names
 
 CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
 SHOWN_STEPS = 1000  # where nothing says how many there are
 MOST_ROWS = 2**16
 PER_NODE = 8  # devices of a machine
 STAGES_TO_TRY = ("none", "zero2", "zero3")
-STAGES_OF_MUON = ("none", "fsdp")  # DeepSpeed flattens the matrices that Muon needs whole
+STAGES_OF_MATRICES = ("none", "fsdp")  # DeepSpeed flattens those that an optimizer such as Muon needs whole
 OFFLOAD = "_offload"  # the end of an engine's name that keeps states in the host's memory
 
 
@@ -186,7 +186,7 @@ def plan_run(
         most = [memory.largest_rows(left, way) for way in (False, True)]
         return StagePlan(states, total, total <= devices.memory, *most)
 
-    tried = STAGES_OF_MUON if section.optim == "muon" else STAGES_TO_TRY
+    tried = STAGES_OF_MATRICES if optimizer_of(section.optim).whole_matrices else STAGES_TO_TRY
     stages = [planned(name) for name in STAGES]
     by_name = {row.states.stage: row for row in stages}
     chosen = stage or next((name for name in tried if by_name[name].fits), tried[-1])
@@ -259,7 +259,7 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
         )
     if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
-    moments = optimizer_bytes(section.optim, model, notes)
+    moments = optimizer_bytes(section, model, notes)
     notes += [f"activations of {kind} are a rough estimate" for kind in kinds_of_their_own(config)]
     return StepMemory(
         config=config,
@@ -342,14 +342,14 @@ def largest_block(model) -> int:
     return max((sum(p.numel() for p in part.parameters()) for part in parts), default=0)
 
 
-def optimizer_bytes(name: str, model, notes: list[str]) -> int:
-    """Bytes of an optimizer's states of all parameters, beside the weights."""
-    if name == "muon":
-        matrices = muon_parameter_names(model)
-        return sum(p.numel() * (4 if n in matrices else 8) for n, p in model.named_parameters())
-    if name not in MOMENTS:
-        notes.append(f"training.optim={name}: its states are counted as AdamW's, 8 bytes for each parameter")
-    return model.num_parameters() * MOMENTS.get(name, MOMENTS["adamw"])
+def optimizer_bytes(section: TrainingSection, model, notes: list[str]) -> int:
+    """Bytes of the optimizer's states of all parameters, beside the weights."""
+    own, each = own_optimizer(section), optimizer_of(section.optim).bytes_per_parameter
+    if own is not None:
+        return own.state_bytes(model)
+    if each is None:
+        notes.append(f"training.optim={section.optim}: its states are counted as AdamW's, 8 bytes for each parameter")
+    return model.num_parameters() * (8 if each is None else each)
 
 
 def computes_in_half(section, devices: Devices) -> bool:

@@ -19,8 +19,8 @@ from .arguments import rows_of, total_steps, training_arguments
 from .auto_batch import check_auto_batch, find_batch, found_before, with_rows
 from .checkpoints.run_folder import RunFolder
 from .engines.asked import check_one_device, engine_for
-from .engines.base import Engine
 from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
+from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
 from .guards.safety import watch_of
@@ -131,9 +131,9 @@ class Session:
         measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation)
         gather_experts_whole(model)
         own_schedule = section.restarts or section.lr_scheduler_type in SCHEDULES
-        own_optimizer = (
-            (OPTIMIZERS[section.optim], {"lr": section.learning_rate}) if section.optim in OPTIMIZERS else None
-        )
+        of_plugin = None
+        if section.optim in OPTIMIZERS:
+            of_plugin = OPTIMIZERS[section.optim], {"lr": section.learning_rate}
         trainer = AnyformerTrainer(
             model=model,
             args=arguments,
@@ -143,8 +143,8 @@ class Session:
             processing_class=self.data.processor,
             engine=self.engine,
             run_identity=self.identity_text(),
-            muon_learning_rate=section.muon_learning_rate if section.optim == "muon" else None,
-            optimizer_cls_and_kwargs=own_optimizer,
+            own_optimizer=own_optimizer(section),
+            optimizer_cls_and_kwargs=of_plugin,
             shares=partial(share_of_steps, section) if own_schedule else None,
             average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
             patience=recipe.evaluation.patience,

@@ -18,6 +18,7 @@ from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
+from ..optimizer_rows import OwnOptimizer
 from ..publishing.model_card import write_model_card
 from ..recipes.schema import TrainingSection
 from ..storage.checkpoints import check_intact, list_checkpoints
@@ -28,8 +29,8 @@ from .checkpoints.resume_settings import ResumedSettings
 from .checkpoints.safe_load import plain_data_alone
 from .checkpoints.stream_position import StreamPosition
 from .checkpoints.weight_average import WeightAverage, load_average
-from .engines.base import Engine
 from .engines.elastic import draw_anew, processes_of
+from .engines.engine import Engine
 from .engines.even_batches import SetEpochCallback, share_out_in_full_rounds
 from .engines.main_process import broadcast_from_main
 from .engines.whole import OneProcess
@@ -48,7 +49,7 @@ from .lora import is_adapted, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums, float64_device
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss, without_cache
-from .optimizers import matrices_only, muon_of_arguments, rates_of, remember_absent
+from .optimizers import matrices_only, remember_absent
 
 # Trainer's private methods that are overridden, where it has no hook (read in transformers 5.24).
 OVERRIDDEN = (
@@ -71,7 +72,7 @@ class AnyformerTrainer(Trainer):
 
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
-        muon_learning_rate: peak learning rate of the hidden matrices; None: plain AdamW (or `args.optim`).
+        own_optimizer: builds an optimizer of our own (optimizer_rows.py); None: `args.optim` says which it is.
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
@@ -95,7 +96,7 @@ class AnyformerTrainer(Trainer):
         self,
         *,
         run_identity: str = "{}",
-        muon_learning_rate: float | None = None,
+        own_optimizer: OwnOptimizer | None = None,
         parts_of=None,
         average: WeightAverage | None = None,
         shifts_labels: bool = True,
@@ -115,7 +116,7 @@ class AnyformerTrainer(Trainer):
         self.engine = engine or OneProcess(TrainingSection())
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, parts_of
-        self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
+        self.own_optimizer, self.shifts_labels, self.scorer = own_optimizer, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         self.bare_rows = kwargs.get("train_dataset")
         parts = parts_of_rows(parts_of, self.bare_rows)
@@ -322,10 +323,9 @@ class AnyformerTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def create_optimizer(self, model=None):
-        if self.optimizer is None and self.muon_learning_rate is not None:
+        if self.optimizer is None and self.own_optimizer is not None:
             model = self.model if model is None else model
-            decayed = set(self.get_decay_parameter_names(model))
-            self.optimizer = muon_of_arguments(model, decayed, self.muon_learning_rate, self.args)
+            self.optimizer = self.own_optimizer.build(model, set(self.get_decay_parameter_names(model)), self.args)
         with refusals():
             return super().create_optimizer(model)
 
@@ -350,8 +350,8 @@ class AnyformerTrainer(Trainer):
             self.state.epoch = float(self.position.passes)  # Trainer takes all steps for one pass
         if "loss" in logs:
             self.guard.check()
-            if self.muon_learning_rate is not None:  # Trainer logs that of the first group, Muon's, for all
-                logs.update(rates_of(self.optimizer))
+            if self.own_optimizer is not None:  # Trainer logs that of the first group, such as Muon's, for all
+                logs.update(self.own_optimizer.rates_of(self.optimizer))
             logs.update(self.throughput.collect(self.accelerator.reduce))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from anyformer.pipelines.metrics import COMPARED, METRICS, compute_metrics, load_metric
-from anyformer.pipelines.metrics.comparison import (
+from anyformer.pipelines.metrics.significance import (
     Comparison,
     differences,
     holm,

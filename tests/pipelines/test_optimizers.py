@@ -1,11 +1,14 @@
-"""Muon for hidden matrices, AdamW for the rest, behind one optimizer's interface."""
+"""An optimizer is a row; Muon for hidden matrices, AdamW for the rest, behind one optimizer's interface."""
 
 import copy
+import json
 
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, describe_muon, muon_parameter_names
+from anyformer.pipelines.optimizer_rows import FUSED, ROWS, Optimizer, OwnOptimizer, own_optimizer
+from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, muon_parameter_names
 from transformers import MixtralConfig, MixtralForCausalLM, get_scheduler
 
 from anyformer import (
@@ -113,7 +116,7 @@ def test_experts_are_muons_and_routers_are_adamws(build_model):
     assert experts and experts < matrices and not any("gate.weight" in n for n in matrices)
     muons = {id(p) for g in optimizer.parts["muon"].param_groups for p in g["params"]}
     assert muons == {id(p) for n, p in model.named_parameters() if n in matrices}
-    muon, adamw = describe_muon(model).split("; ")
+    muon, adamw = own_optimizer(TrainingSection(optim="muon")).describe(model).split("; ")
     assert {"gate_up_proj", "down_proj", "q_proj"} <= set(
         muon.removeprefix("muon: ").split(" (")[0].split(", ")
     ) and ", gate, " in adamw
@@ -177,3 +180,34 @@ def test_of_an_adapter_either_optimizer_may_have_nothing(model, part):
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert list(optimizer.parts) == [part] and changed == {n for n, p in model.named_parameters() if p.requires_grad}
+
+
+class Toy(OwnOptimizer):
+    """Steps of torch's SGD."""
+
+    def build(self, model, decayed, arguments):
+        return torch.optim.SGD(model.parameters(), lr=arguments.learning_rate, momentum=0.9)
+
+    def words(self):
+        return f"toy at {self.section.learning_rate:g}"
+
+
+def test_an_optimizer_of_one_row_and_one_class_trains_is_planned_and_refused_where_matrices_are_split(
+    tiny_recipe, command, capsys, monkeypatch, tmp_path
+):
+    row = Optimizer("toy", FUSED, "plain steps", code=f"{__name__}:Toy", whole_matrices=True, bytes_per_parameter=4)
+    recipe = [tiny_recipe(), "training.optim=toy", "training.max_steps=3"]
+    assert command("train", *recipe) == 2
+    assert "training.optim='toy' is not known" in capsys.readouterr().err
+    monkeypatch.setitem(ROWS, "toy", row)
+    assert command("train", *recipe) == 0 and "toy at 0.005" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+    assert command("plan", *recipe, "--output", tmp_path / "plan.json") == 0
+    planned = json.loads((tmp_path / "plan.json").read_text())
+    (whole,) = (row for row in planned["stages"] if row["states"]["stage"] == "none")
+    assert whole["states"]["optimizer"] == 4 * planned["parameters"]
+    for refused in (["plan", *recipe, "--zero", "2"], ["train", *recipe, "training.deepspeed=zero2"]):
+        assert command(*refused) == 2
+        assert "training.optim=toy needs whole matrices, but DeepSpeed" in capsys.readouterr().err
+    assert command("train", *recipe, "training.parallelism={dp_shard: 2}") == 2
+    assert "training.optim=toy looks at whole matrices" in capsys.readouterr().err

@@ -211,7 +211,7 @@ def test_parts_of_rows_keep_their_positions_and_the_label_of_their_last_token():
 
 def test_rows_of_several_documents_are_not_shared(tiny_recipe, command, capsys, monkeypatch):
     monkeypatch.setattr("anyformer.pipelines.training.session.check_processes", lambda *_: None)
-    monkeypatch.setattr("anyformer.pipelines.training.engines.base.Engine.check_launcher", lambda *_: None)
+    monkeypatch.setattr("anyformer.pipelines.training.engines.engine.Engine.check_launcher", lambda *_: None)
     assert command("train", tiny_recipe(), "training.parallelism={cp: 2}") == 2
     assert "these rows hold several documents each, which would see each other" in capsys.readouterr().err
 

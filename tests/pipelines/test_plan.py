@@ -19,14 +19,16 @@ from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.cli.plan_command import facts
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.optimizer_rows import own_optimizer
 from anyformer.pipelines.recipes.compose import load_preset, load_recipe
-from anyformer.pipelines.recipes.files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.introspection import family_config, family_row
 from anyformer.pipelines.recipes.preset_run import planned_recipe
+from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.engines.launch import engines, settings_of
 from anyformer.pipelines.training.plan import largest_rows, optimizer_bytes, plan_run
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, DynamicCache
+from transformers import AutoConfig, DynamicCache, TrainingArguments
 
 import anyformer
 
@@ -135,20 +137,20 @@ def test_plans_of_presets_count_their_parameters():
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_optimizer_bytes_are_those_of_a_real_optimizers_state(name, tiny_config):
-    from anyformer.pipelines.training.optimizers import build_muon
-
     model = anyformer.AnyformerDecoderForCausalLM(tiny_config())
     model(**model.dummy_inputs, labels=model.dummy_inputs["input_ids"]).loss.backward()
+    section = TrainingSection(optim=name)
     if name == "muon":
-        optimizer = build_muon(model, set(), muon_lr=0.1, adamw_lr=0.1, weight_decay=0, betas=(0.9, 0.9), eps=1e-8)
+        arguments = TrainingArguments(weight_decay=0, use_cpu=True, report_to="none")
+        optimizer = own_optimizer(section).build(model, set(), arguments)
         parts = optimizer.parts.values()
     else:
         optimizer = torch.optim.AdamW(model.parameters())
         parts = [optimizer]
     optimizer.step()
     states = [x for part in parts for state in part.state.values() for key, x in state.items() if key != "step"]
-    assert optimizer_bytes(name, model, []) == sum(x.numel() * x.element_size() for x in states)
-    found = training_states("none", model.num_parameters(), optimizer_bytes(name, model, []), 1, False, 0)
+    assert optimizer_bytes(section, model, []) == sum(x.numel() * x.element_size() for x in states)
+    found = training_states("none", model.num_parameters(), optimizer_bytes(section, model, []), 1, False, 0)
     assert found.weights == sum(p.numel() * p.element_size() for p in model.parameters())
     assert found.gradients == sum(p.grad.numel() * p.grad.element_size() for p in model.parameters())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.metrics.comparison import kept_comparisons
+from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives.answer_spans import best_spans
 from anyformer.pipelines.objectives.base import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data

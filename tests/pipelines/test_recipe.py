@@ -16,7 +16,7 @@ from anyformer.pipelines.recipes import introspection
 from anyformer.pipelines.recipes.checkpoint_overrides import ROPE_KEYS
 from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
-from anyformer.pipelines.recipes.files import is_file_of, shipped
+from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from anyformer.pipelines.recipes.schema import (
     ARGUMENT_BOUNDS,
     READ_WITH,

@@ -11,7 +11,7 @@ import pytest
 import scipy
 import torch
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.metrics.comparison import mcnemar
+from anyformer.pipelines.metrics.significance import mcnemar
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.reporting import comparison
 from anyformer.pipelines.reporting.charts import MOST, thinned
@@ -20,8 +20,8 @@ from anyformer.pipelines.reporting.figures import draw_loss
 from anyformer.pipelines.reporting.metrics_table import Measured, newcombe
 from anyformer.pipelines.reporting.parameters import part_of
 from anyformer.pipelines.reporting.report import write_report
-from anyformer.pipelines.reporting.rows import as_html
 from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
+from anyformer.pipelines.reporting.training_rows import as_html
 from anyformer.pipelines.training.log.report_page import ReportPage
 from anyformer.pipelines.training.log.sample_rows import as_png
 from anyformer.pipelines.words import with_deviation

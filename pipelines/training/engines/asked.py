@@ -5,8 +5,8 @@ import os
 from ...errors import UserError
 from ...recipes.parallelism import MESH, engine_of
 from ...recipes.schema import TrainingSection
-from .base import WAY_OUT, Engine, is_true
 from .deepspeed_engine import DeepSpeed
+from .engine import WAY_OUT, Engine, is_true
 from .fsdp import FSDP
 from .mesh_engine import Mesh, Stages
 from .whole import DDP, OneProcess

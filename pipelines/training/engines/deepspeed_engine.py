@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError, did_you_mean
-from ...recipes.files import text_of
+from ...optimizer_rows import optimizer_of
 from ...recipes.parallelism import ULYSSES, engine_of, words_of
+from ...recipes.recipe_files import text_of
 from ...recipes.schema import TrainingSection
 from ...recipes.types import show
-from .base import WAY_OUT, Engine, is_true
+from .engine import WAY_OUT, Engine, is_true
 
 if TYPE_CHECKING:  # the launcher reads configurations without torch
     from transformers import TrainingArguments
@@ -67,8 +68,10 @@ class DeepSpeed(Engine):
 
 def check_whole_matrices(section: TrainingSection) -> None:
     """Raise UserError for an optimizer or an average that needs what DeepSpeed splits and flattens."""
-    if section.optim == "muon":
-        raise UserError("training.optim=muon needs whole matrices, but DeepSpeed flattens them; set it to adamw")
+    if optimizer_of(section.optim).whole_matrices:
+        raise UserError(
+            f"training.optim={section.optim} needs whole matrices, but DeepSpeed flattens them; set it to adamw"
+        )
     DeepSpeed(section).check_average()
 
 

@@ -23,7 +23,7 @@ from ...words import counted
 from ..checkpoints.run_folder import read_identity
 from ..checkpoints.safe_load import forged_files_named, plain_data_alone
 from .asked import ENGINES
-from .base import Engine
+from .engine import Engine
 from .mesh import OPTIMIZER_FOLDER
 
 UNIVERSAL = ".universal"  # folder of a run, with the checkpoint that it goes on from

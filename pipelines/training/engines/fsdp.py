@@ -1,7 +1,7 @@
 """FSDP2 by accelerate: weights, gradients and optimizer states are split over the processes."""
 
 from ...errors import UserError
-from .base import WAY_OUT, Engine, is_true
+from .engine import WAY_OUT, Engine, is_true
 
 
 class FSDP(Engine):

@@ -26,8 +26,8 @@ from ...recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, check_processes,
 from ...recipes.schema import ParallelismSettings, Recipe
 from ...recipes.strict_yaml import parse_yaml
 from ...recipes.types import show
-from .base import RANKS
 from .deepspeed_engine import check_whole_matrices, read_deepspeed, shipped_deepspeed
+from .engine import RANKS
 
 # A rank writes why it fails into the file that this variable names: torchrun's protocol, which shows it on its page.
 ERROR_FILE, OURS = "TORCHELASTIC_ERROR_FILE", "ANYFORMER_LAUNCHER"

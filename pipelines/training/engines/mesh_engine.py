@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...recipes.parallelism import FIELD, MESH, reading_together, words_of
-from .base import WAY_OUT, Engine, is_true
+from .engine import WAY_OUT, Engine, is_true
 
 SCHEDULER_FILE = "scheduler.pt"  # as Trainer calls it
 

@@ -15,10 +15,9 @@ from ...reporting.interpret import interpret, with_interval
 from ...reporting.report import REPORT
 from ...words import aligned, counted, human_time, short_number
 from ..arguments import rows_of
-from ..engines.base import Engine
 from ..engines.elastic import processes_of
+from ..engines.engine import Engine
 from ..lora import plain
-from ..optimizers import describe_muon
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
@@ -71,17 +70,15 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     engine = trainer.accelerator.distributed_type.value
     engine = engine if section.parallelism is None else words_of(section.parallelism)
     how = "" if engine == "NO" else f" ({engine})"
-    optim = section.optim
-    if optim == "muon":
-        muon, adamw = section.muon_learning_rate, section.learning_rate
-        optim = f"muon at {muon:g} (muon_learning_rate), adamw at {adamw:g} (learning_rate)"
+    own = trainer.own_optimizer
+    optim, does = (section.optim, None) if own is None else (own.words(), own.describe(trainer.model))
     by = backend_words(trainer)
     plan = f"{per_step} {data.objective.step_words()}, {optim}, {section.lr_scheduler_type}, {precision}, {by}"
     facts = [
         ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
         ("step", plan),
-        *([("optimizers", describe_muon(trainer.model))] if section.optim == "muon" else []),
+        *([] if does is None else [("optimizers", does)]),
         *describe_batch(found),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
     ]
