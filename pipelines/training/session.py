@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 from ..data.reference import weights_identity
 from ..generation import locate_model
 from ..objectives.prepare import PreparedData, prepare_data
+from ..optimizer_rows import own_optimizer
 from ..plugins import OPTIMIZERS, SCHEDULES
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import check_processes
