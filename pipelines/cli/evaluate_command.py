@@ -3,15 +3,13 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
-from .output import add_json, json_alone, quoted, refuse_json, say_next
+from .arguments import add_json, add_overrides, add_trust, at_least
+from .output import json_alone, quoted, refuse_json, say, say_loading, say_next
 
 
-def add_evaluate(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "evaluate",
-        help="measure a saved model on a task or a suite of tasks, or compare two models",
+def add_arguments(add_parser) -> None:
+    """Add the verb; add_parser makes its parser."""
+    parser = add_parser(
         description="Measure a model (the folder of a run, any saved model, or a repository on the Hub; ours or\n"
         "transformers' own) on the test data of a recipe: the metrics of its task, or the perplexities of its text,\n"
         "with 95 % intervals. Three names, A B TASK, compare two models on the same examples. Where TASK is a suite\n"
@@ -40,13 +38,11 @@ def add_evaluate(verbs) -> Parser:
         nargs="?",
         help="recipe whose data and metrics are taken (default: the run's own), or a suite; A B TASK compares models",
     )
-    _add_overrides(parser)
+    add_overrides(parser)
     parser.add_argument(
         "--split", choices=("test", "validation"), help="data to measure on (default: test, else validation)"
     )
-    parser.add_argument(
-        "--max-examples", type=_at_least(1), help="at most so many, spread over the data (default: all)"
-    )
+    parser.add_argument("--max-examples", type=at_least(1), help="at most so many, spread over the data (default: all)")
     parser.add_argument(
         "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
     )
@@ -78,12 +74,10 @@ def add_evaluate(verbs) -> Parser:
         "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
     )
     add_json(parser)
-    _add_trust(parser)
-    parser.set_defaults(run=run_evaluate)
-    return parser
+    add_trust(parser)
 
 
-def run_evaluate(args) -> int:
+def run(args) -> int:
     """Measure what the command asks for."""
     from ..evaluation.request import check_one_process
     from ..evaluation.suite_file import is_suite
@@ -118,7 +112,7 @@ def _recipe(args, model: str):
 
     notes: list[str] = []
     recipe = evaluation_recipe(model, args.recipe, args.overrides, notes)
-    _say(notes)
+    say(notes)
     check_predictions(recipe, args.predictions)
     recipe.trust_remote_code = args.trust_remote_code
     return recipe
@@ -143,7 +137,7 @@ def _one_model(args) -> int:
     output = _output(args, recipe.name, "by-position" if args.by_position else None)
     if args.by_position:
         check_by_position(recipe, output, args.beside)
-    _say_loading()
+    say_loading()
     if args.by_position:
         from ..evaluation.position_perplexity import evaluate_by_position
 
@@ -171,7 +165,7 @@ def _few_shot(args) -> int:
     task = None if args.lm_eval_task is None else Path(args.lm_eval_task)
     if task is not None:
         check_writable(task, "--lm-eval-task")
-    _say_loading()
+    say_loading()
     from ..evaluation.few_shot import Shots, evaluate_few_shot, print_few_shot, write_few_shot
 
     words = None if args.label_words is None else args.label_words.split(",")
@@ -191,7 +185,7 @@ def _compare(args) -> int:
     recipes = [_recipe(args, model) for model in args.models]
     split = choose_split(recipes[0], args.split)
     output = _output(args, recipes[0].name, _against(args))
-    _say_loading()
+    say_loading()
     from ..evaluation.compare import compare_models, print_comparison, write_comparison
 
     result = compare_models(*recipes, split, args.max_examples)
@@ -213,7 +207,7 @@ def _suite(args) -> int:
     suite, model = read_suite(args.recipe), args.models[0]
     recipes = _recipes_of_suite(args, suite, model)
     output = _output(args, suite.name)
-    _say_loading()
+    say_loading()
     from ..evaluation.suite import evaluate_suite, print_suite, write_suite
 
     result = evaluate_suite(suite, model, recipes)
@@ -232,7 +226,7 @@ def _compare_on_suite(args) -> int:
     suite = read_suite(args.recipe)
     recipes = tuple(_recipes_of_suite(args, suite, model) for model in args.models)
     output = _output(args, suite.name, _against(args))
-    _say_loading()
+    say_loading()
     from ..evaluation.suite import compare_on_suite, print_suite_comparison, write_suite
 
     result = compare_on_suite(suite, tuple(args.models), recipes)
@@ -251,7 +245,7 @@ def _recipes_of_suite(args, suite, model: str) -> dict:
         notes=notes,
         trust_remote_code=args.trust_remote_code,
     )
-    _say(notes)
+    say(notes)
     return recipes
 
 

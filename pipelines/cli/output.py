@@ -10,13 +10,6 @@ from ..errors import UserError
 from ..json_text import json_text
 
 
-def add_json(parser) -> None:
-    """Add the option `--json` to a verb."""
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON value, and nothing else, on the standard output"
-    )
-
-
 @contextmanager
 def json_alone(asked: bool) -> Iterator[list]:
     """Collect one value that is printed as JSON in the end, where that was asked for.
@@ -42,6 +35,18 @@ def refuse_json(args, option: str) -> None:
     """Raise UserError for --json beside an option whose result is no JSON."""
     if args.json:
         raise UserError(f"{option} prints no JSON; leave out --json")
+
+
+def say(notes: list[str]) -> None:
+    """Say what a user should know of the settings, once for all processes."""
+    for note in notes if os.environ.get("RANK", "0") == "0" else ():
+        print(f"anyformer: {note}", file=sys.stderr)
+
+
+def say_loading() -> None:
+    """Say on a terminal why nothing happens for some seconds."""
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        print("loading torch and transformers ...", file=sys.stderr, flush=True)
 
 
 def say_next(*commands: str) -> None:

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .commands import Parser, _add_trust, _say_loading
+from .arguments import add_trust
+from .output import say_loading
 
 
-def add_report(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "report",
-        help="the page of a run, finished or not, or of several compared",
+def add_arguments(add_parser) -> None:
+    """Add the verb; add_parser makes its parser."""
+    parser = add_parser(
         description="Write one HTML page of what lies in a run's folder: curves, metrics with their intervals,\n"
         "samples, attention maps, recipe, data, parameters, environment, how to load. Of several runs: their\n"
         "curves on common axes, the settings that differ, their metrics and whether a difference is sure. A page\n"
@@ -25,12 +24,11 @@ def add_report(verbs) -> Parser:
     parser.add_argument(
         "--figures", metavar="FOLDER", help="draw the same curves there, as PNG and SVG (needs matplotlib)"
     )
-    _add_trust(parser)
-    parser.set_defaults(run=_run_report)
-    return parser
+    add_trust(parser)
 
 
-def _run_report(args) -> int:
+def run(args) -> int:
+    """Run the verb."""
     from ..plots import can_plot
 
     if args.figures is not None and not can_plot():
@@ -47,7 +45,7 @@ def _run_report(args) -> int:
         size = compare_runs(folders, out)
     else:
         if logs[0].is_finished:
-            _say_loading()
+            say_loading()
         size = write_report(folders[0], out, trust_remote_code=args.trust_remote_code)
         if not logs[0].is_finished:
             print(f"{folders[0]}: {logs[0].progress}")

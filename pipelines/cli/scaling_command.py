@@ -1,15 +1,13 @@
 """`anyformer scaling`: how the loss of a recipe falls with parameters and tokens, from a ladder of small runs."""
 
 from ..errors import UserError
-from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
-from .output import add_json, json_alone, say_next
+from .arguments import add_json, add_recipe, add_trust, at_least
+from .output import json_alone, say, say_loading, say_next
 
 
-def add_scaling(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "scaling",
-        help="train a ladder of sizes and fit the law of their losses",
+def add_arguments(add_parser) -> None:
+    """Add the verb; add_parser makes its parser."""
+    parser = add_parser(
         description="Train a recipe in several widths for several numbers of steps, fit the law\n"
         "L = E + A / parameters^alpha + B / tokens^beta (Hoffmann et al. 2022) to all but the widest, and\n"
         "see how well it predicts that one. The runs lie in output_dir and are ordinary ones: the same\n"
@@ -18,8 +16,7 @@ def add_scaling(verbs) -> Parser:
         "  anyformer scaling quickstart\n"
         "  anyformer scaling tinyshakespeare_char --widths 32,64,96,128 --steps 250,500,1000",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe (name or YAML file), of the largest size")
-    _add_overrides(parser)
+    add_recipe(parser, help="a recipe (name or YAML file), of the largest size")
     parser.add_argument(
         "--widths", type=numbers, help="hidden sizes (default: a quarter, 3/8, half, 3/4 and all of the recipe's)"
     )
@@ -27,12 +24,10 @@ def add_scaling(verbs) -> Parser:
         "--steps", type=numbers, help="lengths of the runs (default: a quarter, half and all of training.max_steps)"
     )
     parser.add_argument(
-        "--bootstrap", type=_at_least(0), default=200, help="resamples for the 90 %% intervals (default 200; 0: none)"
+        "--bootstrap", type=at_least(0), default=200, help="resamples for the 90 %% intervals (default 200; 0: none)"
     )
     add_json(parser)
-    _add_trust(parser)
-    parser.set_defaults(run=_run_scaling)
-    return parser
+    add_trust(parser)
 
 
 def numbers(text: str) -> list[int]:
@@ -43,7 +38,8 @@ def numbers(text: str) -> list[int]:
         raise UserError(f"{text} is no list of whole numbers, such as 64,96,128") from None
 
 
-def _run_scaling(args) -> int:
+def run(args) -> int:
+    """Run the verb."""
     from ..experiments.ladder import FEWEST, ladder, steps_of, widths_of
     from ..recipes.compose import load_recipe
 
@@ -66,8 +62,8 @@ def _run_scaling(args) -> int:
 
     for rung in rungs:
         load(rung.settings)  # what a width does not go with is said before the first run
-    _say(notes)
-    _say_loading()
+    say(notes)
+    say_loading()
     from ..experiments.scaling import report, train_ladder
 
     with json_alone(args.json) as answer:
