@@ -7,7 +7,6 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from ..errors import UserError
-from ..json_text import json_text
 
 
 @contextmanager
@@ -28,6 +27,8 @@ def json_alone(asked: bool) -> Iterator[list]:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
+    from ..json_text import json_text
+
     print(json_text(value))
 
 

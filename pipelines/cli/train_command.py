@@ -8,7 +8,6 @@ from pathlib import Path
 from ..errors import UserError
 from .arguments import add_recipe, add_trust, at_least, recipe_of
 from .output import say_loading
-from .settings_help import sections_help, settings_help
 
 BEGAN = time.monotonic()  # before torch is imported, which takes seconds
 SEEDS_HELP = "so many runs (or of seeds 1,2,3), each in output_dir/seed-N; then mean and deviation of every metric"
@@ -23,12 +22,16 @@ class SectionHelp(argparse.Action):
     """`--help`: the parser's help; `--help training`: the settings of a section; `--help all`: every setting."""
 
     def __call__(self, parser, namespace, values, option_string=None):
+        from .settings_help import settings_help
+
         print(settings_help(values) or parser.format_help(), end="")
         parser.exit()
 
 
 def epilog() -> str:
     """Examples, and the names of all settings, which takes every objective: made where help is shown."""
+    from .settings_help import sections_help
+
     return (
         "examples:\n"
         "  anyformer train quickstart\n"

@@ -10,8 +10,7 @@ from ..errors import UserError
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
-from ..tokenizers.special_tokens import SENTINELS, special_tokens
-from ..tokenizers.train import WITHOUT_EFFECT, WRITES_EVERY_TEXT
+from ..tokenizers.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..words import working
 from .base import FinishedModel, Objective
 

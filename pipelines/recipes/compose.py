@@ -12,14 +12,11 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from ..aliases import ours_for
 from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from . import introspection
-from .checkpoint_overrides import checkpoint_field
 from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
 from .files import read_yaml_file
-from .find_setting import families_with
 from .schema import ARGUMENT_BOUNDS, DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
 from .secrets import check_no_secret, without_signatures
 from .strict_yaml import parse_yaml
@@ -328,6 +325,8 @@ def _model_section(data: Any) -> ModelSection:
                 raise UserError(
                     f"model.{name} and model.name_or_path are both set; a checkpoint has its own architecture"
                 )
+        from .checkpoint_overrides import checkpoint_field
+
         section.fields = {name: checkpoint_field(name, value) for name, value in rest.items()}
     elif section.family is None:
         if rest:  # more likely a misspelt name of ours than a config field
@@ -344,16 +343,23 @@ def _config_fields(data: dict, family: str, where: str, own: set[str] = frozense
     found = {}
     for key, value in data.items():
         if key not in known:
-            names = (str(key), *ours_for(str(key)))
-            name = next((name for name in names if name in known or families_with(name)), None)
-            if name is not None and name not in known:
-                dotted, others = f"model.{name}" if where == "model" else f"{where}: {name}", families_with(name)
-                raise UserError(f"{dotted} is a setting of {', '.join(others)}; this model's family is {family}")
-            if where == "model":
-                raise unknown_key("model", key, [*own, *known])
-            raise UserError(f"{where}: {key}: no such setting{did_you_mean(str(key), known)}")
+            raise _no_field(str(key), family, where, known, own)
         found[key] = convert(value, known[key].type, f"model.{key}" if where == "model" else f"{where}: {key}")
     return found
+
+
+def _no_field(key: str, family: str, where: str, known: dict, own: set[str]) -> UserError:
+    """The error for a field that the family's config does not have."""
+    from ..aliases import ours_for
+    from .find_setting import families_with
+
+    name = next((name for name in (key, *ours_for(key)) if name in known or families_with(name)), None)
+    if name is not None and name not in known:
+        dotted, others = f"model.{name}" if where == "model" else f"{where}: {name}", families_with(name)
+        return UserError(f"{dotted} is a setting of {', '.join(others)}; this model's family is {family}")
+    if where == "model":
+        return unknown_key("model", key, [*own, *known])
+    return UserError(f"{where}: {key}: no such setting{did_you_mean(key, known)}")
 
 
 def _training_section(data: Any) -> TrainingSection:

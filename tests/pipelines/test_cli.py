@@ -85,6 +85,19 @@ def test_nothing_heavy_is_imported_where_nothing_is_trained(argv, code):
     assert done.stdout.splitlines()[-1] == f"loaded: {code} []", done.stderr
 
 
+def test_a_command_loads_the_files_that_it_runs_alone():
+    program = (
+        "import sys, anyformer_main\n"
+        "anyformer_main.main(sys.argv[1:])\n"
+        "print(*(name for name in sys.modules if name.partition('.')[0] in ('anyformer', 'anyformer_main')))"
+    )
+    words = [sys.executable, "-c", program, "train", "quickstart", "--print-recipe"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    files = done.stdout.splitlines()[-1].split()
+    assert len(files) <= 40, files
+    assert not [name for name in files if name.endswith(("_command", ".masked")) and "train_" not in name]
+
+
 def test_user_errors_are_one_sentence_with_exit_code_2(capsys):
     sentence = "training.learnig_rate: no such setting; did you mean training.learning_rate?"
     assert failing(capsys, "train", "quickstart", "training.learnig_rate=1") == (2, sentence)
