@@ -1,6 +1,6 @@
 """`anyformer convert`: a saved model turned from transformers' own classes into ours, or back."""
 
-from .arguments import add_backends, add_trust
+from .common_arguments import add_backends, add_trust
 from .output import quoted, say_loading, say_next
 
 

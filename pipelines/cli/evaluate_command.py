@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .arguments import add_json, add_overrides, add_trust, at_least
+from .common_arguments import add_json, add_overrides, add_trust, at_least
 from .output import json_alone, quoted, refuse_json, say, say_loading, say_next
 
 

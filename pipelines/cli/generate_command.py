@@ -1,6 +1,6 @@
 """`anyformer generate`: a text continued by a saved model."""
 
-from .arguments import add_backends, add_trust, at_least
+from .common_arguments import add_backends, add_trust, at_least
 from .output import quoted, say_loading, say_next
 
 

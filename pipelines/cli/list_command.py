@@ -2,7 +2,7 @@
 
 from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
-from .arguments import add_json
+from .common_arguments import add_json
 from .listing import TABLES, print_fields, print_settings, print_tables
 from .output import refuse_json
 

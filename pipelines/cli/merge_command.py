@@ -1,6 +1,6 @@
 """`anyformer merge`: an adapter added to its base model."""
 
-from .arguments import add_trust
+from .common_arguments import add_trust
 from .output import quoted, say_loading, say_next
 
 

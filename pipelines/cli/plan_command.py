@@ -8,7 +8,7 @@ from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
 from ..errors import UserError
 from ..words import aligned, counted
-from .arguments import add_json, add_recipe, add_trust, at_least
+from .common_arguments import add_json, add_recipe, add_trust, at_least
 from .output import json_alone, quoted, say, say_loading, say_next
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import sys
 import time
 
 from ..errors import UserError
-from .arguments import add_recipe, add_trust, recipe_of
+from .common_arguments import add_recipe, add_trust, recipe_of
 from .output import quoted, say_loading, say_next
 
 

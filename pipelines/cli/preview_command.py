@@ -1,6 +1,6 @@
 """`anyformer preview`: real training rows of a recipe."""
 
-from .arguments import add_recipe, add_trust, at_least, recipe_of
+from .common_arguments import add_recipe, add_trust, at_least, recipe_of
 from .output import quoted, say_loading, say_next
 
 

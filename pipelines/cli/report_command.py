@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .arguments import add_trust
+from .common_arguments import add_trust
 from .output import say_loading
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..words import counted
-from .arguments import add_recipe, add_trust, at_least
+from .common_arguments import add_recipe, add_trust, at_least
 from .seeds import seeds_of
 
 

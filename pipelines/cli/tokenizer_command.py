@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .arguments import add_json, add_trust, at_least
+from .common_arguments import add_json, add_trust, at_least
 from .output import json_alone, quoted, say, say_loading, say_next
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ..errors import UserError
-from .arguments import add_recipe, add_trust, at_least, recipe_of
+from .common_arguments import add_recipe, add_trust, at_least, recipe_of
 from .output import say_loading
 
 BEGAN = time.monotonic()  # before torch is imported, which takes seconds

@@ -308,20 +308,12 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         return "one" if self.recipe.evaluation.sample_prompts else "none"
 
     def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
-        from ..generation import generate_text
+        from ..generation import continue_text
 
         section = self.recipe.evaluation
+        how = {"max_new_tokens": section.sample_tokens, "top_p": section.sample_top_p}
+        how["seed"] = self.recipe.training.seed
         return [
-            {
-                "prompt": prompt,
-                "text": generate_text(
-                    finished.path,
-                    prompt,
-                    max_new_tokens=section.sample_tokens,
-                    top_p=section.sample_top_p,
-                    seed=self.recipe.training.seed,
-                    trust_remote_code=self.recipe.trust_remote_code,
-                ),
-            }
+            {"prompt": prompt, "text": continue_text(finished.model, self.tokenizer, prompt, **how)}
             for prompt in section.sample_prompts
         ]

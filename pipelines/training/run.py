@@ -348,7 +348,8 @@ def run(
     metrics = evaluate_splits(trainer, recipe, data)
     check_finite(metrics, folder.path)
     save_final(trainer, folder, data.objective)
-    found, samples = finish(trainer, recipe, data)
+    finished = finished_model(trainer, recipe, data.objective)
+    found, samples = finish(finished, trainer, data)
     metrics |= found
     trainer.log_final(metrics)
     trainer.accelerator.wait_for_everyone()
@@ -362,7 +363,7 @@ def run(
         folder.write(COMPLETING, **facts)
         draw_card_picture(folder.path)
         prepare_folder(folder.path)
-        report_finished(folder.path, trainer.args, recipe.trust_remote_code)
+        report_finished(folder.path, trainer.args, finished, recipe.trust_remote_code)
         folder.write("finished", **facts)
         if not quiet:
             print_result(folder.path, folder.identity() | facts, data.objective)
@@ -431,26 +432,30 @@ def check_finite(metrics: dict, folder: Path) -> None:
             )
 
 
-def finish(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict]]:
-    """Metrics and samples that the finished model gives.
+def finished_model(trainer, recipe: Recipe, objective: Objective) -> FinishedModel:
+    """The model of the saved files, which is loaded when it is first asked for.
 
-    It is loaded from the saved files: they are proved to load, and it does not matter how the engine has split the
-    trained one.
+    So they are proved to load, and it does not matter how the engine has split the trained one.
     """
-    from accelerate.utils import gather_object
-
-    arguments, where = trainer.args, data.objective.finishes_on()
-    if where == "none" or (where == "one" and not trainer.accelerator.is_main_process):
-        return {}, []
+    arguments = trainer.args
 
     def load():
-        auto_class = getattr(transformers, data.objective.auto_class)
+        auto_class = getattr(transformers, objective.auto_class)
         model = load_model(
             auto_class, recipe.training.output_dir, dtype=torch.float32, trust_remote_code=recipe.trust_remote_code
         )
         return model.to(arguments.device).eval()
 
-    finished = FinishedModel(recipe.training.output_dir, load, arguments.per_device_eval_batch_size)
+    return FinishedModel(recipe.training.output_dir, load, arguments.per_device_eval_batch_size)
+
+
+def finish(finished: FinishedModel, trainer, data: PreparedData) -> tuple[dict, list[dict]]:
+    """Metrics and samples that the finished model gives."""
+    from accelerate.utils import gather_object
+
+    arguments, where = trainer.args, data.objective.finishes_on()
+    if where == "none" or (where == "one" and not trainer.accelerator.is_main_process):
+        return {}, []
     if where == "all":
         finished.index, finished.count, finished.gather = arguments.process_index, arguments.world_size, gather_object
     # Under ZeRO-3 a model would be loaded in shards, by processes that are not here.
