@@ -3,6 +3,7 @@
 import argparse
 
 from ..backends import ATTENTION, AUTO, EXPERTS
+from ..errors import UserError
 from ..recipes.compose import load_recipe
 from .output import say
 
@@ -49,6 +50,18 @@ def at_least(low: int):
 
     whole_number.__name__ = "whole number"  # argparse's errors name it
     return whole_number
+
+
+def seeds_of(text: str, first: int) -> list[int]:
+    """So many seeds from `first` on, or those of a list. Raises UserError for what is neither."""
+    try:
+        given = [int(word) for word in text.split(",")]
+    except ValueError:
+        given = []
+    seeds = [*range(first, first + given[0])] if len(given) == 1 else given
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UserError(f"--seeds {text} is no number of seeds from 1 on, such as 3, nor a list of them, such as 1,2,3")
+    return seeds
 
 
 def recipe_of(args):

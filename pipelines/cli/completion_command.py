@@ -20,7 +20,6 @@ FUNCTION = "_anyformer_{}"
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Print a script that completes verbs, options, recipes, settings and files.",
         epilog="examples:\n"
@@ -32,7 +31,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     print(completion(build_parser(), args.shell))
     return 0
 

@@ -5,7 +5,6 @@ from .output import quoted, say_loading, say_next
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Convert a saved model, with tokenizer and generation config, between transformers' own classes\n"
         "and anyformer's. Nothing is written unless both compute the same logits.",
@@ -26,7 +25,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     from ..interop.convert_checkpoint import convert, destination_folder
 
     destination_folder(args.destination)

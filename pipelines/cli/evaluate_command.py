@@ -8,7 +8,6 @@ from .output import json_alone, quoted, refuse_json, say, say_loading, say_next
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Measure a model (the folder of a run, any saved model, or a repository on the Hub; ours or\n"
         "transformers' own) on the test data of a recipe: the metrics of its task, or the perplexities of its text,\n"
@@ -77,34 +76,36 @@ def add_arguments(add_parser) -> None:
     add_trust(parser)
 
 
+# Option -> the one that it belongs to.
+BELONGS_TO = dict.fromkeys(("label", "beside"), "by_position")
+BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized", "lm_eval_task"), "shots")
+
+
 def run(args) -> int:
-    """Measure what the command asks for."""
     from ..evaluation.request import check_one_process
     from ..evaluation.suite_file import is_suite
 
     check_one_process()
-    for option in ("label", "beside"):
-        if getattr(args, option) and not args.by_position:
-            raise UserError(f"--{option} belongs to --by-position; add it")
-    for option in ("template", "label_words", "normalized", "lm_eval_task"):
-        if getattr(args, option) and args.shots is None:
-            raise UserError(f"--{option.replace('_', '-')} belongs to --shots; add it")
-    of_suite, of_two = is_suite(args.recipe), len(args.models) == 2
-    run = (_compare_on_suite if of_suite else _compare) if of_two else _suite if of_suite else _one_model
-    if args.by_position and run is not _one_model:
+    for option, owner in BELONGS_TO.items():
+        if getattr(args, option) and not getattr(args, owner):
+            raise UserError(f"--{option.replace('_', '-')} belongs to --{owner.replace('_', '-')}; add it")
+    of_suite = is_suite(args.recipe)
+    of_one = len(args.models) == 1 and not of_suite
+    if args.by_position and not of_one:
         raise UserError("--by-position is of one model and one task; --beside draws others in its plot")
-    if args.shots is not None and (args.by_position or run is not _one_model):
+    if args.shots is not None and (args.by_position or not of_one):
         raise UserError("--shots is of one model and one task, without --by-position")
     if args.predictions is not None and (args.by_position or of_suite):
         raise UserError("--predictions are of one task; remove it, or name a single task")
     if args.by_position:
         refuse_json(args, "--by-position")
+    measure = _suite if of_suite else _compare if not of_one else _one_model if args.shots is None else _few_shot
     with json_alone(args.json) as args.answer:
-        code = _few_shot(args) if args.shots is not None else run(args)
-    if len(args.models) == 1 and run is _one_model:
+        measure(args)
+    if of_one:
         task = f" {quoted(args.recipe)}" if args.recipe else ""
         say_next(f"anyformer evaluate {quoted(args.models[0])} ANOTHER_MODEL{task or ' TASK'}    # is one better?")
-    return code
+    return 0
 
 
 def _recipe(args, model: str):
@@ -129,7 +130,7 @@ def _output(args, task: str, kind: str | None = None) -> Path | None:
     return output
 
 
-def _one_model(args) -> int:
+def _one_model(args) -> None:
     from ..evaluation.request import check_by_position, choose_split
 
     recipe = _recipe(args, args.models[0])
@@ -143,7 +144,7 @@ def _one_model(args) -> int:
 
         label = args.label or args.models[0]
         evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples)
-        return 0
+        return
     from ..evaluation.evaluate import evaluate_model, print_evaluation, write_evaluation
 
     picture = None if output is None else output.with_suffix(".png")
@@ -151,10 +152,9 @@ def _one_model(args) -> int:
     print_evaluation(result)
     _write(args, result, output, write_evaluation)
     _write_predictions(result.answers, args.predictions)
-    return 0
 
 
-def _few_shot(args) -> int:
+def _few_shot(args) -> None:
     from ..evaluation.request import check_shots, check_writable, choose_split, numbers_of_shots
 
     numbers = numbers_of_shots(args.shots)
@@ -176,10 +176,9 @@ def _few_shot(args) -> int:
     _write_predictions(result.answers, args.predictions)
     if task is not None:
         print(f"lm-eval's task is in {task}")
-    return 0
 
 
-def _compare(args) -> int:
+def _compare(args) -> None:
     from ..evaluation.request import choose_split
 
     recipes = [_recipe(args, model) for model in args.models]
@@ -192,47 +191,36 @@ def _compare(args) -> int:
     print_comparison(result)
     _write(args, result, output, write_comparison)
     _write_predictions(result.answers(), args.predictions)
-    return 0
 
 
-def _against(args) -> str:
-    """What the name of a comparison's file says of the second model; runs/{task} is `against-runs`."""
+def _against(args) -> str | None:
+    """What a file's name says of the second model, runs/{task} being `against-runs`; None where there is one model."""
+    if len(args.models) == 1:
+        return None
     name = Path(args.models[1].removesuffix("{task}")).name
     return f"against-{name.replace('{task}', 'task')}"
 
 
-def _suite(args) -> int:
+def _suite(args) -> None:
     from ..evaluation.suite_file import read_suite
 
-    suite, model = read_suite(args.recipe), args.models[0]
-    recipes = _recipes_of_suite(args, suite, model)
-    output = _output(args, suite.name)
+    suite, models = read_suite(args.recipe), tuple(args.models)
+    recipes = tuple(_recipes_of_suite(args, suite, model) for model in models)
+    output = _output(args, suite.name, _against(args))
     say_loading()
-    from ..evaluation.suite import evaluate_suite, print_suite, write_suite
+    from ..evaluation.suite import compare_on_suite, evaluate_suite, print_suite, print_suite_comparison, write_suite
 
-    result = evaluate_suite(suite, model, recipes)
-    print_suite(result)
+    if len(models) == 2:
+        result = compare_on_suite(suite, models, recipes)
+        print_suite_comparison(result)
+    else:
+        result = evaluate_suite(suite, models[0], recipes[0])
+        print_suite(result)
     _write(args, result, output, write_suite)
-    if output is not None and output.parent == Path(model).expanduser():
+    if len(models) == 1 and output is not None and output.parent == Path(models[0]).expanduser():
         from ..publishing.model_card import write_model_card
 
         print(f"model card: {write_model_card(output.parent)}")
-    return 0
-
-
-def _compare_on_suite(args) -> int:
-    from ..evaluation.suite_file import read_suite
-
-    suite = read_suite(args.recipe)
-    recipes = tuple(_recipes_of_suite(args, suite, model) for model in args.models)
-    output = _output(args, suite.name, _against(args))
-    say_loading()
-    from ..evaluation.suite import compare_on_suite, print_suite_comparison, write_suite
-
-    result = compare_on_suite(suite, tuple(args.models), recipes)
-    print_suite_comparison(result)
-    _write(args, result, output, write_suite)
-    return 0
 
 
 def _recipes_of_suite(args, suite, model: str) -> dict:

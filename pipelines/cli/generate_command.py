@@ -5,7 +5,6 @@ from .output import quoted, say_loading, say_next
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Continue a text with a model: the folder of a run, any saved model, or a repository on the Hub.",
         epilog="examples:\n"
@@ -32,7 +31,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     from ..generation import check_sampling, generate_text, locate_model
 
     # None: as the kind of model wants it. A decoder draws, an encoder-decoder searches.

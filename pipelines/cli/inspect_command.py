@@ -10,7 +10,6 @@ PAGE = "inspect.html"
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Run a model on texts (a vision transformer on image files), and write one HTML page: the\n"
         "attention of every layer and head, summaries of heads, norms, what each layer would predict, loads of\n"
@@ -37,7 +36,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     try:
         layers = None if args.layers is None else [int(word) for word in args.layers.split(",")]
     except ValueError:

@@ -8,7 +8,6 @@ from .output import refuse_json
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="List what recipes can name: families of models, architectures of published sizes, shipped\n"
         "recipes, what can be learned from plain text or labelled examples, what can be measured, suites of tasks,\n"
@@ -29,7 +28,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     if args.legal:
         from .legality_table import legality_markdown
 

@@ -5,7 +5,6 @@ from .output import quoted, say_loading, say_next
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Add an adapter (of training.lora, or of PEFT) to the weights of its base model, and save the sum.",
         epilog="examples:\n  anyformer merge runs/my_adapter models/my_model",
@@ -16,7 +15,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     from ..interop.merge_adapter import check_adapter, merge
 
     check_adapter(args.adapter, args.destination)

@@ -2,11 +2,18 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..words import aligned
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PIPE_WIDTH = 220  # a pipe has no width
 
 
 @contextmanager
@@ -36,6 +43,28 @@ def refuse_json(args, option: str) -> None:
     """Raise UserError for --json beside an option whose result is no JSON."""
     if args.json:
         raise UserError(f"{option} prints no JSON; leave out --json")
+
+
+def wide_console() -> "Console":
+    """A console as wide as the terminal; in a pipe no row of ours is broken, so that grep finds whole lines."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def plain_table(columns: Sequence[str], left: Collection[str]) -> "Table":
+    """A table without lines; columns that are not `left` stand at the right."""
+    from rich.table import Table
+
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
+
+
+def print_facts(console: "Console", facts: Iterable[tuple[str, str]]) -> None:
+    """Print labels and texts, which are broken at a terminal's width."""
+    console.print(aligned(facts, console.width if console.is_terminal else None), markup=False, soft_wrap=True)
 
 
 def say(notes: list[str]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ..errors import UserError, did_you_mean
 
-# Verb -> its line of help. `train_command.py` has the arguments of `train` (add_arguments) and runs it (run).
+# Verb -> its line of help. train_command.py has two functions: add_arguments(add_parser) makes the parser of `train` by
+# add_parser, which takes what argparse's add_parser does; run(args) runs it, and returns the exit code.
 VERBS = {
     "list": "families, presets, recipes, tasks, metrics and more, one line each",
     "train": "train the model a recipe describes",

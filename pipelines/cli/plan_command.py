@@ -9,7 +9,7 @@ from ..accounting.memory import check_stage
 from ..errors import UserError
 from ..words import aligned, counted
 from .common_arguments import add_json, add_recipe, add_trust, at_least
-from .output import json_alone, quoted, say, say_loading, say_next
+from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next, wide_console
 
 if TYPE_CHECKING:
     from ..training.plan import Plan
@@ -18,7 +18,6 @@ NARROW = 126  # columns of a terminal that the table of `print_plan` does not fi
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Count what training a recipe's model, or that of a preset, takes: parameters, bytes of weights,\n"
         "gradients, optimizer states and activations on each device, the cache of generation, FLOPs, days.\n"
@@ -53,7 +52,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     from ..evaluation.request import check_writable
     from ..recipes.preset_run import planned_recipe
 
@@ -111,14 +109,8 @@ def time_words(seconds: float) -> str:
 
 def print_plan(plan: "Plan") -> None:
     """The facts, and a table of the ways to share states among devices."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from .listing import PIPE_WIDTH
-
-    terminal = Console(highlight=False)
-    console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
-    console.print(aligned(facts(plan), console.width if terminal.is_terminal else None), markup=False, soft_wrap=True)
+    console = wide_console()
+    print_facts(console, facts(plan))
     held, lines = (plan.checkpointed if plan.checkpointing else plan.plain), []
     for row in plan.stages:
         states, is_chosen = row.states, row.states.stage == plan.stage
@@ -133,9 +125,7 @@ def print_plan(plan: "Plan") -> None:
         ways, *columns = zip(*lines)
         lines = [[name, *column] for name, column in zip(names[1:], columns)]
         names, lefts = ("on each device", *ways), ("on each device",)
-    table = Table(show_edge=False, box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="left" if name in lefts else "right")
+    table = plain_table(names, lefts)
     for line in lines:
         table.add_row(*line)
     console.print(table)

@@ -10,7 +10,6 @@ from .output import quoted, say_loading, say_next
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Fill the cache (data.cache_dir) with what training reads: the tokenizer and the tokens. The same\n"
         "command goes on after an interruption. With --shard, one of many machines does its part of the work;\n"
@@ -26,7 +25,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     share = None if args.shard is None else share_of(args.shard)
     recipe = recipe_of(args)
     say_loading()

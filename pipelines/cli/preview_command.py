@@ -5,7 +5,6 @@ from .output import quoted, say_loading, say_next
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Show training rows as the model will see them: tokens, labels, documents, positions, masks.",
         epilog="examples:\n  anyformer preview quickstart\n  anyformer preview my_recipe.yaml --rows 2",
@@ -16,7 +15,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     recipe = recipe_of(args)
     say_loading()
     from .preview import preview

@@ -4,7 +4,6 @@ from .output import quoted, say_next
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Push a run's model, tokenizer, code and model card to the Hub, loadable without this package.",
         epilog="examples:\n  anyformer publish runs/quickstart my-name/my-model --private",
@@ -17,7 +16,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     from ..publishing.publish import publish
 
     print(publish(args.folder, args.repo_id, private=args.private, revision=args.revision, license=args.license))

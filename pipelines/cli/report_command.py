@@ -8,7 +8,6 @@ from .output import say_loading
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Write one HTML page of what lies in a run's folder: curves, metrics with their intervals,\n"
         "samples, attention maps, recipe, data, parameters, environment, how to load. Of several runs: their\n"
@@ -28,11 +27,11 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     from ..plots import can_plot
 
     if args.figures is not None and not can_plot():
         raise UserError("--figures needs matplotlib; install it with: pip install anyformer[plots]")
+    from ..evaluation.request import check_writable
     from ..reporting.comparison import compare_runs, read_runs, variants_of
     from ..reporting.report import REPORT, write_report
     from ..reporting.run_log import read_run
@@ -40,7 +39,7 @@ def run(args) -> int:
     folders = [Path(run) for run in args.runs]
     logs = read_runs(folders) if len(folders) > 1 else [read_run(folders[0])]
     out = Path(args.out) if args.out else Path("comparison.html") if len(folders) > 1 else folders[0] / REPORT
-    check_page(out)
+    check_writable(out, "--out")
     if len(folders) > 1:
         size = compare_runs(folders, out)
     else:
@@ -56,11 +55,3 @@ def run(args) -> int:
         files = draw_figures(variants_of(logs), Path(args.figures))
         print(f"{len(files)} figures are in {args.figures}")
     return 0
-
-
-def check_page(out: Path) -> None:
-    """Raise UserError where a page cannot be written."""
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder; name a file, such as {out / 'report.html'}")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}; make it first")

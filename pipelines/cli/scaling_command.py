@@ -2,11 +2,10 @@
 
 from ..errors import UserError
 from .common_arguments import add_json, add_recipe, add_trust, at_least
-from .output import json_alone, say, say_loading, say_next
+from .output import json_alone, plain_table, print_facts, say, say_loading, say_next, wide_console
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Train a recipe in several widths for several numbers of steps, fit the law\n"
         "L = E + A / parameters^alpha + B / tokens^beta (Hoffmann et al. 2022) to all but the widest, and\n"
@@ -39,7 +38,6 @@ def numbers(text: str) -> list[int]:
 
 
 def run(args) -> int:
-    """Run the verb."""
     from ..experiments.ladder import FEWEST, ladder, steps_of, widths_of
     from ..recipes.compose import load_recipe
 
@@ -77,17 +75,8 @@ def run(args) -> int:
 
 def print_report(result: dict, folder: str) -> None:
     """The runs, the law with its intervals, and how well the widest was predicted."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from ..words import aligned
-    from .listing import PIPE_WIDTH
-
-    terminal = Console(highlight=False)
-    console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
-    table = Table(show_edge=False, box=None, pad_edge=False)
-    for name in ("width", "steps", "parameters", "tokens", "loss", "by the law", "error", ""):
-        table.add_column(name, justify="right" if name else "left")
+    console = wide_console()
+    table = plain_table(("width", "steps", "parameters", "tokens", "loss", "by the law", "error", ""), left=("",))
     for run in result["runs"]:
         error = run["predicted"] / run["loss"] - 1
         counts = (f"{run[name]:,}" for name in ("width", "steps", "parameters", "tokens"))
@@ -113,4 +102,4 @@ def print_report(result: dict, folder: str) -> None:
         *(("note", sentence) for sentence in result["notes"]),
         ("written", f"{folder}/scaling.json, and scaling.png where matplotlib is installed"),
     ]
-    console.print(aligned(facts, console.width if terminal.is_terminal else None), markup=False, soft_wrap=True)
+    print_facts(console, facts)

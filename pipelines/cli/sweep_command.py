@@ -5,12 +5,11 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..words import counted
-from .common_arguments import add_recipe, add_trust, at_least
-from .seeds import seeds_of
+from .common_arguments import add_recipe, add_trust, at_least, seeds_of
+from .output import plain_table, wide_console
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Train a recipe with every combination of the values that settings are given in brackets, or a\n"
         "shipped experiment or a YAML file of your own (anyformer list experiments). Each run is an ordinary one in a\n"
@@ -48,7 +47,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     from ..evaluation.request import evaluation_recipe
     from ..experiments.samplers import known_combinations
     from ..experiments.sweep_file import is_sweep_file, read_sweep
@@ -151,25 +149,18 @@ def train(runs, at_once: int) -> int:
 
 def print_table(runs) -> None:
     """The combinations, the best first."""
-    from rich.console import Console
-    from rich.table import Table
-
     from ..experiments.afterwards import PLOT
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
     from ..words import with_deviation
-    from .listing import PIPE_WIDTH
 
-    terminal = Console(highlight=False)
-    console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    console = wide_console()
     rows = runs.ordered()
     varied = list(dict.fromkeys(key for combination, *_ in rows for key in combination.values))
-    table = Table(show_edge=False, box=None, pad_edge=False)
-    for key in varied:
-        table.add_column(key.rpartition(".")[2])
     columns = runs.sweep.settings.columns
-    for name in (runs.metric.replace("_", " "), *(name.replace("_", " ") for name in columns), "minutes", ""):
-        table.add_column(name, justify="right" if name else "left")
+    keys = [key.rpartition(".")[2] for key in varied]
+    measured = [name.replace("_", " ") for name in (runs.metric, *columns)]
+    table = plain_table([*keys, *measured, "minutes", ""], left=[*keys, ""])
     for combination, own, mean, deviation in rows:
         values = [written(combination.values[key]) if key in combination.values else "" for key in varied]
         figure = "" if mean is None else with_deviation(mean, deviation)

@@ -7,7 +7,6 @@ from .output import json_alone, quoted, say, say_loading, say_next
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Measure the tokenizer of a recipe (trained, or taken from the cache), of a folder or on the Hub:\n"
         "tokens per word, bytes per token, unknown tokens, texts that do not come back, speed, entries never used,\n"
@@ -42,7 +41,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     from ..evaluation.request import check_writable
     from ..evaluation.tokenizer_report import (
         Sample,

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ..errors import UserError
-from .common_arguments import add_recipe, add_trust, at_least, recipe_of
+from .common_arguments import add_recipe, add_trust, at_least, recipe_of, seeds_of
 from .output import say_loading
 
 BEGAN = time.monotonic()  # before torch is imported, which takes seconds
@@ -46,7 +46,6 @@ def epilog() -> str:
 
 
 def add_arguments(add_parser) -> None:
-    """Add the verb; add_parser makes its parser."""
     parser = add_parser(
         description="Train the model a recipe describes. The same command again continues an interrupted run.",
         epilog=epilog,
@@ -82,7 +81,6 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> int:
-    """Run the verb."""
     recipe = recipe_of(args)
     if args.nproc is not None and args.launch is None:
         raise UserError(f"--nproc {args.nproc} goes with --launch, such as --launch ddp --nproc {args.nproc}")
@@ -101,11 +99,12 @@ def run(args) -> int:
     if args.print_recipe:
         print(recipe.to_yaml(), end="")
         return 0
-    if args.seeds is not None:
-        from .seeds import train_with_seeds
-
-        return train_with_seeds(recipe, args.seeds, args.dry_run, say_loading)
+    seeds = None if args.seeds is None else seeds_of(args.seeds, recipe.training.seed)
     say_loading()
+    if seeds is not None:
+        from ..experiments.seed_runs import train_seeds
+
+        return train_seeds(recipe, seeds, dry_run=args.dry_run)
     from ..training.run import train
 
     return train(recipe, dry_run=args.dry_run, sets_aside=args.from_weights, began=BEGAN)
