@@ -37,7 +37,6 @@ def run(args) -> int:
 
 def known_words() -> dict[str, list[str]]:
     """{kind of word: those that there are}."""
-
     settings = {row.name for row in describe_fields() if not row.name.endswith("*")}
     settings |= {f"model.{field}" for family, *_ in family_rows() for field in family_fields(family)}
     settings |= {f"training.{field}" for field in training_argument_fields() if not field.startswith("_")}
