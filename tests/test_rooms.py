@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,11 @@ def test_files_beside_the_packages_import_no_package():
     assert files.keys() == LEAVES | ABOVE
     for name in LEAVES:
         assert relative_imports(files[name]) <= LEAVES, name
+
+
+def test_a_name_of_a_file_says_which_one_is_meant():
+    names = Counter(file.name for file in PIPELINES.rglob("*.py"))
+    assert {name for name, number in names.items() if number > 1} <= {"__init__.py", "base.py"}
 
 
 def names_in(node: ast.AST) -> set[str]:

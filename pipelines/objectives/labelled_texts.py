@@ -10,8 +10,8 @@ from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
-from .examples import TextTask
 from .how_to_use import pipeline_command
+from .labelled_examples import TextTask
 
 if TYPE_CHECKING:
     import pyarrow

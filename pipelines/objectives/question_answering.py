@@ -13,7 +13,7 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
 from .base import SAMPLES, FinishedModel, evenly_spread
-from .examples import TextTask
+from .labelled_examples import TextTask
 from .losses import Spans
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
-from .classes import ClassTask, NamedClassSettings, held
-from .examples import TextTask
+from .class_labels import ClassTask, NamedClassSettings, held
 from .how_to_use import pipeline_command
-from .tags import (
+from .labelled_examples import TextTask
+from .word_tags import (
     OUTSIDE,
     as_bio,
     broken_tags,

@@ -33,7 +33,7 @@ def maps_of_run(
     import transformers
 
     from ..inspection.inspect_model import open_model
-    from ..inspection.page import maps_of
+    from ..inspection.maps_page import maps_of
 
     transformers.utils.logging.disable_progress_bar()  # of loading weights, which a report is no place for
     try:
