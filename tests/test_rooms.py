@@ -15,6 +15,7 @@ LEAVES = {
     "adapters",
     "aliases",
     "backends",
+    "console",
     "environment",
     "errors",
     "generation",

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ..console import wide_console
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
@@ -20,7 +21,7 @@ from ..recipes.compose import describe_objective, load_preset, names_of
 from ..recipes.family_help import describe_family
 from ..recipes.yaml_files import shipped, shipped_yaml
 from ..words import aligned, counted, short_number
-from .output import print_json, wide_console
+from .output import print_json
 from .settings_help import explained
 
 HEAD = re.compile(r"Anyformer\w+For(\w+)")

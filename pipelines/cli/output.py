@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PIPE_WIDTH = 220  # a pipe has no width
-
 
 @contextmanager
 def json_alone(asked: bool) -> Iterator[list]:
@@ -43,13 +41,6 @@ def refuse_json(args, option: str) -> None:
     """Raise UserError for --json beside an option whose result is no JSON."""
     if args.json:
         raise UserError(f"{option} prints no JSON; leave out --json")
-
-
-def wide_console() -> "Console":
-    """A console as wide as the terminal; in a pipe no row of ours is broken, so that grep finds whole lines."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
 def plain_table(columns: Sequence[str], left: Collection[str]) -> "Table":

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
+from ..console import wide_console
 from ..errors import UserError
 from ..words import aligned, counted
 from .common_arguments import add_json, add_recipe, add_trust, at_least
-from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next, wide_console
+from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
 
 if TYPE_CHECKING:
     from ..training.plan import Plan

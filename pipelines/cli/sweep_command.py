@@ -3,10 +3,11 @@
 import os
 from pathlib import Path
 
+from ..console import wide_console
 from ..errors import UserError
 from ..words import counted
 from .common_arguments import add_recipe, add_trust, at_least, seeds_of
-from .output import plain_table, wide_console
+from .output import plain_table
 
 
 def add_arguments(add_parser) -> None:
