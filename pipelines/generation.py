@@ -125,26 +125,16 @@ def continue_text(
         chat: the prompt is a question, put by the tokenizer's chat template; the answer alone is returned.
 
     Raises:
-        UserError: settings out of range, or a prompt too long for the model.
+        UserError: a prompt that is empty or too long for the model.
     """
     import torch
 
-    check_sampling(do_sample is not False, temperature, top_k, top_p)
     inputs = _inputs_of(model, tokenizer, prompt, chat)
     length = inputs["input_ids"].shape[1]
     answers = bool(model.config.is_encoder_decoder)
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    if do_sample is None:
-        do_sample = not answers or any(value is not None for value in drawn.values())
-    options = {"max_new_tokens": min(max_new_tokens, free_positions(model.config, length))}
-    if do_sample or not answers:
-        options |= {"do_sample": do_sample, "num_beams": num_beams}
-    if do_sample:
-        options |= {"temperature": DEFAULT_TEMPERATURE}
-        options |= {name: value for name, value in drawn.items() if value is not None}
-    if tokenizer.pad_token_id is not None or tokenizer.eos_token_id is not None:
-        padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        options["pad_token_id"] = padding
+    options = _options(tokenizer, answers, do_sample, num_beams, drawn)
+    options["max_new_tokens"] = min(max_new_tokens, free_positions(model.config, length))
     beams = options.get("num_beams", model.generation_config.num_beams) or 1
     # Pieces of text only where the prompt's tokens are its text: some tokenizers change case or spaces.
     told = not chat and (answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt)
@@ -160,6 +150,20 @@ def continue_text(
     if answers or text.startswith(prompt):
         return text
     return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
+
+
+def _options(tokenizer, answers: bool, do_sample: bool | None, num_beams: int, drawn: dict[str, Any]) -> dict[str, Any]:
+    """What `generate` is told of how to choose tokens. answers: whether the model is an encoder-decoder."""
+    if do_sample is None:
+        do_sample = not answers or any(value is not None for value in drawn.values())
+    options = {}
+    if do_sample or not answers:
+        options |= {"do_sample": do_sample, "num_beams": num_beams}
+    if do_sample:
+        options |= {"temperature": DEFAULT_TEMPERATURE}
+        options |= {name: value for name, value in drawn.items() if value is not None}
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return options if padding is None else options | {"pad_token_id": padding}
 
 
 def _inputs_of(model, tokenizer, prompt: str, chat: bool) -> dict:

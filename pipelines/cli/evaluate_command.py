@@ -48,6 +48,19 @@ def add_arguments(add_parser) -> None:
     parser.add_argument(
         "--predictions", metavar="FILE", help="JSONL to write: row, prediction and reference of each example"
     )
+    _add_few_shot(parser)
+    parser.add_argument(
+        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
+    )
+    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
+    parser.add_argument(
+        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
+    )
+    add_json(parser)
+    add_trust(parser)
+
+
+def _add_few_shot(parser) -> None:
     parser.add_argument(
         "--shots",
         metavar="K,K,...",
@@ -65,15 +78,6 @@ def add_arguments(add_parser) -> None:
     parser.add_argument(
         "--lm-eval-task", metavar="FILE", help="--shots: YAML to write, with which lm-eval asks the same"
     )
-    parser.add_argument(
-        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
-    )
-    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
-    parser.add_argument(
-        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
-    )
-    add_json(parser)
-    add_trust(parser)
 
 
 # Option -> the one that it belongs to.
