@@ -69,9 +69,10 @@ def test_a_plan_at_80_columns_has_a_way_in_each_column(terminal):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_fits_into_80_columns_but_for_examples_which_can_be_copied(verb, terminal):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="0"):
         cli.main([verb, "--help"])
     text, _, examples = terminal().partition("examples:\n")
+    assert examples.startswith(f"  anyformer {verb}")
     assert max(map(len, text.splitlines())) <= 80
     assert max(map(len, examples.splitlines())) <= 100
 
