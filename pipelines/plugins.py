@@ -47,8 +47,9 @@ class Registry:
             raise UserError(f"{self.noun} name {name!r} is not a name: letters, digits and underscores")
         self._load()
         there = self._rows.get(name)
-        is_announced = self._modules.get(name, row.__module__) != row.__module__
-        if is_announced or (there is not None and not _is_same(there, row)):
+        announced = self._modules.get(name)  # of which the module need not have been imported yet
+        is_others = announced is not None and announced != getattr(row, "__module__", None)
+        if is_others or (there is not None and not _is_same(there, row)):
             raise UserError(f"{self.noun} {name!r} is registered already; choose another name")
         self._rows[name] = row
 
