@@ -16,7 +16,7 @@ from anyformer.pipelines.cli.parser import VERBS
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.introspection import family_names
-from anyformer.pipelines.recipes.yaml_files import shipped
+from anyformer.pipelines.recipes.recipe_files import shipped
 from docs_site import docs_pages
 from test_readme import NEWCOMERS
 

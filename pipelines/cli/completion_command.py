@@ -8,7 +8,7 @@ from ..errors import UserError
 from ..plugins import OBJECTIVES
 from ..recipes.compose import describe_fields
 from ..recipes.introspection import family_fields, training_argument_fields
-from ..recipes.yaml_files import shipped
+from ..recipes.recipe_files import shipped
 from .listing import TABLES, family_rows
 from .parser import build_parser
 

@@ -19,7 +19,7 @@ from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
 from ..recipes.compose import describe_objective, load_preset, names_of
 from ..recipes.family_help import describe_family
-from ..recipes.yaml_files import shipped, shipped_yaml
+from ..recipes.recipe_files import shipped, shipped_yaml
 from ..words import aligned, counted, short_number
 from .output import print_json
 from .settings_help import explained

@@ -32,9 +32,9 @@ def run(args) -> int:
     if args.figures is not None and not can_plot():
         raise UserError("--figures needs matplotlib; install it with: pip install anyformer[plots]")
     from ..evaluation.request import check_writable
+    from ..reporting.comparison import compare_runs, read_runs, variants_of
     from ..reporting.report import REPORT, write_report
     from ..reporting.run_log import read_run
-    from ..reporting.several_runs import compare_runs, read_runs, variants_of
 
     folders = [Path(run) for run in args.runs]
     logs = read_runs(folders) if len(folders) > 1 else [read_run(folders[0])]

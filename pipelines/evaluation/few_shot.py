@@ -24,7 +24,7 @@ from ..errors import UserError, did_you_mean
 from ..metrics import compute_metrics
 from ..metrics.comparison import intervals, kept_comparisons
 from ..objectives.base import Objective, evenly_spread
-from ..objectives.class_labels import are_unnamed
+from ..objectives.class_task import are_unnamed
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..recipes.strict_yaml import format_yaml

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
+from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import Recipe, doc
 from ..recipes.types import as_mapping, build, show
-from ..recipes.yaml_files import is_file_of, read_yaml_file
 from .request import choose_split, evaluation_recipe
 
 KEYS = ("description", "suite")

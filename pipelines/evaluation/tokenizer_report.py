@@ -21,8 +21,8 @@ from ..generation import HUB_NAME, RUNS
 from ..objectives.showing import pieces_text, token_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
+from ..recipes.recipe_files import shipped
 from ..recipes.schema import DataSection, Recipe
-from ..recipes.yaml_files import shipped
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically
 from ..words import counted

@@ -14,8 +14,8 @@ from ..errors import UserError
 from ..plugins import less_is_better, objective_of
 from ..recipes.schema import Recipe
 from ..recipes.secrets import without_signatures
+from ..reporting.comparison import compare_runs
 from ..reporting.run_log import read_run
-from ..reporting.several_runs import compare_runs
 from ..storage.atomic import write_atomically
 from ..storage.folder_lock import FolderInUse, folder_lock
 from ..words import short_metric

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, did_you_mean
+from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import doc
 from ..recipes.strict_yaml import parse_yaml
 from ..recipes.types import as_mapping, build, show
-from ..recipes.yaml_files import is_file_of, read_yaml_file
 
 SECTIONS = ("model", "tokenizer", "data", "objective", "task", "training", "evaluation")  # of a recipe
 RANGE = {"min", "max", "log"}

@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from .base import SAMPLES, FinishedModel
-from .labelled_examples import TextTask
+from .text_task import TextTask
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples

@@ -8,7 +8,7 @@ from ..data.rows import Rows
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from .class_labels import ClassSettings, ClassTask
+from .class_task import ClassSettings, ClassTask
 from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings
 

@@ -11,7 +11,7 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .how_to_use import pipeline_command
-from .labelled_examples import TextTask
+from .text_task import TextTask
 
 if TYPE_CHECKING:
     import pyarrow

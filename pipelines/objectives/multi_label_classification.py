@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
-from .class_labels import ClassTask, NamedClassSettings, held
+from .class_task import ClassTask, NamedClassSettings, held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 
 IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi_hot and task.label_names"

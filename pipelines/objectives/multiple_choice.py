@@ -12,8 +12,8 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
-from .class_labels import ClassScores, held
-from .labelled_examples import TextTask
+from .class_task import ClassScores, held
+from .text_task import TextTask
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples

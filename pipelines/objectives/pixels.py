@@ -102,7 +102,7 @@ class Pixels(ImageObjective):
         """
         import numpy as np
 
-        from .class_labels import held, names_in_data
+        from .class_task import held, names_in_data
 
         column = self.settings.label_field
         names = names_in_data("label_field", column, splits, cache, section="objective")

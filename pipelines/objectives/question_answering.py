@@ -13,8 +13,8 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
 from .base import SAMPLES, FinishedModel, evenly_spread
-from .labelled_examples import TextTask
 from .losses import Spans
+from .text_task import TextTask
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples

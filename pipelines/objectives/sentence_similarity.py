@@ -16,7 +16,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .labelled_texts import LabelledTexts, LabelledTextSettings
-from .number_labels import NumberTask
+from .number_task import NumberTask
 
 if TYPE_CHECKING:
     import torch

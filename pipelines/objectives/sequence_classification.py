@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..plugins import register_objective
-from .class_labels import ClassSettings, ClassTask
+from .class_task import ClassSettings, ClassTask
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 
 if TYPE_CHECKING:

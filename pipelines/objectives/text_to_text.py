@@ -135,7 +135,7 @@ class TextToText(Translation):
 
     def find_classes(self, splits: "dict[str, Examples]", cache: Path) -> None:
         """Learn the classes' names, which the answers are, where they are classes. Raises UserError."""
-        from .class_labels import names_in_data, numbers_name
+        from .class_task import names_in_data, numbers_name
 
         if self.settings.answers == "classes":
             given, column = self.settings.label_names, self.settings.target_field
@@ -191,8 +191,8 @@ class TextToText(Translation):
 
     def answer(self, row: dict, place: str) -> tuple[str, str]:
         """(what has to be written of an example, what an answer is compared with). Raises UserError."""
-        from .class_labels import class_number
-        from .number_labels import number_of
+        from .class_task import class_number
+        from .number_task import number_of
 
         section, column = self.settings, self.settings.target_field
         value, field = row[column], f"task.target_field={column!r}"

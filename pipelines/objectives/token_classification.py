@@ -12,10 +12,9 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
-from .class_labels import ClassTask, NamedClassSettings, held
+from .class_task import ClassTask, NamedClassSettings, held
 from .how_to_use import pipeline_command
-from .labelled_examples import TextTask
-from .word_tags import (
+from .tag_schemes import (
     OUTSIDE,
     as_bio,
     broken_tags,
@@ -26,6 +25,7 @@ from .word_tags import (
     tags_of_tokens,
     word_of_each_token,
 )
+from .text_task import TextTask
 
 # labelled_token -> the aggregation_strategy by which transformers' pipeline reads the tokens that learned a word's tag;
 # None: it has no strategy for last tokens.

@@ -11,7 +11,7 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
 from .base import SAMPLES, FinishedModel
-from .labelled_examples import TextTask
+from .text_task import TextTask
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples

@@ -16,11 +16,11 @@ from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from . import introspection
 from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
+from .recipe_files import read_yaml_file
 from .schema import ARGUMENT_BOUNDS, DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
 from .secrets import check_no_secret, without_signatures
 from .strict_yaml import parse_yaml
 from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key, within_bounds
-from .yaml_files import read_yaml_file
 
 LEARNED = ("objective", "task")  # the sections that say what is learned
 WHAT = {

@@ -8,8 +8,8 @@ from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from .compose import load_preset, load_recipe, recipe_from_dict
 from .introspection import family_row
+from .recipe_files import shipped
 from .schema import Recipe
-from .yaml_files import shipped
 
 LONGEST_ROW, USUAL_ROW = 4096, 512  # of a preset with many positions, and of one that names no number
 

@@ -27,7 +27,7 @@ def draw_loss(folder: Path) -> bool:
 
 
 def draw_figures(variants: dict[str, list[RunLog]], folder: Path) -> list[Path]:
-    """Draw each chart of a run, or of several variants (several_runs.py), as PNG and SVG; returns the files.
+    """Draw each chart of a run, or of several variants (comparison.py), as PNG and SVG; returns the files.
 
     Raises UserError where matplotlib is not installed, or the runs have logged nothing yet.
     """

@@ -9,7 +9,7 @@ from ..publishing.run_facts import RunFacts, validated_on
 from ..recipes.strict_yaml import format_yaml
 from ..storage.checkpoints import list_checkpoints
 from ..words import counted, human_time, short_metric, short_number
-from . import markdown, shown_rows
+from . import markdown, training_rows
 from .charts import axes_of, charts_of_run
 from .interpret import interpret
 from .maps import maps_of_run
@@ -43,7 +43,7 @@ def write_report(
         UserError: no run in the folder, or one whose run.json is damaged.
     """
     log = read_run(folder)
-    found, facts = shown_rows.read_rows(log.folder), RunFacts(recipe=log.recipe, run=log.run)
+    found, facts = training_rows.read_rows(log.folder), RunFacts(recipe=log.recipe, run=log.run)
     maps, maps_note = maps_of_run(log, found, load, trust_remote_code) if with_maps else ("", "")
     loss_unit = objective_facts(log.recipe).loss_unit
     values = {
@@ -255,14 +255,14 @@ def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str
         and all(map(is_number, of[name].values()))
         and any(of[name].values())
     ]
-    shown = [shown_rows.as_html(row) for row in found.get("rows", []) if isinstance(row, str)]
+    shown = [training_rows.as_html(row) for row in found.get("rows", []) if isinstance(row, str)]
     return {
         "source_names": f"Trained on: {facts.source_names}." if facts.source_names else "",
         "splits": splits,
         "columns": columns,
         "shares": shares,
         "rows": shown,
-        "legend": shown_rows.as_html(found.get("legend") or ""),
+        "legend": training_rows.as_html(found.get("legend") or ""),
         "is_picture": bool(found.get("image")),
         "fingerprint": (log.run.get("data") or {}).get("fingerprint"),
     }

@@ -31,8 +31,8 @@ from ..plugins import objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.introspection import OURS
 from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
+from ..recipes.recipe_files import shipped
 from ..recipes.schema import Recipe
-from ..recipes.yaml_files import shipped
 from .engines.global_batch import micro_batches, rows_per_step
 from .optimizers import muon_parameter_names
 

@@ -212,7 +212,7 @@ def test_the_printed_recipe_is_the_composed_one(capsys):
 
 def test_list_names_everything_on_whole_lines(capsys):
     from anyformer.pipelines.cli.listing import TABLES
-    from anyformer.pipelines.recipes.yaml_files import shipped, shipped_yaml
+    from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 
     assert main(["list"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -17,7 +17,7 @@ from anyformer.pipelines.data.documents import Document, Limits, Source
 from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
 from anyformer.pipelines.data.files import open_file
-from anyformer.pipelines.data.mixed_corpora import MixtureCorpus
+from anyformer.pipelines.data.mixture_corpus import MixtureCorpus
 from anyformer.pipelines.data.stdlib import table_share
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.data.validation_split import SourceCorpus, ValidationSplit

@@ -17,7 +17,7 @@ from anyformer.pipelines.evaluation.suite_file import read_suite
 from anyformer.pipelines.metrics import load_metric
 from anyformer.pipelines.publishing.run_facts import RunFacts
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.yaml_files import shipped
+from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import TrainingSection
-from anyformer.pipelines.recipes.yaml_files import shipped
 from anyformer.pipelines.training import launch
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.engines.asked import ENGINES, check_world_size, engine_for

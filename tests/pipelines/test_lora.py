@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.labelled_examples import TextTask
+from anyformer.pipelines.objectives.text_task import TextTask
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.engines.mesh import NEEDED

@@ -13,9 +13,9 @@ from anyformer.pipelines.publishing.publish import files_to_publish, prepare_fol
 from anyformer.pipelines.publishing.run_facts import RunFacts
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.own_settings import own_settings
+from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import Recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
-from anyformer.pipelines.recipes.yaml_files import shipped
 from anyformer.pipelines.storage.model_folder import open_model_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -22,7 +22,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_preset, load_recipe
 from anyformer.pipelines.recipes.introspection import family_config, family_row
 from anyformer.pipelines.recipes.preset_run import planned_recipe
-from anyformer.pipelines.recipes.yaml_files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.training.launch import engines, settings_of
 from anyformer.pipelines.training.plan import largest_rows, optimizer_bytes, plan_run
 from torch.utils.flop_counter import FlopCounterMode

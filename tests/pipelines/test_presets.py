@@ -5,7 +5,7 @@ import torch
 from anyformer.pipelines.accounting.flops import active_parameters
 from anyformer.pipelines.recipes.compose import load_preset
 from anyformer.pipelines.recipes.introspection import family_row
-from anyformer.pipelines.recipes.yaml_files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.words import short_number
 from published_models import PUBLISHED
 from transformers import (

@@ -15,9 +15,9 @@ from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
 from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS, ROPE_KEYS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
+from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from anyformer.pipelines.recipes.schema import ARGUMENT_BOUNDS, READ_WITH, SCHEDULE_BOUNDS, Recipe, TrainingSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
-from anyformer.pipelines.recipes.yaml_files import is_file_of, shipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

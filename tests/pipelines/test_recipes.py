@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.yaml_files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from image_data import pictures
 from processes import run_ranks
 from task_data import (

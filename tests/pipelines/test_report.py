@@ -13,15 +13,15 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.comparison import mcnemar
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.reporting import several_runs
+from anyformer.pipelines.reporting import comparison
 from anyformer.pipelines.reporting.charts import MOST, thinned
+from anyformer.pipelines.reporting.comparison import compare_runs
 from anyformer.pipelines.reporting.figures import draw_loss
 from anyformer.pipelines.reporting.metrics_table import Measured, newcombe
 from anyformer.pipelines.reporting.parameters import part_of
 from anyformer.pipelines.reporting.report import write_report
 from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
-from anyformer.pipelines.reporting.several_runs import compare_runs
-from anyformer.pipelines.reporting.shown_rows import as_html
+from anyformer.pipelines.reporting.training_rows import as_html
 from anyformer.pipelines.training.log.report_page import ReportPage
 from anyformer.pipelines.training.log.sample_rows import as_png
 from anyformer.pipelines.words import with_deviation
@@ -228,7 +228,7 @@ def test_mistakes_are_one_sentence(recorded, command, tmp_path, capsys):
     assert command("report", begun) == 0 and "nothing measured yet" in capsys.readouterr().out
     (run / "predictions.jsonl").write_text("[]\n")
     with pytest.raises(UserError, match="holds no predictions"):
-        several_runs.kept_answers(read_run(run))
+        comparison.kept_answers(read_run(run))
 
 
 def test_figures_are_drawn_as_png_and_svg_and_stand_in_the_card(recorded, command, tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.sample_ids import without_labels
-from anyformer.pipelines.data.segment_pairs import SentencePairRows
+from anyformer.pipelines.data.sentence_pair_rows import SentencePairRows
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import wilson
 from anyformer.pipelines.objectives.sentence_pairs import PairLosses, SentencePairCollator, SentencePairs

@@ -13,7 +13,7 @@ from anyformer.pipelines.experiments.samplers import Optuna, drawn, grid, known_
 from anyformer.pipelines.experiments.sweep_file import Range, read_sweep
 from anyformer.pipelines.plugins import less_is_better
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.yaml_files import shipped
+from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.storage.folder_lock import folder_lock
 from processes import Process
 

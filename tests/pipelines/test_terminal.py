@@ -11,7 +11,7 @@ from anyformer.pipelines.cli import listing, settings_help
 from anyformer.pipelines.cli.completion_command import completion, known_words
 from anyformer.pipelines.cli.output import say_next
 from anyformer.pipelines.cli.parser import VERBS, build_parser
-from anyformer.pipelines.recipes.yaml_files import shipped
+from anyformer.pipelines.recipes.recipe_files import shipped
 from rich.console import Console
 
 

@@ -8,7 +8,13 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
 from anyformer.pipelines.objectives.prepare import prepare_data
-from anyformer.pipelines.objectives.word_tags import as_bio, broken_tags, scheme_of, tags_of_tokens, word_of_each_token
+from anyformer.pipelines.objectives.tag_schemes import (
+    as_bio,
+    broken_tags,
+    scheme_of,
+    tags_of_tokens,
+    word_of_each_token,
+)
 from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given, settings
 from hypothesis import strategies as st

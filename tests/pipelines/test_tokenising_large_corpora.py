@@ -15,7 +15,7 @@ import pytest
 from anyformer.pipelines.data import encoded_stream, encoding, token_store, tokenization
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
-from anyformer.pipelines.data.mixed_corpora import MixtureCorpus
+from anyformer.pipelines.data.mixture_corpus import MixtureCorpus
 from anyformer.pipelines.data.packing import PackedDataset, RowStarts
 from anyformer.pipelines.data.text_files import FileSource
 from anyformer.pipelines.data.tokenization import Share, Tokenization, tokenize_corpus

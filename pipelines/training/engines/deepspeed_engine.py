@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError, did_you_mean
 from ...recipes.parallelism import ULYSSES, engine_of, words_of
+from ...recipes.recipe_files import text_of
 from ...recipes.schema import TrainingSection
 from ...recipes.types import show
-from ...recipes.yaml_files import text_of
 from .base import WAY_OUT, Engine, is_true
 
 if TYPE_CHECKING:  # the launcher reads configurations without torch
