@@ -32,7 +32,7 @@ INCLUDED = {
     "README.md": "index.md",
     "configs/recipes": "recipes.md",
     "pipelines/recipes/schema.py": "reference/settings.md",
-    "pipelines/cli/commands.py": "reference/commands.md",
+    "pipelines/cli/parser.py": "reference/commands.md",
     "pipelines/cli/listing.py": "reference/lists.md",
     "anyformer/__init__.py": "reference/python.md",
     "modeling/decoder.py": "reference/fields_decoder.md",
@@ -276,7 +276,7 @@ def commands_page() -> str:
     """The help of every verb, as a terminal of 100 columns shows it."""
     import argparse
 
-    from anyformer.pipelines.cli.commands import build_parser
+    from anyformer.pipelines.cli.parser import build_parser
 
     os.environ["COLUMNS"], before = "100", os.environ.get("COLUMNS")
     try:

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.table import Table
 
+from ..console import wide_console
 from ..errors import UserError
 from ..metrics.significance import differences
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
-from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, wide_console, with_bounds, write_json
+from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, with_bounds
 
 
 @dataclass
@@ -119,7 +119,7 @@ def cells(result: ModelComparison, name: str) -> list[str]:
 
 def print_comparison(result: ModelComparison) -> None:
     """One table: each metric of both models, the difference, and how sure it is."""
-    console, a, b = wide_console(), result.first, result.second
+    console, a, b = wide_console(soft_wrap=True), result.first, result.second
     console.print(
         f"{a.task}: {a.examples:,} {a.rows} of {a.data} ({a.split}), {human_time(a.seconds + b.seconds)}", markup=False
     )
@@ -137,8 +137,3 @@ def print_comparison(result: ModelComparison) -> None:
                 f"{row['second_alone']:,} {a.rows}",
                 markup=False,
             )
-
-
-def write_comparison(result: ModelComparison, path: Path) -> None:
-    """Write the result as JSON, complete or not at all."""
-    write_json(result.facts(), path)

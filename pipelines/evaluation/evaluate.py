@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import transformers
-from rich.console import Console
 from rich.table import Table
 from torch.utils.data import Dataset, Subset
 
@@ -19,6 +18,7 @@ import anyformer
 
 from ..adapters import load_config, load_model
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
+from ..console import wide_console
 from ..data.rows import Rows
 from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
@@ -257,14 +257,9 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
 # --------------------------------------------------------------------------------------------------- reporting
 
 
-def wide_console() -> Console:
-    """Where tables are printed: a pipe has no width, so that no row is broken there."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 220)
-
-
 def print_evaluation(result: Evaluation) -> None:
     """The numbers as a table, with what they are of."""
-    console = wide_console()
+    console = wide_console(soft_wrap=True)
     console.print(
         f"{result.model} on {result.task}: {result.examples:,} {result.rows} of {result.data} ({result.split}), "
         f"{human_time(result.seconds)}",
@@ -284,12 +279,8 @@ def with_bounds(value: float, bounds: dict | None) -> str:
     return short_metric(value) + (f"  {between(bounds['low'], bounds['high'])}" if bounds else "")
 
 
-def write_evaluation(result: Evaluation, path: Path) -> None:
-    """Write the result as JSON, complete or not at all."""
-    write_json(result.facts(), path)
-
-
 def write_json(facts: dict, path: Path) -> None:
+    """Write a result as JSON, complete or not at all."""
     write_atomically(path, json_text(facts) + "\n")
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 
 import anyformer
 
+from ..console import wide_console
 from ..errors import UserError, did_you_mean
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
@@ -32,7 +33,7 @@ from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.checkpoints.run_folder import package_versions
 from ..words import human_time
-from .evaluate import load, wide_console, with_bounds, write_json, write_lines
+from .evaluate import load, with_bounds, write_lines
 from .likelihood import encode_pairs, log_likelihoods, most_tokens
 
 BETWEEN = "\n\n"  # between two examples of a prompt
@@ -257,7 +258,7 @@ def measured(recipe: Recipe, scores, questions: list[Question]) -> dict[str, dic
 
 def print_few_shot(result: FewShotResult) -> None:
     """One table: a row for each number of shots."""
-    console = wide_console()
+    console = wide_console(soft_wrap=True)
     console.print(
         f"{result.model} on {result.task}: {result.examples:,} questions of {result.data} ({result.split}), answered "
         f"by the likelihood of {', '.join(result.label_words)}, {human_time(result.seconds)}",
@@ -271,11 +272,6 @@ def print_few_shot(result: FewShotResult) -> None:
         shown = [with_bounds(row["metrics"][name], row["intervals"].get(name)) for name in names]
         table.add_row(str(number), *shown, f"{row['cut']:,}")
     console.print(table)
-
-
-def write_few_shot(result: FewShotResult, path: Path) -> None:
-    """Write the result as JSON, complete or not at all."""
-    write_json(result.facts(), path)
 
 
 def write_lm_eval_task(

@@ -9,12 +9,13 @@ from typing import Any
 import evaluate
 from rich.table import Table
 
+from ..console import wide_console
 from ..errors import UserError
 from ..metrics.significance import holm
 from ..recipes.schema import Recipe
 from ..words import human_time
 from .compare import ModelComparison, cells, check_loads, measure_pair, prepare_pair
-from .evaluate import Evaluation, measure, prepare_evaluation, wide_console, with_bounds, write_json
+from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds
 from .suite_file import Suite, read_suite
 
 Asked = dict[str, tuple[Recipe, str, int | None]]  # as Suite.recipes gives them
@@ -53,7 +54,7 @@ def evaluate_suite(suite: Suite, model: str, recipes: Asked) -> SuiteResult:
 
 def print_suite(result: SuiteResult) -> None:
     """One table: a row for each metric of each task."""
-    console = wide_console()
+    console = wide_console(soft_wrap=True)
     console.print(f"{result.model} on {result.suite}, {human_time(result.seconds)}", markup=False)
     table = Table("task", "metric", "value", "examples", "data", title=None, show_edge=False)
     for column in table.columns[2:4]:
@@ -64,11 +65,6 @@ def print_suite(result: SuiteResult) -> None:
             shown = with_bounds(value, of_task.intervals.get(name))
             table.add_row("" if number else task, name.replace("_", " "), shown, *(["", ""] if number else about))
     console.print(table)
-
-
-def write_suite(result: "SuiteResult | SuiteComparison", path: Path) -> None:
-    """Write the result as JSON, complete or not at all."""
-    write_json(result.facts(), path)
 
 
 # ---------------------------------------------------------------------------------------------- two models
@@ -117,7 +113,7 @@ def compare_on_suite(suite: Suite, models: tuple[str, str], recipes: tuple[Asked
 
 def print_suite_comparison(result: SuiteComparison) -> None:
     """One table: a row for each metric of each task, as A B TASK has it."""
-    console = wide_console()
+    console = wide_console(soft_wrap=True)
     console.print(f"{result.suite}, {human_time(result.seconds)}", markup=False)
     console.print("A: {}\nB: {}".format(*result.models), markup=False)
     table = Table("task", "metric", "A", "B", "B - A", "p", "p, Holm", "test", "examples", title=None, show_edge=False)

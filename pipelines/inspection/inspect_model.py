@@ -7,7 +7,7 @@ from ..errors import UserError, loading_reason
 from ..generation import locate_model
 from ..transformers_logging import errors_only
 from ..words import short_number, watched
-from .page import write_page
+from .maps_page import write_page
 from .views import view_of_image, view_of_text
 
 

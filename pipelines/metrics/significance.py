@@ -90,9 +90,7 @@ def resampled_scores(comparison: Comparison, names: list[str], number: int, seed
     """{metric: (number,) scores of the resamples}."""
     import numpy as np
 
-    from . import load_metric
-
-    scorers = {name: load_metric(name).weighted(*comparison.inputs(name)) for name in names}
+    scorers = {name: METRICS[name].load().weighted(*comparison.inputs(name)) for name in names}
     examples = len(comparison.references)
     draws = zip(watched(range(number), "resampling"), resamples(examples, number, seed))
     rows = [[score(weights) for score in scorers.values()] for _, weights in draws]
@@ -165,14 +163,12 @@ def differences(first: Comparison, second: Comparison, number: int, seed: int) -
     """
     import numpy as np
 
-    from . import load_metric
-
     names = [name for name in first.metrics if name in second.metrics]
     scores = [resampled_scores(each, names, number, seed) if number else {} for each in (first, second)]
     whole = np.ones(len(first.references), dtype=int)
     found = {}
     for name in names:
-        metric = load_metric(name)
+        metric = METRICS[name].load()
         values = [metric.weighted(*each.inputs(name))(whole) for each in (first, second)]
         row = found[first.called(name)] = {"difference": values[1] - values[0]}
         drawn = scores[1][name] - scores[0][name] if number else np.array([])

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from anyformer.modeling.families import Family
 
-from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
@@ -502,6 +501,8 @@ class Objective(ABC):
 
     def collated(self, rows: Rows, number: int, row: dict) -> dict:
         """The batch of this row alone, as training sees it in its first epoch."""
+        from ..data.batch_keys import EPOCH, ROW_IDS
+
         return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
 

@@ -10,8 +10,7 @@ from ..errors import UserError
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
-from ..tokenizers.special_tokens import SENTINELS, special_tokens
-from ..tokenizers.train import WITHOUT_EFFECT, WRITES_EVERY_TEXT
+from ..tokenizers.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..words import working
 from .base import FinishedModel, Objective
 
@@ -309,20 +308,12 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         return "one" if self.recipe.evaluation.sample_prompts else "none"
 
     def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
-        from ..generation import generate_text
+        from ..generation import continue_text
 
         section = self.recipe.evaluation
+        how = {"max_new_tokens": section.sample_tokens, "top_p": section.sample_top_p}
+        how["seed"] = self.recipe.training.seed
         return [
-            {
-                "prompt": prompt,
-                "text": generate_text(
-                    finished.path,
-                    prompt,
-                    max_new_tokens=section.sample_tokens,
-                    top_p=section.sample_top_p,
-                    seed=self.recipe.training.seed,
-                    trust_remote_code=self.recipe.trust_remote_code,
-                ),
-            }
+            {"prompt": prompt, "text": continue_text(finished.model, self.tokenizer, prompt, **how)}
             for prompt in section.sample_prompts
         ]

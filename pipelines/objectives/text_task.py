@@ -47,7 +47,7 @@ class TextTask(Tokenized, Objective):
         super().check()
 
     def open(self) -> "dict[str, Examples]":
-        from ..data.examples import open_examples
+        from ..data.example_splits import open_examples
 
         return open_examples(self.recipe.data, self.columns())
 

@@ -5,7 +5,7 @@ from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, 
 
 from ..errors import UserError
 from ..optimizer_rows import optimizer_of
-from ..plugins import OBJECTIVES
+from ..plugins import OBJECTIVES, objective_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
 
@@ -63,14 +63,15 @@ def check_parallelism(recipe: Recipe, config) -> None:
     config: the family's config as a namespace; None for a checkpoint, whose config is checked when it is read.
     """
     settings, training = recipe.training.parallelism, recipe.training
-    if settings is None:
-        return
     if processes_of(settings) == 1:
         raise UserError(f"{FIELD} shares nothing: all its numbers are 1; set one, such as {{tp: 2}}, or null")
     _check_one_another(settings, training)
     _check_training(settings, recipe)
     if config is not None:
         check_model_shares(settings, config)
+    if sharing_rows(settings) > 1 and any(data.streaming for data in objective_of(recipe).data_sections()):
+        words = f"{FIELD}={words_of(settings)}"
+        raise UserError(f"data.streaming=true is not wired beside {words}, whose processes read the same rows")
 
 
 def _check_one_another(settings: ParallelismSettings, training: TrainingSection) -> None:
@@ -115,14 +116,6 @@ def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None
             f"training.lora.merge=true needs whole weights, and {words} shares them; leave it out, and make a whole "
             f"model of the run's folder with anyformer merge"
         )
-
-
-def check_stream_is_shared(recipe: Recipe) -> None:
-    """Raise UserError where several processes would read the same rows of a stream."""
-    settings = recipe.training.parallelism
-    if sharing_rows(settings) > 1:
-        words = f"{FIELD}={words_of(settings)}"
-        raise UserError(f"data.streaming=true is not wired beside {words}, whose processes read the same rows")
 
 
 def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:

@@ -5,7 +5,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from ..inspection.page import as_script, look, maps_style
+from ..inspection.maps_page import as_script, look, maps_style
 from ..storage.atomic import write_atomically
 
 

@@ -1,5 +1,6 @@
 """The page of a run, made of what lies in its folder: report.html."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,19 @@ FIRST_COLUMNS = ("documents", "examples", "rows", "tokens", "bytes", "fill_rate"
 
 
 def write_report(
-    folder: Path | str, out: Path | None = None, *, with_maps: bool = True, trust_remote_code: bool = False
+    folder: Path | str,
+    out: Path | None = None,
+    *,
+    with_maps: bool = True,
+    load: Callable[[], Any] | None = None,
+    trust_remote_code: bool = False,
 ) -> int:
     """Write the page of a run, finished or not, and return its bytes. Nothing but its folder is read.
 
     Args:
         out: the page; None: report.html in the folder.
-        with_maps: whether the finished model is loaded to show what it attends to.
+        with_maps: whether the finished model shows what it attends to.
+        load: gives that model; None: it is loaded from the folder.
         trust_remote_code: whether code that comes with that model may run.
 
     Raises:
@@ -37,7 +44,7 @@ def write_report(
     """
     log = read_run(folder)
     found, facts = training_rows.read_rows(log.folder), RunFacts(recipe=log.recipe, run=log.run)
-    maps, maps_note = maps_of_run(log, found, trust_remote_code) if with_maps else ("", "")
+    maps, maps_note = maps_of_run(log, found, load, trust_remote_code) if with_maps else ("", "")
     loss_unit = objective_facts(log.recipe).loss_unit
     values = {
         "title": f"{log.name}: report",

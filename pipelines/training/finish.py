@@ -39,7 +39,8 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
     metrics = evaluate_splits(session, trainer)
     check_finite(session, metrics)
     save_final(session, trainer)
-    measured, samples = look_at_finished(session, trainer)
+    finished = finished_model(session)
+    measured, samples = look_at_finished(session, finished)
     metrics |= measured
     trainer.log_final(metrics)
     trainer.accelerator.wait_for_everyone()
@@ -49,16 +50,16 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
         facts["wall_seconds"] = round(time.monotonic() - session.began, 1)  # of this command
         if resumed_at is not None:
             facts["resumed_at"] = resumed_at
-        write_finished(session, finite(facts))  # finite: the result reads the same when it is printed again
+        write_finished(session, finished, finite(facts))  # finite: the result reads the same when it is printed again
 
 
-def write_finished(session: Session, facts: dict) -> None:
+def write_finished(session: Session, finished: FinishedModel, facts: dict) -> None:
     """Complete the run's folder; run.json says that it is finished when all else is there. Main process alone."""
     folder = session.folder
     folder.write(COMPLETING, **facts)
     draw_card_picture(folder.path)
     prepare_folder(folder.path)
-    report_finished(folder.path, session.arguments, session.recipe.trust_remote_code)
+    report_finished(folder.path, session.arguments, finished, session.recipe.trust_remote_code)
     folder.write("finished", **facts)
     if not session.quiet:
         print_result(folder.path, folder.identity() | facts, session.data.objective)
@@ -127,25 +128,29 @@ def check_finite(session: Session, metrics: dict) -> None:
             )
 
 
-def look_at_finished(session: Session, trainer) -> tuple[dict, list[dict]]:
-    """Metrics and samples that the finished model gives.
+def finished_model(session: Session) -> FinishedModel:
+    """The model of the saved files, which is loaded when it is first asked for.
 
-    It is loaded from the saved files: they are proved to load, and it does not matter how the engine has split the
-    trained one.
+    So they are proved to load, and it does not matter how the engine has split the trained one.
     """
+    arguments, folder = session.arguments, session.recipe.training.output_dir
+
+    def load():
+        auto_class = getattr(transformers, session.data.objective.auto_class)
+        trust = {"trust_remote_code": session.recipe.trust_remote_code}
+        return load_model(auto_class, folder, dtype=torch.float32, **trust).to(arguments.device).eval()
+
+    return FinishedModel(folder, load, arguments.per_device_eval_batch_size)
+
+
+def look_at_finished(session: Session, finished: FinishedModel) -> tuple[dict, list[dict]]:
+    """Metrics and samples that the finished model gives."""
     from accelerate.utils import gather_object
 
-    arguments, objective, folder = session.arguments, session.data.objective, session.recipe.training.output_dir
+    arguments, objective = session.arguments, session.data.objective
     where = objective.finishes_on()
     if where == "none" or (where == "one" and not session.is_main):
         return {}, []
-
-    def load():
-        trust = {"trust_remote_code": session.recipe.trust_remote_code}
-        model = load_model(getattr(transformers, objective.auto_class), folder, dtype=torch.float32, **trust)
-        return model.to(arguments.device).eval()
-
-    finished = FinishedModel(folder, load, arguments.per_device_eval_batch_size)
     if where == "all":
         finished.index, finished.count, finished.gather = arguments.process_index, arguments.world_size, gather_object
     # Under ZeRO-3 a model would be loaded in shards, by processes that are not here.

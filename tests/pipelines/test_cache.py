@@ -13,8 +13,9 @@ import pyarrow
 import pytest
 from anyformer.pipelines.data import tokenization
 from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.example_store import encode_examples
-from anyformer.pipelines.data.examples import examples_fingerprint, open_examples
+from anyformer.pipelines.data.examples import examples_fingerprint
 from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.image_store import store_images
 from anyformer.pipelines.data.tokenization import Tokenization, tokenize_corpus

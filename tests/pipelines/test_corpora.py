@@ -14,7 +14,7 @@ from dataclasses import asdict
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Document, Limits, Source
-from anyformer.pipelines.data.examples import open_examples
+from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
 from anyformer.pipelines.data.files import open_file
 from anyformer.pipelines.data.mixture_corpus import MixtureCorpus

@@ -10,8 +10,9 @@ import pytest
 import scipy.stats
 import torch
 import yaml
+from anyformer.pipelines.cli.parser import told_apart
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe, told_apart
+from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe
 from anyformer.pipelines.evaluation.suite_file import read_suite
 from anyformer.pipelines.metrics import load_metric
 from anyformer.pipelines.publishing.run_facts import RunFacts

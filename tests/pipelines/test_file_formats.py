@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.examples import open_examples
+from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, MixtureSource

@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from anyformer.pipelines.inspection.page import write_page
+from anyformer.pipelines.inspection.maps_page import write_page
 from anyformer.pipelines.inspection.views import packed, summaries, view_of_image
 from PIL import Image
 from transformers import AutoModelForCausalLM

@@ -4,7 +4,7 @@ import os
 
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.examples import open_examples
+from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.patterns import find_files
 from anyformer.pipelines.errors import UserError

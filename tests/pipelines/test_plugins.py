@@ -198,6 +198,10 @@ def test_two_rows_of_one_name_are_refused(files):
     plugins.load_plugins([str(files["metric"])])
     with pytest.raises(plugins.UserError, match="metric 'length_ratio' is registered already"):
         METRICS.add("length_ratio", object())
+    registry = plugins.Registry("thing", "json")
+    registry.announce({"mine": "a.module.that.is.not.imported"})
+    with pytest.raises(plugins.UserError, match="thing 'mine' is registered already"):
+        registry.add("mine", object())
 
 
 def test_a_downloaded_recipe_cannot_name_a_plug_in(tmp_path, command, capsys):

@@ -13,8 +13,7 @@ from anyformer.pipelines.aliases import ALIASES
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES
 from anyformer.pipelines.recipes import introspection
-from anyformer.pipelines.recipes.checkpoint_overrides import ROPE_KEYS
-from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS
+from anyformer.pipelines.recipes.checks import OWNED_ARGUMENTS, ROPE_KEYS
 from anyformer.pipelines.recipes.compose import describe_fields, load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from anyformer.pipelines.recipes.schema import (

@@ -7,7 +7,7 @@ import threading
 import fsspec
 import pytest
 from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.examples import open_examples
+from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.remote_files import with_local_copies
 from anyformer.pipelines.errors import UserError

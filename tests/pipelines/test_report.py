@@ -217,8 +217,8 @@ def test_mistakes_are_one_sentence(recorded, command, tmp_path, capsys):
         (broken,): "is not readable as JSON",
         (run, run): "is named twice",
         (run, begun): "has logged nothing yet, so there is nothing to compare",
-        (run, "--out", tmp_path): "is a folder; name a file",
-        (run, "--out", tmp_path / "no" / "page.html"): "there is no folder",
+        (run, "--out", tmp_path): "is a folder; give the name of a file",
+        (run, "--out", tmp_path / "no" / "page.html"): "does not exist",
         (begun, "--figures", tmp_path / "figures"): "has logged nothing yet, so there are no figures",
     }
     for words, sentence in mistakes.items():

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from anyformer.pipelines.data.examples import open_examples
+from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.length_batching import LengthGroupedSampler, PaddingCollator
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data

@@ -8,9 +8,9 @@ import sys
 import pytest
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli import listing, settings_help
-from anyformer.pipelines.cli.commands import build_parser
 from anyformer.pipelines.cli.completion_command import completion, known_words
 from anyformer.pipelines.cli.output import say_next
+from anyformer.pipelines.cli.parser import VERBS, build_parser
 from anyformer.pipelines.recipes.recipe_files import shipped
 from rich.console import Console
 
@@ -67,11 +67,12 @@ def test_a_plan_at_80_columns_has_a_way_in_each_column(terminal):
     assert any(line.startswith("optimizer") and line.count("GB") >= 3 for line in lines)
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_help_fits_into_80_columns_but_for_examples_which_can_be_copied(verb, terminal):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="0"):
         cli.main([verb, "--help"])
     text, _, examples = terminal().partition("examples:\n")
+    assert examples.startswith(f"  anyformer {verb}")
     assert max(map(len, text.splitlines())) <= 80
     assert max(map(len, examples.splitlines())) <= 100
 
@@ -95,7 +96,7 @@ def test_completion_knows_verbs_options_recipes_and_settings(shell):
     assert set(shipped("recipes")) <= set(words["recipes"]) and "masked" in words["kinds"]
     assert {"training.learning_rate=", "model.hidden_size=", "data.files="} <= set(words["settings"])
     assert all(word in script for kind in words.values() for word in kind)
-    assert all(verb in script for verb in cli.VERBS) and "dry-run" in script
+    assert all(verb in script for verb in VERBS) and "dry-run" in script
 
 
 @pytest.mark.parametrize(

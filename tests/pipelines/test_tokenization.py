@@ -17,7 +17,7 @@ from anyformer.pipelines.storage.cache import sha
 from anyformer.pipelines.tokenizers import load
 from anyformer.pipelines.tokenizers.control_tokens import ControlTokens, text_tokenizer
 from anyformer.pipelines.tokenizers.load import tokenizer_fingerprint, train_or_load_tokenizer
-from anyformer.pipelines.tokenizers.train import WRITES_EVERY_TEXT
+from anyformer.pipelines.tokenizers.special_tokens import WRITES_EVERY_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -156,9 +156,7 @@ class Engine:
         """
         names = {type(module).__name__ for module in (wrapped, getattr(wrapped, "_orig_mod", wrapped))}
         if self.wrappers and not any(name.startswith(self.wrappers) for name in names):
-            from .asked import ENGINES
-
-            wrapping = [each for each in ENGINES if each.wrappers]
+            wrapping = [each for each in Engine.__subclasses__() if each.wrappers]
             others = [each.name for each in wrapping if any(name.startswith(each.wrappers) for name in names)]
             raise UserError(
                 f"the run was started for {self.name}, but {others[0] if others else 'a plain model'} would train; "
