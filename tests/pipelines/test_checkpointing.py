@@ -166,9 +166,6 @@ def test_a_folder_to_be_renamed_has_the_permissions_of_any_new_folder(tmp_path):
 # --------------------------------------------------------------------------------------------------- pickles
 
 
-PICKLES = ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")  # libraries
-
-
 class Payload:
     """What a pickle can do when it is read: here, make a folder."""
 

@@ -100,21 +100,17 @@ def test_user_errors_are_one_sentence_with_exit_code_2(capsys):
         (["train"], "RECIPE"),
         (["train", "quickstart", "--dry"], "'--dry': no such argument"),
         (["train", "training.seed=1"], "anyformer train RECIPE training.seed=1"),
-        (["preview", "quickstart", "--rows", "0"], "0 must be at least 1"),
         (["preview", "quickstart", "--rows", "x"], "whole number"),
         (["list", "recipe"], "recipes"),
         (["evaluate", "runs"], "TASK"),
         (["evaluate", "runs", "task.num_beams=1"], "anyformer evaluate MODEL TASK task.num_beams=1"),
         (["evaluate", os.path.dirname(__file__), "task.num_beams=1"], "no model in this folder"),
         (["evaluate", "runs", "quickstart", "--split", "train"], "invalid choice: 'train'"),
-        (["evaluate", "runs", "quickstart", "--max-examples", "0"], "0 must be at least 1"),
-        (["list", "recipes", "more"], "'more': no such argument"),
         (["list", "fields"], "list fields: name a family, such as anyformer list fields decoder"),
         (["list", "fields", "decodr"], "did you mean decoder?"),
         (["generate", "runs"], "PROMPT"),
         (["generate", "runs", "text", "--greedy", "--do-sample"], "not allowed with"),
         (["generate", "runs", "text", "--greedy", "--top-k", "3"], "top_k=3 has no effect without sampling"),
-        (["generate", "runs", "text", "--temperature", "0"], "temperature=0.0 must be above 0"),
         (["generate", "runs", "text", "--top-p", "1.5"], "top_p=1.5"),
         (["publish", "runs"], "REPO_ID"),
     ],
@@ -205,32 +201,6 @@ def test_the_printed_recipe_is_the_composed_one(capsys):
     assert printed == load_recipe("quickstart", ["training.seed=7"])
 
 
-def test_list_names_everything_on_whole_lines(capsys):
-    from anyformer.pipelines.cli.listing import TABLES
-    from anyformer.pipelines.recipes.files import shipped, shipped_yaml
-
-    assert list(TABLES) == list(cli.LISTED)
-    assert main(["list"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for folder in ("models", "recipes"):
-        for name in shipped(folder):
-            words = shipped_yaml(folder, name)["description"].split()
-            assert any(line[:1] == [name] and line[-len(words) :] == words for line in lines)
-    for kind in TABLES:
-        assert main(["list", kind]) == 0
-        assert capsys.readouterr().out.startswith(kind)
-
-
-def test_on_a_terminal_list_fits_one_screen_and_names_every_kind(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 24 and max(map(len, lines)) < 80
-    assert all(any(line.lstrip().startswith(f"{kind}: ") for line in lines) for kind in cli.LISTED)
-    assert "quickstart" in " ".join(lines) and "anyformer list KIND" in " ".join(lines)
-
-
 def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monkeypatch):
     from anyformer.pipelines.recipes.compose import describe_fields
 
@@ -274,13 +244,6 @@ def test_list_names_what_a_recipe_may_say():
         name.partition("For")[2] for name in anyformer.__all__ if name.startswith("Anyformer") and "For" in name[9:]
     }
     assert {head for row in listed["families"] for head in row[2].split(", ")} == heads
-
-
-def test_presets_are_listed_family_by_family():
-    from anyformer.pipelines.cli.listing import preset_rows
-
-    families = [family for _, family, *_ in preset_rows()]
-    assert families == sorted(families, key=families.index) and len(set(families)) == 5
 
 
 @pytest.mark.parametrize("words", [["train", "quickstart", "--print-recipe"], ["list"]])  # by print, and by rich

@@ -281,17 +281,6 @@ def test_two_signals_within_a_moment_are_one_and_a_later_one_ends_the_run_at_onc
     assert not list_checkpoints(tmp_path / "run") and not hidden_files(tmp_path / "run")
 
 
-def test_the_echo_of_a_signal_does_not_disturb_the_cleaning_up(monkeypatch):
-    stop = stop_signal.StopAtOnce(active=True)
-    monkeypatch.setattr(stop_signal, "_heard", {})
-    with pytest.raises(stop_signal.Stopped), stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)  # the handler ends it
-    os.kill(os.getpid(), signal.SIGTERM)
-    stop.close()
-    assert stop.received == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
 # ------------------------------------------------------------------------------------ killed after the last step
 
 

@@ -9,7 +9,7 @@ import torch
 import yaml
 from anyformer.pipelines.data.length_batching import MOST_OF_SHORT, batches_by_tokens
 from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, draw_shots, prompt_of
-from anyformer.pipelines.evaluation.likelihood import encode_pairs, log_likelihoods, shared_rows
+from anyformer.pipelines.evaluation.likelihood import encode_pairs, log_likelihoods
 from anyformer.pipelines.evaluation.request import evaluation_recipe
 from task_data import task_recipe
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -109,11 +109,6 @@ def test_batches_of_short_texts_are_larger_and_hold_no_more_tokens():
     assert sorted(n for batch in batches for n in batch) == sorted(lengths) and batches[0] == [40, 39]
     assert all(len(batch) * batch[0] <= 2 * 40 and len(batch) <= 2 * MOST_OF_SHORT for batch in batches)
     assert batches_by_tokens([], 2) == []
-
-
-def test_a_text_is_read_once_with_the_longest_that_begins_like_it():
-    rows = shared_rows([(1, 2), (1, 2, 3), (1,), (1, 3), (2,)])
-    assert rows == {(1,): (1, 2, 3), (1, 2): (1, 2, 3), (1, 2, 3): (1, 2, 3), (1, 3): (1, 3), (2,): (2,)}
 
 
 def test_context_and_word_together_are_the_tokens_of_the_whole_text(tokenizer):

@@ -10,9 +10,7 @@ import torch
 from anyformer.pipelines.metrics import wilson
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.learning_rate import begin_above_zero
-from anyformer.pipelines.training.log.progress import describe
 from anyformer.pipelines.training.log.trackers import Wandb
-from anyformer.pipelines.words import aligned, at_limit, counted
 from transformers import get_scheduler
 from transformers.integrations import WandbCallback
 
@@ -81,14 +79,6 @@ def test_validations_the_last_step_and_the_end_are_logged_by_one_name(tiny_recip
     steps = {line.split()[1]: line for line in printed if line.startswith("step ") and "epoch" in line}
     assert f"lr {trained[0]['learning_rate']:.2e}, Muon {trained[0]['muon_learning_rate']:.2e}  " in steps["1/12"]
     assert "ETA" not in steps["1/12"] and "ETA" in steps["7/12"] and "epoch 0." in steps["1/12"]
-
-
-def test_a_progress_line_leaves_out_what_does_not_fit():
-    logs = {"loss": 6.4, "learning_rate": 1e-3, "epoch": 0.5, "tokens_per_second": 3900.0}
-    logs |= {"mfu": 0.3, "data_share": 0.02, "memory_gb": 1.4}
-    whole = describe(logs, 100)
-    assert whole == "epoch 0.50  loss 6.4000  lr 1.00e-03  3,900 tok/s  ETA 1:40  MFU 30%  data 2%  1.4 GB"
-    assert describe(logs, 100, 60) == whole[: whole.index("  MFU")] and len(describe(logs, 100, 5)) > 5
 
 
 def tensorboard_runs(folder) -> dict[str, dict]:
@@ -182,17 +172,6 @@ def test_a_share_of_examples_is_shown_with_wilsons_interval():
     assert with_interval("accuracy", 0.8, {}) == "0.8000" and with_interval("f1", 0.8, {"examples": 9}) == "0.8000"
 
 
-def test_facts_stand_aligned_and_break_at_words():
-    assert (counted(1, "document"), counted(2345, "document")) == ("1 document", "2,345 documents")
-    assert counted(1, "process", "processes") == "1 process" and counted(0, "process", "processes") == "0 processes"
-    facts = [("model", "a long line of words that is broken\nand another"), ("devices", "1 x cpu")]
-    wide, narrow = aligned(facts), aligned(facts, 34)
-    assert wide.splitlines()[0] == "  model: a long line of words that is broken" and "devices: 1 x cpu" in wide
-    assert all(len(line) <= 34 for line in narrow.splitlines())
-    assert [line[:9] for line in narrow.splitlines()] == ["  model: ", " " * 9, " " * 9, "devices: "]
-    assert " ".join(narrow.split()) == " ".join(wide.split())
-
-
 class FakeWandb:
     """What WandbCallback touches of wandb, offline: the runs that are begun and finished, and what is logged."""
 
@@ -231,9 +210,3 @@ def test_wandb_gets_a_run_of_its_own_each_time_also_after_a_failure(fails, monke
     assert [run.name for run in fake.runs] == ["mine", "mine"] and fake.run is None
     assert fake.runs[1].logged[0] == {"train/loss": 1.0, "validation/loss": 2.0, "train/global_step": 3}
     assert fails or fake.runs[1].logged[1] == {"test/loss": 3.0, "train/global_step": 3}
-
-
-def test_rows_that_reach_a_limit_are_counted():
-    """A share of few rows would be written as 0.0%."""
-    assert at_limit(0, 90, "max_length=128") == "none reaches max_length=128"
-    assert at_limit(2, 5452, "max_length=64") == "2 of 5,452 reach max_length=64"

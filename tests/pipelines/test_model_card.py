@@ -2,14 +2,13 @@
 
 import json
 import math
-import os
 import re
 
 import pytest
 import yaml
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.publishing.model_card import MARKER, TEMPLATE, render_model_card, write_model_card
-from anyformer.pipelines.publishing.publish import files_to_publish, prepare_folder
+from anyformer.pipelines.publishing.publish import files_to_publish
 from anyformer.pipelines.publishing.run_facts import RunFacts
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict, resume_difference
 from anyformer.pipelines.recipes.files import shipped
@@ -207,14 +206,6 @@ def test_a_checkpoint_s_own_record_serves_where_the_run_folder_s_files_are_not(m
     assert "Python standard library" in section(text, "Data") and "| seed | 5 |" in text
 
 
-def test_a_licence_comes_from_the_recipe_where_none_is_given(model_folder):
-    with_license = recipe(source="stdlib")
-    with_license.publish.license = "apache-2.0"
-    write_run(model_folder, with_license)
-    prepare_folder(model_folder)
-    assert read_card(model_folder)[0]["license"] == "apache-2.0"
-
-
 def test_local_data_is_named_by_file_and_never_as_a_hub_data_set(model_folder, tmp_path):
     (tmp_path / "on-disk").mkdir()
     write_run(model_folder, recipe(files=["/home/someone/secret-place/notes.txt"]))
@@ -249,19 +240,6 @@ def test_our_card_is_rewritten_and_a_person_s_is_kept(model_folder, capsys):
     card.write_text(theirs)
     write_model_card(model_folder)
     assert card.read_text() == theirs and "kept as it is" in capsys.readouterr().out
-
-
-def test_a_failed_write_leaves_the_old_card(model_folder, monkeypatch):
-    card = write_model_card(model_folder)
-    before = card.read_bytes()
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space"):
-        write_model_card(model_folder, license="mit")
-    assert card.read_bytes() == before
 
 
 def test_damaged_facts_are_one_sentence(model_folder):

@@ -237,13 +237,6 @@ def test_denoisers_are_drawn_by_their_weights_and_leave_out_their_shares(letters
     assert left_out == {mode: round(69 * density) for density, _, _, mode in parts}
 
 
-def test_the_default_is_the_papers_table_1():
-    (_, r, s, *x) = OBJECTIVES["mixture_of_denoisers"].Settings().denoisers
-    assert (r.noise, s.noise, s.mode_token) == ((0.15, 8.0), (0.25, float("inf")), "<|S|>")
-    assert [part.noise for part in x] == [(0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.5, 64.0)]
-    assert {part.mode_token for part in x} == {"<|X|>"}
-
-
 # ---------------------------------------------------------------------------------------- prefixes and middles
 
 

@@ -14,8 +14,6 @@ from anyformer.pipelines.data.encoding import Encoder
 from anyformer.pipelines.data.packing import (
     PackedDataset,
     StreamingPackedDataset,
-    packing_report,
-    row_starts,
     tokenize_corpus,
 )
 from anyformer.pipelines.errors import UserError
@@ -162,17 +160,6 @@ def test_padding_waste_is_what_rows_of_their_own_would_waste(lengths, length):
     assert dataset.padding_waste == pytest.approx(1 - held / rows)
 
 
-def test_a_million_documents_are_laid_out_fast():
-    import time
-
-    sizes = np.random.default_rng(0).integers(0, 600, 1_000_000)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    begin = time.process_time()
-    starts = row_starts(offsets, 1024)
-    assert time.process_time() - begin < 5  # 0.3 s on a quiet machine
-    assert len(starts) == pytest.approx(sizes.sum() / 1024, rel=0.01)
-
-
 def test_rows_are_found_by_index_and_not_beyond(char_tokenizer):
     dataset = PackedDataset(ArrayStore([100]), 10, "pad", PAD)
     assert torch.equal(dataset[-1]["input_ids"], dataset[len(dataset) - 1]["input_ids"])
@@ -311,13 +298,6 @@ def test_rows_do_not_depend_on_the_number_of_workers(tmp_path, char_tokenizer, w
 
 
 # Reports and bad input
-
-
-def test_the_report_says_what_padding_would_have_wasted(tmp_path, char_tokenizer):
-    dataset = PackedDataset(store_of(["abc"] * 32, char_tokenizer, tmp_path), 16)
-    report = packing_report(dataset)
-    assert "8 rows of 16 tokens from 32 documents" in report
-    assert "would waste 75.0% of the positions on padding; packing wastes 0.0%" in report
 
 
 def test_bad_input_is_one_sentence(tmp_path, char_tokenizer):

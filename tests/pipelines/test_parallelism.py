@@ -257,8 +257,6 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
     [
         ("{tp: 3}", [], "tp does not divide model.num_attention_heads="),
         ("{tp: 1}", [], "shares nothing: all its numbers are 1"),
-        ("{tpp: 2}", [], "training.parallelism.tpp: no such setting; did you mean training.parallelism.tp?"),
-        ("{tp: 0}", [], "training.parallelism.tp=0 must be at least 1"),
         ("{dp_shard: 2, ep: 2}", [], "the model has no experts to share; set ep to 1, or model.family to moe"),
         ("{dp_shard: 2, ep: 4}", [], "ep must be a multiple of tp, and divide dp_shard x tp"),
         ("{pp: 5}", [], "pp does not divide model.num_hidden_layers="),

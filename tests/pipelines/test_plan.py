@@ -13,7 +13,7 @@ from anyformer.pipelines.accounting import activations as accounting
 from anyformer.pipelines.accounting.activations import Batch, How, activations
 from anyformer.pipelines.accounting.caches import cache_size
 from anyformer.pipelines.accounting.devices import MEMORY, devices_of
-from anyformer.pipelines.accounting.flops import FlopCount, linear_weights
+from anyformer.pipelines.accounting.flops import FlopCount
 from anyformer.pipelines.accounting.memory import STAGES, training_states
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.commands import main
@@ -43,28 +43,6 @@ def plan(name: str, *overrides: str, devices=GPUS, **how):
 
 
 # ---------------------------------------------------------------------------------- the lecture notes' figures
-
-
-def test_a_cache_is_the_lecture_notes_example():
-    fields = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": None}
-    note = SimpleNamespace(model_type="anyformer_decoder", head_dim=None, use_cache=True, attention_pattern=None)
-    vars(note).update(fields, layer_types=None)
-    size = cache_size(note, tokens=1000, bytes_per_value=4)
-    assert size.per_token == 6 * 512 * 2 == 6144
-    assert size.total_bytes == 24_576_000  # 24.576 MB
-
-
-def test_the_cache_of_a_7b_model_without_grouped_queries_is_half_a_megabyte_for_each_token():
-    size = cache_size(preset("llama"), tokens=131_072, bytes_per_value=2)
-    assert (size.bytes_per_token, size.total_bytes) == (524_288, 64 * 2**30)
-
-
-def test_the_translation_example_has_12_times_layers_times_squared_width_weights():
-    fields = {"num_hidden_layers": 6, "hidden_size": 512, "intermediate_size": 2048, "mlp_type": "mlp"}
-    config = AutoConfig.for_model("anyformer_encoder", vocab_size=7, add_pooling_layer=False, **fields)
-    with torch.device("meta"):
-        model = anyformer.AnyformerEncoderModel(config)
-    assert sum(linear_weights(model).values()) == 6 * 12 * 512**2 == 18_874_368
 
 
 def test_grouped_queries_divide_the_cache_and_zero_divides_the_states():
@@ -416,19 +394,15 @@ def test_the_command_prints_and_writes_the_plan(tmp_path, capsys):
     "argv, words",
     [
         (["quikstart"], "'quikstart' is neither a recipe, nor a file, nor a preset; did you mean quickstart?"),
-        (["quickstart", "--devices", "8xH100-81GB"], "H100-81GB is no device that plan knows; did you mean H100-80GB?"),
         (["quickstart", "--devices", "A100"], "did you mean A100-40GB or A100-80GB?"),
         (["quickstart", "--devices", "0xH100"], "0 is no number of devices"),
         (["quickstart", "--devices", "8"], "is not of the form 8xH100-80GB"),
-        (["quickstart", "--zero", "4"], "invalid choice: 4"),
         (["quickstart", "--zero", "1", "--fsdp"], "not allowed with"),
         (["quickstart", "--zero", "2"], "training.optim=muon needs whole"),
         (["quickstart", "--mfu", "40"], "--mfu=40 is a share of the peak"),
-        (["quickstart", "--context", "0"], "0 must be at least 1"),
         (["quickstart", "--output", "no/such/plan.json"], "the folder no/such does not exist"),
         (["gpt2", "--devices", "H100", "--context", "4096"], "--context=4096 is longer than the model's"),
         (["bert_base", "--devices", "H100", "--context", "64"], "generates nothing"),
-        (["llama", "training.learnig_rate=1"], "did you mean training.learning_rate?"),
         (["gpt2", "objective.sequence_length=4096"], "objective.sequence_length=4096 is longer than"),
     ],
 )

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from anyformer.pipelines.cli.preview import preview, spread
+from anyformer.pipelines.cli.preview import preview
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.showing import DOCUMENT_COLORS, masked_text, row_text, visible
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -37,17 +37,6 @@ def test_a_row_shows_its_text_once_with_a_colour_per_document_and_unpredicted_to
     styles = [str(span.style) for span in text.spans]
     assert {s.split()[0] for s in styles if "bold" not in s} == set(DOCUMENT_COLORS[: len(segments)])
     assert sum("underline" in s for s in styles) == int((row["labels"] == -100).sum()) == len(segments)
-
-
-def test_colours_reach_a_terminal(recipe, tmp_path):
-    with (tmp_path / "out.txt").open("w") as file:
-        preview(recipe, rows=2, console=Console(file=file, force_terminal=True, color_system="standard", width=120))
-    assert "\x1b[36m" in (tmp_path / "out.txt").read_text()  # cyan: the first document
-
-
-def test_rows_are_spread_from_first_to_last():
-    assert spread(100, 5) == [0, 25, 50, 74, 99]
-    assert spread(3, 5) == [0, 1, 2] and spread(1, 5) == [0]
 
 
 def test_nothing_is_trained(recipe):

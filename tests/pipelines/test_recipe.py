@@ -190,25 +190,14 @@ def test_every_setting_refuses_a_value_of_another_type():
 @pytest.mark.parametrize(
     "override, message",
     [
-        ("training.learnig_rate=1", "training.learnig_rate: no such setting; did you mean training.learning_rate?"),
         ("model.hidden_sise=8", "model.hidden_sise: no such setting; did you mean model.hidden_size?"),
-        ("trainign.seed=1", "trainign: no such section; did you mean training?"),
-        ("training.dataloader_num_worker=1", "training.dataloader_num_worker: no such setting; did you mean "
-         "training.dataloader_num_workers?"),
         ("data.mixture=[{wieght: 1}]", "data.mixture.0.wieght: no such setting; did you mean data.mixture.0.weight?"),
-        ("training.max_steps=many", "training.max_steps='many' is not an integer"),
         ("training.max_steps=true", "training.max_steps=true is not an integer"),
         ("training.max_steps=1e3", "training.max_steps=1000.0 is not an integer; write 1000"),
         ("training.learning_rate=.nan", "training.learning_rate=nan is not a number"),
         ("training.run_name=3", "training.run_name=3 is not text; put it in quotes"),
-        ("training.dataloader_num_workers=x", "training.dataloader_num_workers='x' is not an integer"),
         ("training.bf16=atuo", "training.bf16='atuo' is not true or false or 'auto'; did you mean auto?"),
-        ("data.document=fil", "data.document='fil' is not one of its choices; did you mean file?"),
-        ("evaluation.metrics=[perplexiti]", "evaluation.metrics='perplexiti' is not for objective.name=causal; did "
-         "you mean perplexity?"),
-        ("model.num_hidden_layers=two", "model.num_hidden_layers='two' is not an integer"),
         ("model=llama", "model='llama' is not a section of settings, such as model: {key: value}"),
-        ("training.seed.x=1", "training.seed={'x': 1} is not an integer"),
         ("training.optim=adamww", "training.optim='adamww' is not known; did you mean adamw?"),
         ("training.lr_scheduler_type=cosin", "training.lr_scheduler_type='cosin' is not known; did you mean cosine?"),
         ("model.hidden_act=siluu", "model.hidden_act='siluu' is not known; did you mean silu?"),
@@ -219,8 +208,6 @@ def test_every_setting_refuses_a_value_of_another_type():
          "linear, dynamic, yarn, longrope, llama3, proportional"),
         ("model.rope_parameters={a: 1}", "model.rope_parameters.a: no such setting; known: "
          + ", ".join(sorted(ROPE_KEYS))),
-        ("model.rope_parameters={rope_thta: 1}", "model.rope_parameters.rope_thta: no such setting; did you mean "
-         "model.rope_parameters.rope_theta?"),
         ("model.rope_parameters={full_attention: null}", "model.rope_parameters.full_attention=None is not a "
          "mapping of settings, such as {rope_theta: 10000}"),
         ("model.attention_pattern=[sliding_attention]", "model.sliding_window is not set, but sliding_attention "
@@ -228,21 +215,11 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("model.attention_pattern=[full_attention, full_attention, full_attention, full_attention, full_attention, "
          "full_attention, full_attention]", "model.attention_pattern names 7 layers, but model.num_hidden_layers=4; "
          "name at most 4"),
-        ("training.lr=1", "training.lr: no such setting; did you mean training.learning_rate?"),
-        ("training.batch_size=8", "training.batch_size: no such setting; did you mean "
-         "training.per_device_train_batch_size?"),
-        ("learning_rate=1e-3", "learning_rate: no such section; did you mean training.learning_rate?"),
         ("batch_size=8", "batch_size: no such section; did you mean training.per_device_train_batch_size?"),
-        ("metrics=[accuracy]", "metrics: no such section; did you mean evaluation.metrics?"),
         ("training.hidden_size=8", "training.hidden_size: no such setting; did you mean model.hidden_size?"),
         ("model.n_layer=2", "model.n_layer: no such setting; did you mean model.num_hidden_layers?"),
-        ("vocab_size=300", "vocab_size: no such section; did you mean tokenizer.vocab_size?"),
-        ("data.path=a.txt", "data.path: no such setting; did you mean data.files?"),
-        ("tokenizer.type=bpe", "tokenizer.type='bpe' is not one of its choices; did you mean byte_bpe?"),
-        ("model.position_encoding=rope", "model.position_encoding='rope' is not known; did you mean rotary?"),
         ("evaluation.metrics=[ppl]", "evaluation.metrics='ppl' is not for objective.name=causal; did you mean "
          "perplexity?"),
-        ("objective.name=mlm", "objective.name='mlm' is not one of its choices; did you mean masked?"),
         ("task=translation", "task='translation' is not a section of settings; write task.name=translation"),
         ("data.source=null", "data names no data; set one of source, files, dataset and mixture"),
         ("tokenizer.vocab_size=null", "tokenizer.vocab_size is not set; tokenizer.type=byte_bpe needs it, such "
@@ -250,16 +227,10 @@ def test_every_setting_refuses_a_value_of_another_type():
         ("model.vocab_size=300", "model.vocab_size=300 is smaller than tokenizer.vocab_size=2048; remove "
          "model.vocab_size"),
         ("training.max_steps.x=1", "training.max_steps.x: training.max_steps=220 has no settings in it"),
-        ("training.max_steps=0", "training.max_steps=0 must be at least 1, or -1 for training.num_train_epochs"),
-        ("evaluation.sample_top_p=1.5", "evaluation.sample_top_p=1.5 must be at most 1"),
-        ("training.save_total_limit=1", "training.save_total_limit=1 must be at least 2"),
         ("training.report_to=[none, wandb]", "training.report_to=['none', 'wandb'] must be none, or any of wandb, "
          "trackio, tensorboard"),
         ("training.output_dir=''", "training.output_dir is not set; it is the folder of the run, such as runs/mine"),
-        ("training.max_grad_norm=1e-30", "training.max_grad_norm=1e-30 must be 0 or at least 1e-06"),
-        ("training.learning_rate=1e-30", "training.learning_rate=1e-30 must be at least 1e-12"),
         ("publish.repo_id=''", "publish.repo_id='' is no value; leave it out, or set it to null"),
-        ("evaluation.best_metric=''", "evaluation.best_metric='' is no value; leave it out, or set it to null"),
         ("nonsense", "override 'nonsense' is not of the form section.key=value"),
         ("a..b=1", "override 'a..b=1' is not of the form section.key=value"),
     ],
@@ -296,21 +267,6 @@ def test_no_suggestion_is_what_was_refused_and_a_field_of_other_families_names_t
     assert sentence("quickstart", "model.n_experts=4").startswith(
         "model.num_experts is a setting of moe, encoder, seq2"
     )
-
-
-@pytest.mark.parametrize(
-    "name, meant",
-    {
-        "rope_theta": "rope_parameters.rope_theta",
-        "rope_base": "rope_parameters.rope_theta",
-        "rope_scaling": "rope_parameters",
-        "softcap": "attn_logit_softcapping",
-        "attention_softcap": "attn_logit_softcapping",
-        "logit_softcap": "final_logit_softcapping",
-    }.items(),
-)
-def test_names_of_other_libraries_lead_to_the_field(name, meant):
-    assert sentence("quickstart", f"model.{name}=1") == f"model.{name}: no such setting; did you mean model.{meant}?"
 
 
 FLASH = "model.attn_implementation=flash_attention_2"
@@ -458,14 +414,6 @@ def test_the_signature_of_an_address_is_used_and_neither_saved_nor_compared(quer
     by_an_older_version = recipe.to_dict() | {"data": dataclasses.asdict(recipe.data)}
     for stored in (unsigned.to_dict(), by_an_older_version):
         assert resume_difference(stored, recipe.to_dict()) is None
-
-
-@pytest.mark.parametrize(
-    "name, instead",
-    [("push_to_hub=true", "publish.repo_id"), ("hub_model_id=me/x", "publish.repo_id"), ("hub_token=x", "HF_TOKEN")],
-)
-def test_the_hub_is_reached_by_publish_alone(name, instead):
-    assert instead in sentence("quickstart", f"training.{name}")
 
 
 NONSENSE = {"fsdp_config": "{a: 1}", "gradient_checkpointing_kwargs": "{a: 1}", "liger_kernel_config": "{a: true}"}

@@ -20,11 +20,9 @@ from anyformer.pipelines.reporting.figures import draw_loss
 from anyformer.pipelines.reporting.metrics_table import Measured, newcombe
 from anyformer.pipelines.reporting.parameters import part_of
 from anyformer.pipelines.reporting.report import write_report
-from anyformer.pipelines.reporting.rows import as_html
 from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
 from anyformer.pipelines.training.log.report_page import ReportPage
 from anyformer.pipelines.training.log.sample_rows import as_png
-from anyformer.pipelines.words import with_deviation
 from processes import end_in_micro_batch
 
 import anyformer
@@ -182,21 +180,6 @@ def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(pla
     assert all("too few seeds" in " ".join(told[pair]) for pair in told if called[2] in pair)
 
 
-@pytest.mark.parametrize(
-    "mean, deviation, words",
-    [
-        (726.8, 13.1041, "727 ± 13"),
-        (0.8, 0.0123, "0.800 ± 0.012"),
-        (12345.6, 0.03, "12,345.600 ± 0.030"),
-        (0.8, 0.0, "0.8000 ± 0"),
-        (726.8, None, "726.8"),
-        (1.0, float("nan"), "1.0000 ± nan"),
-    ],
-)
-def test_a_mean_and_its_deviation_end_in_the_same_digit(mean, deviation, words):
-    assert with_deviation(mean, deviation) == words
-
-
 def test_the_interval_of_a_difference_is_newcombes():
     """56 of 70 against 48 of 80: Newcombe (1998), table II, method 10: 0.0524 to 0.3339."""
     from anyformer.pipelines.metrics import wilson
@@ -253,14 +236,6 @@ def test_thinning_keeps_every_spike():
     values[54_321], values[77] = 9.0, -9.0
     x, y = thinned(list(range(100_000)), values)
     assert len(x) <= MOST + 2 and max(y) == 9.0 and min(y) == -9.0 and x == sorted(x) and x[-1] == 99_999
-
-
-def test_rows_keep_their_colours_and_nothing_of_them_is_html():
-    shown = as_html("\x1b[36mcyan \x1b[4munder\x1b[0m plain <i>\n── row 3 ──")
-    assert (
-        shown
-        == '<span class="cyan">cyan </span><span class="cyan underline">under</span> plain &lt;i&gt;\n<b>row 3</b>'
-    )
 
 
 def test_parameters_are_counted_by_what_they_are_for():

@@ -201,18 +201,6 @@ def test_the_second_call_does_not_train_and_other_settings_do(tmp_path, monkeypa
     assert len(trainings) == 5
 
 
-def test_a_training_that_dies_leaves_nothing_that_is_taken_for_a_tokenizer(tmp_path, monkeypatch):
-    def die(*arguments):
-        raise KeyboardInterrupt
-
-    corpus = corpus_of(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setitem(load.TRAINERS, "char", die)
-        train_or_load_tokenizer(SECTIONS["char"], corpus, tmp_path, progress=False)
-    assert not list((tmp_path / "tokenizers").iterdir())
-    assert len(train_or_load_tokenizer(SECTIONS["char"], corpus, tmp_path, progress=False)) == len(set(TEXT)) + 3
-
-
 def test_training_reads_no_more_than_max_training_bytes(tmp_path):
     corpus = corpus_of(tmp_path, "aé" * 50 + "z" * 100)
     section = TokenizerSection(type="char", max_training_bytes=149)  # ends in the middle of an é
@@ -228,20 +216,15 @@ def test_training_reads_no_more_than_max_training_bytes(tmp_path):
     [
         ({"vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "more than the training text supports", "at most"]),
         ({"type": "wordpiece", "vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "it yields at most"]),
-        ({"type": "unigram", "vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "it yields at most"]),
         ({"type": "char", "vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "characters", "leave vocab_size out"]),
         ({"vocab_size": 257}, ["tokenizer.vocab_size=257 is too small", "256 bytes", "take 258"]),
         ({"type": "wordpiece", "vocab_size": 20}, ["tokenizer.vocab_size=20 is too small", "characters"]),
-        ({"type": "unigram", "vocab_size": 20}, ["tokenizer.vocab_size=20 is too small", "characters"]),
         ({"type": "char", "vocab_size": 20}, ["tokenizer.vocab_size=20", "characters"]),
         ({"vocab_size": 2}, ["tokenizer.vocab_size=2", "no room"]),
-        ({"type": "bpe"}, ["tokenizer.type='bpe'", "byte_bpe"]),
         ({"type": "bpe_byte_fallback", "vocab_size": 258}, ["vocab_size=258 is too small", "the space", "take 259"]),
         ({"type": "bpe_byte_fallback", "vocab_size": 50_000}, ["tokenizer.vocab_size=50000", "it yields at most"]),
-        ({"type": "sentencepiece_bpe"}, ["tokenizer.type='sentencepiece_bpe'", "did you mean bpe_byte_fallback?"]),
         ({"special_tokens": ["<|pad|>"]}, ["tokenizer.special_tokens", "<|pad|>"]),
         ({"type": "char", "special_tokens": ["a"]}, ["tokenizer.special_tokens", "'a'"]),
-        ({"max_training_bytes": 0}, ["tokenizer.max_training_bytes=0"]),
     ],
 )
 def test_vocabularies_the_text_does_not_support_are_one_sentence(tmp_path, settings, expected):
