@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, close
+from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, close, labelled_row
 from test_laws import FIRST, every
 from torch.nn.functional import cross_entropy, pad
 from transformers import CompileConfig, Trainer, TrainingArguments
@@ -235,27 +235,6 @@ HEADED = [
     for name in dir(anyformer)
     if name.startswith(f"Anyformer{family}For")
 ]
-
-
-def labelled_row(name: str, config, seed: int) -> dict:
-    """One row with all the labels of a head's class."""
-    drawn, most = torch.Generator().manual_seed(seed), 97 if "LM" in name or "Generation" in name else 2
-    if name.startswith("AnyformerViT"):
-        pixels = {"pixel_values": torch.randn(3, *config.image_size, generator=drawn)}
-        kept = (
-            {"bool_masked_pos": torch.arange(12) % 3 == 0} if "Masked" in name else {"labels": torch.tensor(seed % 2)}
-        )
-        return pixels | kept
-    row = {"input_ids": torch.randint(4, 97, (8,), generator=drawn)}
-    row["attention_mask"] = (torch.arange(8) < 8 - seed).long()
-    if "QuestionAnswering" in name:
-        return row | {"start_positions": torch.tensor(seed), "end_positions": torch.tensor(3)}
-    if "MultipleChoice" in name:
-        return {key: torch.stack([x, x]) for key, x in row.items()} | {"labels": torch.tensor(seed % 2)}
-    if "SequenceClassification" in name or "ImageClassification" in name:
-        return row | {"labels": torch.tensor(seed % 2)}
-    row["labels"] = row["input_ids"] % most
-    return row | ({"next_sentence_label": torch.tensor(seed % 2)} if "PreTraining" in name else {})
 
 
 @pytest.mark.parametrize("family, name", HEADED, ids=[name for _, name in HEADED])
