@@ -268,7 +268,7 @@ def labelled_row(name: str, config, seed: int) -> dict:
         return {key: torch.stack([x, x]) for key, x in row.items()} | {"labels": torch.tensor(seed % 2)}
     if "SequenceClassification" in name or "ImageClassification" in name:
         return row | {"labels": torch.tensor(seed % 2)}
-    row["labels"] = row["input_ids"] % most
+    row["labels"] = (row["input_ids"] % most).masked_fill(row["attention_mask"] == 0, -100)
     return row | ({"next_sentence_label": torch.tensor(seed % 2)} if "PreTraining" in name else {})
 
 

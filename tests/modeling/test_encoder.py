@@ -9,7 +9,7 @@ from family_variants import (
     tokens,
 )
 from native_models import randomise
-from torch.utils._python_dispatch import TorchDispatchMode
+from watching import Watch, square
 
 from anyformer import AnyformerEncoderForMaskedLM, AnyformerEncoderModel
 
@@ -84,34 +84,17 @@ def test_tokens_see_both_sides_and_in_a_sliding_layer_the_window_on_each(tiny_en
         assert seen(sliding, query) == set(range(max(0, query - 4), min(24, query + 5)))
 
 
-class Watch(TorchDispatchMode):
-    """Records the squares of tokens that operations make, and those that read a value on the host."""
-
-    def __init__(self):
-        super().__init__()
-        self.squares, self.syncs = [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
-            self.syncs.append(func.overloadpacket.__name__)
-        for x in out if isinstance(out, tuple) else (out,):
-            if isinstance(x, torch.Tensor) and x.shape[-2:] == (24, 24):
-                self.squares.append(str(func))
-        return out
-
-
 @pytest.mark.parametrize("name", ["bert", "roberta", "albert", "rotary", "sinusoidal", "none"])
 def test_without_padding_no_mask_is_built_and_the_number_of_labels_alone_is_read_on_the_host(tiny_encoder_config, name):
     model = build(tiny_encoder_config(**ENCODERS[name])).train()
     row = encoder_row(model.config, 24, batch=2)
-    with Watch() as watch:
+    with Watch(square(24)) as watch:
         model.model(**row)
-    assert watch.squares == [] and watch.syncs == []
+    assert watch.made == [] and watch.reads == []
     labels = labels_for(row["input_ids"])
-    with Watch() as watch:
+    with Watch(square(24)) as watch:
         model(**row, labels=labels)
-    assert watch.squares == [] and watch.syncs == ["nonzero"]
+    assert watch.made == [] and watch.reads == ["nonzero"]
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "deberta", "deberta_mask_decoder"])

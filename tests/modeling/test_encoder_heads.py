@@ -6,7 +6,6 @@ import transformers
 from family_variants import ENCODERS, close, encoder_row, gradients_of, padded, poison_empty_memory
 from native_models import randomise
 from torch.nn import functional
-from training_steps import weights_after_a_step
 
 import anyformer
 
@@ -104,23 +103,6 @@ def test_the_loss_is_that_of_the_logits(tiny_encoder_config, head):
     for training in (False, True):
         named, as_tuple = (model.train(training)(**batch, return_dict=r) for r in (True, False))
         assert isinstance(as_tuple, tuple) and torch.equal(as_tuple[0], named.loss)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_trainer_accumulates_to_the_gradient_of_the_whole_batch(tiny_encoder_config, tmp_path, head):
-    config = tiny_encoder_config()
-    rows = [{name: x[0] for name, x in example(head, config, 8, seed=seed).items()} for seed in range(4)]
-    if head in ("MaskedLM", "PreTraining", "TokenClassification"):
-        rows[1]["labels"][2:] = -100  # micro-batches of different weight
-        rows[1]["labels"][0] = 3
-
-    whole, accumulated = (
-        weights_after_a_step(build(head, tiny_encoder_config()), rows, size, tmp_path) for size in (4, 1)
-    )
-    before = dict(build(head, config).named_parameters())
-    assert any(not torch.equal(whole[name], p) for name, p in before.items())
-    for name, p in whole.items():
-        torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=1e-5, msg=name)
 
 
 def test_both_losses_of_pretraining_count_alone_and_together(tiny_encoder_config):

@@ -12,7 +12,6 @@ from family_variants import (
 from native_models import randomise
 from packaging.version import Version
 from torch.nn.functional import cross_entropy, pad
-from training_steps import weights_after_a_step
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -146,22 +145,6 @@ def test_without_a_start_token_labels_cannot_be_shifted_and_one_sentence_says_so
     model = build(tiny_seq2seq_config(decoder_start_token_id=None))
     with pytest.raises(ValueError, match="decoder_start_token_id is not set"):
         model(tokens(), labels=tokens())
-
-
-@pytest.mark.parametrize("head", ["ForConditionalGeneration", "ForSequenceClassification"])
-def test_trainer_accumulates_to_the_gradient_of_the_whole_batch(tiny_seq2seq_config, tmp_path, head):
-    generates, rows = head == "ForConditionalGeneration", []
-    for i, (ids, labels) in enumerate(zip(tokens(4, 8), tokens(4, 6, seed=1))):
-        labels[i + 1 :] = -100  # micro-batches of different weight
-        rows.append({"input_ids": ids, "labels": labels if generates else torch.tensor(i % 3)})
-
-    def build_it():
-        return randomise(getattr(anyformer, f"AnyformerSeq2Seq{head}")(tiny_seq2seq_config(num_labels=3)))
-
-    whole, accumulated = (weights_after_a_step(build_it(), rows, size, tmp_path) for size in (4, 1))
-    assert any(not torch.equal(whole[name], p) for name, p in build_it().named_parameters())
-    for name, p in whole.items():
-        torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=1e-5, msg=name)
 
 
 # ---- decoding
