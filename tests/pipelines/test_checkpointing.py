@@ -129,10 +129,6 @@ def test_the_same_step_committed_again_replaces_the_old_one(tmp_path):
     assert not (again / "sub").exists()
 
 
-def test_an_empty_folder_has_no_checkpoint(tmp_path):
-    assert find_last_complete(tmp_path) is None
-
-
 @pytest.mark.parametrize("name", ["checkpoint-x", "corrupt-checkpoint-5", "my-checkpoint-7"])
 def test_other_names_are_no_checkpoints(tmp_path, name):
     (tmp_path / name).mkdir()

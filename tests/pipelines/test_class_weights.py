@@ -110,31 +110,20 @@ def test_images_mixed_or_not_have_weights_too(tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    "task, says",
+    "kind, weights, names, says",
     [
-        ({"class_weights": "balanced ones"}, "task.class_weights"),
-        ({"class_weights": [1, -1]}, "must be numbers from 0 on"),
-        ({"class_weights": [0, 0]}, "must be numbers from 0 on"),
-        ({"class_weights": [1, 2, 3], "label_names": ["a", "b"]}, "must be 2 numbers, for a, b"),
-        ({"class_weights": [1, 2, 3]}, "must be 2 numbers, for LABEL_0, LABEL_1"),
-        ({"class_weights": "balanced", "label_names": ["a", "b", "c"]}, "no training example is of the class 'c'"),
+        ("sequence", "balanced ones", None, "task.class_weights"),
+        ("sequence", [1, -1], None, "must be numbers from 0 on"),
+        ("sequence", [0, 0], None, "must be numbers from 0 on"),
+        ("sequence", [1, 2, 3], ["a", "b"], "must be 2 numbers, for a, b"),
+        ("sequence", "balanced", ["a", "b", "c"], "no training example is of the class 'c'"),
+        ("multi_label", [1, 2], None, "must be 3 numbers, for animal, colour, person"),
+        ("multi_label", "balanced", [*SUBJECTS, "plant"], "no training example is of the cl.*plant"),
     ],
 )
-def test_weights_that_do_not_fit_are_one_sentence(task, says, tmp_path):
-    with pytest.raises(UserError, match=says):
-        prepare_data(load_recipe(str(task_recipe(tmp_path, "sequence_classification", task=task)))).objective.loss()
-
-
-@pytest.mark.parametrize(
-    "task, says",
-    [
-        ({"class_weights": [1, -1, 1]}, "must be numbers from 0 on"),
-        ({"class_weights": [1, 2]}, "must be 3 numbers, for animal, colour, person"),
-        ({"class_weights": "balanced", "label_names": [*SUBJECTS, "plant"]}, "no training example is of the cl.*plant"),
-    ],
-)
-def test_weights_of_several_labels_that_do_not_fit_are_one_sentence(task, says, tmp_path):
-    recipe = task_recipe(tmp_path, "multi_label_classification", task=task)
+def test_weights_that_do_not_fit_are_one_sentence(kind, weights, names, says, tmp_path):
+    task = {"class_weights": weights} | ({"label_names": names} if names else {})
+    recipe = task_recipe(tmp_path, f"{kind}_classification", task=task)
     with pytest.raises(UserError, match=says):
         prepare_data(load_recipe(str(recipe))).objective.loss()
 

@@ -84,15 +84,6 @@ def test_nothing_heavy_is_imported_where_nothing_is_trained(argv, code):
     assert done.stdout.splitlines()[-1] == f"loaded: {code} []", done.stderr
 
 
-def test_user_errors_are_one_sentence_with_exit_code_2(capsys):
-    sentence = "training.learnig_rate: no such setting; did you mean training.learning_rate?"
-    assert failing(capsys, "train", "quickstart", "training.learnig_rate=1") == (2, sentence)
-    assert failing(capsys, "preview", "quikstart") == (
-        2,
-        "recipe 'quikstart': no such file, and no shipped one; did you mean quickstart?",
-    )
-
-
 @pytest.mark.parametrize(
     "argv, words",
     [

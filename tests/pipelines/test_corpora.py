@@ -477,10 +477,7 @@ def bad_input(tmp_path):
         "key": (files("keys.jsonl"), ["data.text_field='text'", "did you mean texts?"]),
         "far key": (files("keys.jsonl", text_field="zzz"), ["data.text_field='zzz'", "known: label, texts"]),
         "type": (files("number.jsonl"), ["number.jsonl:1 holds int, not text"]),
-        "mixture": (
-            DataSection(mixture=[MixtureSource()]),
-            ["data.mixture.0 names no data; set one of source, files, dataset"],
-        ),
+        "mixture": (DataSection(mixture=[MixtureSource()]), ["data.mixture.0 names no data; set one of source"]),
         "mixture file": (
             DataSection(mixture=[MixtureSource(files=str(tmp_path / "none"))]),
             ["data.mixture.0.files=", "no such file"],

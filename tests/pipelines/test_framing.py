@@ -5,7 +5,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.token_store import framing_tokens
 from anyformer.pipelines.errors import UserError
@@ -101,13 +100,6 @@ def test_without_framing_nothing_has_changed(tmp_path, type):
     assert none.mask_token is None and none.model_input_names == ["input_ids", "attention_mask"]
 
 
-def test_framings_are_kept_apart_in_the_cache(tmp_path):
-    for framing in ("none", "cls_sep", "eos"):
-        trained(tmp_path, "char", framing)
-    trained(tmp_path, "char", "eos", sentinels=3)
-    assert len(list((tmp_path / "tokenizers").iterdir())) == 4
-
-
 @pytest.mark.slow
 def test_framed_tokenizers_load_without_this_package(tmp_path):
     ids = {}
@@ -121,21 +113,6 @@ print({{folder: AutoTokenizer.from_pretrained(folder)("the fox", "dog").input_id
 """
     out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert out.strip() == str(ids)
-
-
-@pytest.mark.parametrize("type", TYPES)
-def test_fill_mask_answers_with_such_a_tokenizer(tmp_path, type):
-    from transformers import BertConfig, BertForMaskedLM, pipeline
-
-    tokenizer = loaded(tmp_path, type, "cls_sep")
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
-    )
-    torch.manual_seed(0)
-    fill = pipeline("fill-mask", model=BertForMaskedLM(config), tokenizer=tokenizer)
-    answers = fill("the <|mask|> dog")
-    assert len(answers) == 5 and all("the" in answer["sequence"] and "dog" in answer["sequence"] for answer in answers)
 
 
 # What a recipe needs
@@ -199,13 +176,7 @@ def test_documents_begin_with_a_token_for_encoders_alone_unless_the_recipe_says_
 @pytest.mark.parametrize(
     ("sections", "overrides", "sentence"),
     [
-        (MASKED, ["objective.mask_probability=0"], "objective.mask_probability=0.0 must be above 0"),
-        (
-            MASKED,
-            ["objective.mask_probability=1e-9"],
-            "objective.mask_probability=1e-09 hides no token of a row of objective.sequence_length=48; set it to at",
-        ),
-        (MASKED, ["objective.mask_probability=1"], "objective.mask_probability=1.0 must be below 1"),
+        (MASKED, ["objective.mask_probability=1e-9"], "objective.mask_probability=1e-09 hides no token of a row of"),
         (MASKED, ["objective.mask_replace=0.95"], "together they must be at most 1"),
         (MASKED, ["objective.noise_density=0.2"], "no effect with objective.name=masked; it belongs to span"),
         ({}, ["objective.mask_replace=0.7"], "no effect with objective.name=causal; it belongs to masked"),
@@ -216,7 +187,6 @@ def test_documents_begin_with_a_token_for_encoders_alone_unless_the_recipe_says_
         (MASKED, ["evaluation.sample_prompts=[x]"], "sample_prompts.0='x' has no mask for objective.name=masked"),
         (MASKED, ["objective.max_span_length=3"], "no effect with objective.masking=token; it belongs to"),
         (SPANS, ["evaluation.sample_prompts=[x]"], "sample_prompts has no effect with objective.name=span_corruption"),
-        (SPANS, ["objective.mean_span_length=0.5"], "objective.mean_span_length=0.5 must be at least 1"),
         (SPANS, ["objective.noise_density=0.9"], "objective.mean_span_length=3.0 must be at least 9"),
         (SPANS, ["tokenizer.sentinels=0"], "tokenizer.sentinels=0 does not go with objective.name=span_corruption"),
         (SPANS, ["tokenizer.vocab_size=300"], "tokenizer.vocab_size=300 must be at least 358: 256 bytes and the"),

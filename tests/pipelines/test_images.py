@@ -290,8 +290,6 @@ def test_a_cutmix_box_is_a_rectangle_of_at_most_its_share(share, y, x):
         ({"task": {"max_length": 9}}, "task.max_length has no effect"),
         ({"task": {"image_mean": [0.1, 0.2, 0.3]}}, "task.image_mean=[0.1, 0.2, 0.3] must be 1 numbers"),
         ({"task": {"image_std": [0]}}, "task.image_std=[0.0] must be above 0"),
-        ({"task": {"horizontal_flip": 1.5}}, "task.horizontal_flip=1.5 must be at most 1"),
-        ({"task": {"crop_padding": -1}}, "task.crop_padding=-1 must be at least 0"),
         ({"data": {"source": "stdlib", "files": None}}, "data.source does not go with a task"),
         ({"evaluation": {"metrics": ["bleu"]}}, "'bleu' compares texts"),
         ({"task": None, "objective": {"name": "masked_image", "clusters": 3}}, "objective.clusters has no effect"),

@@ -9,6 +9,7 @@ from anyformer.modeling.configuration import AnyformerDecoderConfig
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop import matching
 from anyformer.pipelines.interop.architecture_map import IRRELEVANT, Choice, Computed, MustEqual, Same, native_fields
+from anyformer.pipelines.interop.matching import our_config
 from anyformer.pipelines.interop.weights import fused
 from anyformer.pipelines.recipes.introspection import family_fields, family_names, family_row
 from native_models import (
@@ -17,6 +18,7 @@ from native_models import (
     LLAMA,
     NATIVE,
     TOKENS,
+    UNTIED,
     assert_same_logits,
     assert_same_weights,
     heads_of,
@@ -172,11 +174,47 @@ def test_splitting_and_joining_are_inverse(row):
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             "partial_rotary_factor=0.5",
         ),
+        ("bert", {"is_decoder": True}, "is_decoder=True"),
+        ("bert", {"is_decoder": True, "add_cross_attention": True}, "is_decoder=True"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ("roberta", {"add_cross_attention": True}, "add_cross_attention=True"),
+        ("roberta", {"pad_token_id": None}, "pad_token_id=None"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num=2"),
+        ("albert", {"embedding_size": 32}, "embedding_size=32"),
+        ("albert", {"num_hidden_layers": 3, "num_hidden_groups": 2}, "num_hidden_groups=2 does not divide"),
+        ("deberta", {"relative_attention": False}, "relative_attention=False"),
+        ("deberta", {"talking_head": True}, "talking_head=True"),
+        ("deberta", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type=['c2p', 'p2p']"),
+        ("deberta", {"pos_att_type": None}, "pos_att_type=None"),
+        ("deberta", {"embedding_size": 16}, "embedding_size=16 has no anyformer twin; hidden_size's 32 has one"),
+        ("deberta_v3", {"pooler_hidden_size": 16}, "pooler_hidden_size=16"),
+        ("longformer", {"attention_window": [8, 8, 4]}, "attention_window=[8, 8, 4]"),
+        (
+            "modernbert",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                }
+            },
+            "rope_parameters.full_attention.partial_rotary_factor=0.5",
+        ),
+        ("t5", {"is_decoder": True}, "is_decoder=True"),
+        ("bart", {"decoder_attention_heads": 2}, "decoder_attention_heads=2"),
+        ("bart", {"decoder_ffn_dim": 64}, "decoder_ffn_dim=64 has no anyformer twin; encoder_ffn_dim's 48 has one"),
+        ("bart", UNTIED, "tie_word_embeddings=False"),
+        ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False"),
+        ("marian", {"decoder_vocab_size": 31}, "decoder_vocab_size=31"),
+        ("switch", {"router_bias": True}, "router_bias=True has no anyformer twin; False has one"),
+        ("switch", {"router_dtype": "bfloat16"}, "router_dtype='bfloat16' has no anyformer twin; 'float32' has one"),
+        ("switch", {"is_decoder": True}, "is_decoder=True"),
+        ("switch", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        ("switch", {"num_sparse_decoder_layers": 1}, "num_sparse_encoder_layers=2 of 4 and"),
     ],
 )
 def test_a_value_that_changes_the_maths_and_has_no_field_is_refused(name, fields, words):
     with pytest.raises(UserError, match=re.escape(words)) as caught:
-        from_native(native_model(name, **fields))
+        our_config(native_config(name, **fields))
     assert str(caught.value).startswith(NATIVE[name][0]) and str(caught.value).count(". ") == 0
 
 
@@ -190,22 +228,50 @@ def test_a_field_that_a_newer_transformers_adds_is_refused_unless_at_its_default
 
 
 @pytest.mark.parametrize(
-    "fields, nearest, differing",
+    "name, fields, nearest, differing",
     [
-        ({"norm_type": "layernorm"}, "llama", "norm_type ('layernorm' here, 'rmsnorm' there)"),
-        ({"norm_position": "post"}, "llama", "norm_position ('post' here, 'pre' there)"),
-        ({"final_logit_softcapping": 30.0}, "llama", "final_logit_softcapping (30.0 here, None there)"),
-        ({"qk_norm": True, "mlp_bias": True}, "llama", "qk_norm (True here, False there)"),
-        ({"position_encoding": "relative"}, "llama", "position_encoding ('relative' here, 'rotary' there)"),
-        ({"attention_pattern": ["strided_attention"], "attention_stride": 4}, "llama", "attention_stride (4 here,"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "llama", "'partial_rotary_factor'"),
-        ({"position_encoding": "alibi", "alibi_bias_max": 4.0}, "llama", "position_encoding"),
+        ("llama2", {"norm_type": "layernorm"}, "llama", "norm_type ('layernorm' here, 'rmsnorm' there)"),
+        ("llama2", {"norm_position": "post"}, "llama", "norm_position ('post' here, 'pre' there)"),
+        ("llama2", {"final_logit_softcapping": 30.0}, "llama", "final_logit_softcapping (30.0 here, None there)"),
+        ("llama2", {"qk_norm": True, "mlp_bias": True}, "llama", "qk_norm (True here, False there)"),
+        ("llama2", {"position_encoding": "relative"}, "llama", "position_encoding ('relative' here, 'rotary' there)"),
+        (
+            "llama2",
+            {"attention_pattern": ["strided_attention"], "attention_stride": 4},
+            "llama",
+            "attention_stride (4 here,",
+        ),
+        (
+            "llama2",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "llama",
+            "'partial_rotary_factor'",
+        ),
+        ("llama2", {"position_encoding": "alibi", "alibi_bias_max": 4.0}, "llama", "position_encoding"),
+        ("bert", {"norm_position": "pre"}, "bert", "norm_position ('pre' here, 'post' there)"),
+        ("bert", {"type_vocab_size": 0}, "bert", "type_vocab_size (0 here, 1 there)"),
+        ("bert", {"pooler_type": "mean"}, "bert", "pooler_type ('mean' here, 'cls' there)"),
+        ("bert", {"position_offset": 3}, "bert", "position_offset (3 here, 0 there)"),
+        ("albert", {"skip_first_norm": False, "qk_norm": True}, "albert", "qk_norm (True here, False there)"),
+        ("deberta", {"mask_decoder_layers": 2}, "deberta", "mask_decoder_layers (2 here, 0 there)"),
+        ("t5", {"logit_multiplier": 0.5}, "t5", "logit_multiplier (0.5 here,"),
+        ("t5", {"attention_bias": True}, "t5", "attention_bias (True here, False there)"),
+        ("bart", {"embedding_multiplier": 2.0}, "bart", "embedding_multiplier (2.0 here,"),
+        ("marian", {"norm_eps": 1e-6}, "marian", "norm_eps (1e-06 here, 1e-05 there)"),
+        ("mixtral", {"router_scoring": "sigmoid"}, "mixtral", "router_scoring ('sigmoid' here, 'softmax' there)"),
+        ("mixtral", {"norm_topk_prob": False}, "mixtral", "norm_topk_prob (False here, True there)"),
+        ("mixtral", {"routed_scaling_factor": 2.5}, "mixtral", "routed_scaling_factor (2.5 here, 1.0 there)"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 16}, "qwen3_moe", "shared_expert_intermediate_size (16 here"),
+        ("mixtral", {"expert_capacity": 3}, "mixtral", "expert_capacity (3 here, None there)"),
+        ("mixtral", {"router_bias_update_rate": 0.1}, "mixtral", "router_bias_update_rate (0.1 here, 0.0 there)"),
+        ("switch", {"num_experts_per_tok": 2}, "switch_transformers", "num_experts_per_tok (2 here, 1 there)"),
     ],
 )
-def test_a_config_without_twin_is_refused_with_the_nearest_and_what_differs(fields, nearest, differing, tiny_config):
-    model = anyformer.AnyformerDecoderForCausalLM(tiny_config(**fields))
+def test_a_config_without_twin_is_refused_with_the_nearest_and_what_differs(name, fields, nearest, differing):
+    config = our_config(native_config(name))
+    config = type(config)(**config.to_dict() | {"layer_types": None} | fields)
     with pytest.raises(UserError, match="no native twin") as caught:
-        to_native(model)
+        matching.native_config(config)
     assert f"the nearest, {nearest}, differs in " in str(caught.value) and differing in str(caught.value)
 
 

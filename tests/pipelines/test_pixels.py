@@ -233,11 +233,9 @@ def test_which_patches_are_hidden_depends_on_seed_epoch_and_number_alone():
 @pytest.mark.parametrize(
     "sections, words",
     [
-        ({"clusters": 1}, "objective.clusters=1 must be at least 2"),
         ({"label_field": None}, "linear_probe needs objective.label_field"),
         ({"mask_ratio": 0.5}, "objective.mask_ratio has no effect with objective.name=pixels"),
         ({"sequence_length": 8}, "objective.sequence_length has no effect with objective.name=pixels"),
-        ({"probe_layer": -1}, "objective.probe_layer=-1 must be at least 0"),
     ],
 )
 def test_what_pixels_cannot_mean_is_refused(tmp_path, sections, words):

@@ -136,12 +136,6 @@ def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
     assert f"McNemar, exact: p = {p:.4f}" in out.read_text()
 
 
-def test_runs_that_differ_in_the_seed_alone_are_averaged(recorded, tmp_path):
-    folders = [recorded(f"seed-{n}", settings=[f"training.seed={n}"], accuracy=0.7 + n / 10) for n in (0, 1, 2)]
-    compare_runs(folders, tmp_path / "page.html")
-    assert "0.80 ± 0.10" in (tmp_path / "page.html").read_text()
-
-
 def test_a_chart_of_one_point_says_its_value(recorded):
     folder = recorded(lines=[line(1, 10, 2.0), {"step": 1, "time": 1002.5, "validation_loss": 1.7}])
     write_report(folder)

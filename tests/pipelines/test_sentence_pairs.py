@@ -1,7 +1,6 @@
 """Pairs of segments: their labels are true, their lengths tell nothing, both losses are logged, runs end with both."""
 
 import json
-import re
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -285,29 +284,15 @@ def test_accumulated_batches_log_the_parts_of_all_of_them(tiny_recipe, command, 
     assert np.array(logged[0]) == pytest.approx(np.array(logged[1]), abs=1e-4)
 
 
-def test_the_preview_shows_both_segments_and_whether_they_belong_together(tiny_recipe, command, capsys):
-    assert command("preview", tiny_recipe(**SECTIONS), "--rows", "12") == 0
-    printed = capsys.readouterr().out
-    labels = [line for line in printed.splitlines() if line.startswith("label ")]
-    assert len(labels) == 12 == len(re.findall(r"pair \d+: \d+ tokens, \d+ predicted: \d+ masked", printed))
-    assert set(labels) == {
-        "label 0: the second segment follows the first",
-        "label 1: the second segment is from another document",
-    }
-    assert printed.count("│") >= 12 and "the second segment of half of them from another document" in printed
-
-
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["model.type_vocab_size=1"], "model.type_vocab_size=1 must be at least 2"),
         (["training.label_smoothing_factor=0.1"], "training.label_smoothing_factor=0.1 does not go with"),
         (
             ["data.files=null", "data.dataset=x", "data.streaming=true", "data.validation_fraction=null"],
             "may be of any",
         ),
         (["objective.pairs=next"], "is not one of its choices; known: next_sentence, sentence_order"),
-        (["objective.sequence_length=4"], "objective.sequence_length=4 must be at least 5"),
         (["objective.tail=pad"], "no effect with objective.name=sentence_pairs"),
         (["evaluation.metrics=[word_perplexity]"], "predicts only some; known: perplexity"),
         (["evaluation.sample_prompts=[x]"], "has no mask for objective.name=sentence_pairs to fill; write [MASK]"),

@@ -121,10 +121,6 @@ def test_lengths_are_those_of_t5s_code(length, density, span):
     assert collator(length, density, span).target_length == t5_lengths(tokens)[1]
 
 
-def test_t5s_own_pretraining_has_568_tokens_of_text_and_114_of_target():
-    assert (raw_length(512, 0.15, 3.0), collator(512).target_length) == (568, 114)
-
-
 @some_settings
 @given(items=st.integers(1, 200), segments=st.integers(1, 50), seed=st.integers(0, 99))
 def test_segments_are_as_many_as_asked_for_none_empty_and_nothing_over(items, segments, seed):

@@ -194,13 +194,6 @@ def test_a_masked_language_model_becomes_a_classifier_with_its_own_weights(tmp_p
     assert "did you mean model.hidden_dropout?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_dry_run_of_a_task_writes_nothing(tmp_path, command, capsys, kind):
-    assert command("train", task_recipe(tmp_path, kind), "--dry-run") == 0
-    printed = capsys.readouterr().out
-    assert "gradients finite" in printed and "FLOPs per token" in printed and not (tmp_path / "run").exists()
-
-
 def test_real_reviews_and_captions_train(tmp_path, command, data_folder):
     """A subset of the data the shipped recipes are made for, by the recipes themselves."""
     small = ["model.num_hidden_layers=1", "model.hidden_size=32", "model.num_attention_heads=2"]

@@ -3,14 +3,12 @@
 import json
 import shutil
 import subprocess
-import sys
 
 import pytest
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli import listing, settings_help
 from anyformer.pipelines.cli.commands import build_parser
 from anyformer.pipelines.cli.completion_command import completion, known_words
-from anyformer.pipelines.cli.output import say_next
 from anyformer.pipelines.recipes.files import shipped
 from rich.console import Console
 
@@ -59,14 +57,6 @@ def test_no_line_of_a_list_is_longer_than_80_columns_and_no_name_is_broken(kind,
     assert all(row[0] in printed for row in listing.TABLES[kind][0]())
 
 
-def test_a_plan_at_80_columns_has_a_way_in_each_column(terminal):
-    assert cli.main(["plan", "llama2_70b", "--devices", "64xH100-80GB"]) == 0
-    lines = terminal().splitlines()
-    header = next(line for line in lines if line.startswith("on each device"))
-    assert "* ZeRO-3" in header and max(len(line) for line in lines[lines.index(header) :][:10]) <= 80
-    assert any(line.startswith("optimizer") and line.count("GB") >= 3 for line in lines)
-
-
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_help_fits_into_80_columns_but_for_examples_which_can_be_copied(verb, terminal):
     with pytest.raises(SystemExit):
@@ -74,14 +64,6 @@ def test_help_fits_into_80_columns_but_for_examples_which_can_be_copied(verb, te
     text, _, examples = terminal().partition("examples:\n")
     assert max(map(len, text.splitlines())) <= 80
     assert max(map(len, examples.splitlines())) <= 100
-
-
-def test_what_to_do_next_is_said_on_a_terminal_alone(monkeypatch, capsys):
-    say_next("anyformer list")
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    say_next("anyformer list", "anyformer list recipes")
-    assert capsys.readouterr().err == "next: anyformer list\n      anyformer list recipes\n"
 
 
 # ------------------------------------------------------------------------------------------------- completion

@@ -299,7 +299,6 @@ REFUSED = {
     PART
     % "{name: b, source: 'x {x}', target_field: y, step: 1, data: {files: f}}": r"parts, b: task.step=1.0 has no eff",
     PART % "{name: b, source: 'x {x}', target_field: y}": r"task\.parts, b: data names no data",
-    PART % "{name: b, sorce: 'x {x}', target_field: y}": r"task\.parts\.1\.sorce: no such setting; did you mean",
     PART % "{name: b, source: 'x {x}', data: {files: f}}": r"task\.parts, b: task\.target_field is not set",
     PART % "{name: b, source: '{x}', target_field: y, metrics: [accuracy], data: {files: f}}": "compares classes",
 }
