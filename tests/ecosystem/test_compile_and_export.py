@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from family_variants import DECODERS, ZOO, encoder_row, gradients_of, labelled_batch, tokens
+from family_variants import DECODERS, ENCODERS, VITS, ZOO, encoder_row, gradients_of, labelled_batch, tokens
 from torch._dynamo.testing import CompileCounter
 
 import anyformer
@@ -79,28 +79,6 @@ def test_an_exported_program_serves_every_batch_and_length(tiny_config, tmp_path
         torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
 
 
-@torch.no_grad()
-@pytest.mark.slow
-def test_a_padded_batch_exports_too(tiny_config):
-    model = AnyformerDecoderForCausalLM(tiny_config()).eval()
-    ids = tokens(2, 24)
-    mask = torch.ones_like(ids)
-    mask[1, :9] = 0
-    sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=64)}
-    program = torch.export.export(
-        model,
-        args=(),
-        kwargs={"input_ids": ids, "attention_mask": mask, "use_cache": False},
-        dynamic_shapes={"input_ids": sizes, "attention_mask": sizes, "use_cache": None},
-        strict=False,
-    )
-    ids, mask = tokens(3, 17), torch.ones(3, 17, dtype=torch.long)
-    mask[2, :4] = 0
-    expected = model(ids, attention_mask=mask, use_cache=False).logits[mask == 1]
-    got = program.module()(input_ids=ids, attention_mask=mask, use_cache=False).logits[mask == 1]
-    torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=0)
-
-
 HEADS = {
     "encoder-bert": ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"),
     "encoder-modernbert": ("SequenceClassification",),
@@ -113,13 +91,13 @@ HEADS = {
 def headed(name: str, head: str):
     (variant,) = [variant for variant in ZOO if str(variant) == name]
     config = variant.config(num_labels=2)
-    return getattr(anyformer, f"{type(config).__name__.removesuffix('Config')}For{head}")(config)
+    return getattr(anyformer, f"{type(config).__name__.removesuffix('Config')}{head}")(config)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, head", [(name, head) for name, heads in HEADS.items() for head in heads])
 def test_a_compiled_head_has_the_loss_and_gradients_of_the_eager_one(name, head):
-    model = headed(name, head).train()
+    model = headed(name, f"For{head}").train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     rows = labelled_batch(type(model).__name__, model.config)
     expected, got = (gradients_of(model, lambda run=run: run(**rows).loss) for run in (model, compiled))
@@ -129,27 +107,41 @@ def test_a_compiled_head_has_the_loss_and_gradients_of_the_eager_one(name, head)
         torch.testing.assert_close(got[parameter], gradient, atol=TOLERANCE, rtol=1e-4, msg=parameter)
 
 
+CLASSIFIERS = ["encoder-bert", "encoder-modernbert", "seq2seq-bart", *(f"vit-{name}" for name in VITS)]
+EXPORTED = [(name, "ForSequenceClassification", True) for name in CLASSIFIERS] + [
+    ("decoder-rotary", "ForCausalLM", True)
+]
+EXPORTED += [(f"encoder-{name}", "Model", padded) for name in ENCODERS for padded in (False, True)]
+
+
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["encoder-bert", "encoder-modernbert", "seq2seq-bart"])
-def test_an_exported_classifier_serves_every_padded_batch_and_length(name):
-    model = headed(name, "SequenceClassification").eval()
+@pytest.mark.parametrize("name, head, padded", EXPORTED)
+def test_an_exported_model_of_any_family_serves_every_batch_and_length(name, head, padded):
+    family = name.split("-")[0]
+    model = headed(name, head if family != "vit" else "ForImageClassification").eval()
     # 2 and 3: a seq2seq decoder reads the text shifted by one, and torch takes an axis of 1 for a special case
-    sizes = {0: torch.export.Dim("batch", min=2, max=64), 1: torch.export.Dim("length", min=3, max=64)}
+    first, shortest = (2, 3) if family == "seq2seq" else (1, 2)
+    sizes = {0: torch.export.Dim("batch", min=first, max=64)}
+    sizes |= {1: torch.export.Dim("length", min=shortest, max=64)} if family != "vit" else {}
 
     def inputs(batch, length):
-        row = (
-            encoder_row(model.config, length, batch=batch)
-            if "encoder" in name
-            else {"input_ids": tokens(batch, length)}
-        )
-        row["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
-        row["attention_mask"][-1, length - 3 :] = 0
+        if family == "vit":
+            return {"pixel_values": torch.randn(batch, model.config.num_channels, *model.config.image_size)}
+        ids = {"input_ids": tokens(batch, length)}
+        row = encoder_row(model.config, length, batch=batch) if family == "encoder" else ids
+        if padded:
+            row["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
+            row["attention_mask"][-1, length - 3 :] = 0
         return row
 
-    example = inputs(2, 12)
-    shapes = {name: sizes for name in example}
-    program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False).module()
-    for batch, length in ((2, 12), (3, 17), (4, 60)):
+    example = inputs(2, 24)
+    fixed = {"use_cache": False} if family == "decoder" else {}
+    shapes = {name: sizes for name in example} | dict.fromkeys(fixed)
+    program = torch.export.export(model, (), example | fixed, dynamic_shapes=shapes, strict=False).module()
+    for batch, length in ((2, 24), (3, 17), (first, 64)):
         row = inputs(batch, length)
-        torch.testing.assert_close(program(**row).logits, model(**row).logits, atol=TOLERANCE, rtol=TOLERANCE)
+        got, expected = program(**row, **fixed)[0], model(**row, **fixed)[0]
+        if expected.dim() == 3 and padded:  # of each token
+            got, expected = (x[row["attention_mask"] == 1] for x in (got, expected))
+        torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)

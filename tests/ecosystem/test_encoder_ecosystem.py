@@ -1,7 +1,6 @@
 """Encoders in sentence-transformers and transformers' pipelines."""
 
 import json
-from itertools import groupby
 
 import pytest
 import torch
@@ -209,57 +208,3 @@ def test_text_classification_gives_labels_that_do_not_exclude_each_other_and_pla
         found = [answer["score"] for answer in found]
         expected = activation(model(**read(tokenizer, TEXTS[0])).logits[0]).sort(descending=True).values.tolist()
         assert found == pytest.approx(expected, abs=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("strategy", ["none", "simple"])
-def test_token_classification_joins_neighbours_of_one_kind(saved, tokenizer, strategy):
-    names = {0: "O", 1: "PER", 2: "LOC"}
-    model, folder = saved("ForTokenClassification", id2label=names, label2id={v: k for k, v in names.items()})
-    tag = pipeline("token-classification", model=folder, aggregation_strategy=strategy)
-    text = TEXTS[1]
-    tokens = read(tokenizer, text, return_offsets_mapping=True)
-    offsets = tokens.pop("offset_mapping")[0, 1:-1].tolist()  # without [CLS] and [SEP]
-    probabilities = model(**tokens).logits.softmax(-1)[0, 1:-1]
-    best, kinds = probabilities.max(-1)
-    assert len(set(kinds.tolist())) > 1
-    found = tag(text)
-    if strategy == "none":
-        expected = [
-            (names[k], p, *span) for k, p, span in zip(kinds.tolist(), best.tolist(), offsets) if names[k] != "O"
-        ]
-        got = [(e["entity"], e["score"], e["start"], e["end"]) for e in found]
-    else:
-        expected = []
-        for kind, members in groupby(range(len(offsets)), key=lambda i: kinds[i].item()):
-            members = list(members)
-            if names[kind] != "O":
-                score = best[members].mean().item()
-                expected.append((names[kind], score, offsets[members[0]][0], offsets[members[-1]][1]))
-        got = [(e["entity_group"], e["score"], e["start"], e["end"]) for e in found]
-    assert len(got) == len(expected) > 0
-    for one, other in zip(got, expected):
-        assert one[0] == other[0] and one[2:] == other[2:] and one[1] == pytest.approx(other[1], abs=1e-5)
-
-
-@torch.no_grad()
-def test_feature_extraction_gives_the_hidden_states(saved, tokenizer):
-    model, folder = saved("ForMaskedLM")
-    got = pipeline("feature-extraction", model=folder)(TEXTS[0], return_tensors=True)
-    expected = model.model(**read(tokenizer, TEXTS[0])).last_hidden_state
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("multi_label", [False, True])
-def test_zero_shot_classification_asks_which_hypothesis_is_entailed(saved, tokenizer, multi_label):
-    names = {0: "contradiction", 1: "neutral", 2: "entailment"}
-    model, folder = saved("ForSequenceClassification", id2label=names, label2id={v: k for k, v in names.items()})
-    ask = pipeline("zero-shot-classification", model=folder)
-    candidates = ["good", "bad", "old"]
-    found = ask(TEXTS[0], candidates, multi_label=multi_label)
-    logits = [model(**read(tokenizer, TEXTS[0], f"This example is {label}.")).logits[0] for label in candidates]
-    logits = torch.stack(logits)
-    scores = logits[:, [0, 2]].softmax(-1)[:, 1] if multi_label else logits[:, 2].softmax(0)
-    expected = dict(zip(candidates, scores.tolist()))
-    assert dict(zip(found["labels"], found["scores"])) == pytest.approx(expected, abs=1e-5)

@@ -13,7 +13,6 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 from anyformer import (
     AnyformerSeq2SeqEncoderModel,
     AnyformerSeq2SeqForConditionalGeneration,
-    AnyformerSeq2SeqForSequenceClassification,
 )
 
 TEXTS = ["the quick brown fox", "a lazy dog sleeps near the old house", "we like foxes"]
@@ -100,21 +99,6 @@ def test_text_to_text_is_a_tokenizer_and_generate(saved, tokenizer, variant, bea
     for text, found in zip(TEXTS, together):
         alone = model.generate(**tokenizer(text, return_tensors="pt"), **options)
         assert found == tokenizer.decode(alone[0], skip_special_tokens=True)
-
-
-@torch.no_grad()
-def test_text_classification_answers_with_the_names_of_the_config(saved, tokenizer):
-    names = {0: "bad", 1: "good", 2: "odd"}
-    labels = {"id2label": names, "label2id": {v: k for k, v in names.items()}}
-    model, folder = saved(AnyformerSeq2SeqForSequenceClassification, "bart", **labels)
-    classify = pipeline("text-classification", model=folder)
-    assert type(classify.model) is AnyformerSeq2SeqForSequenceClassification
-    for batch_size in (1, 3):
-        for text, scores in zip(TEXTS, classify(TEXTS, top_k=None, batch_size=batch_size)):
-            expected = model(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0]
-            assert {s["label"]: s["score"] for s in scores} == pytest.approx(
-                {names[i]: p.item() for i, p in enumerate(expected)}, abs=1e-5
-            )
 
 
 @torch.no_grad()

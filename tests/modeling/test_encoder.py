@@ -120,31 +120,3 @@ def test_padding_that_sees_no_key_gives_no_nan_under_autocast(tiny_encoder_confi
     loss.backward()
     assert loss.isfinite()
     assert all(x.grad.isfinite().all() for x in model.parameters() if x.grad is not None)
-
-
-# ---- torch.export
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("with_padding", [False, True], ids=["whole rows", "padded"])
-@pytest.mark.parametrize("name", ENCODERS)
-def test_an_exported_encoder_serves_every_batch_and_length(tiny_encoder_config, name, with_padding):
-    model = randomise(AnyformerEncoderModel(tiny_encoder_config(**ENCODERS[name])))
-    sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=64)}
-
-    def inputs(batch, length):
-        row = encoder_row(model.config, length, batch=batch)
-        if with_padding:
-            row["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
-            row["attention_mask"][-1, length - 3 :] = 0
-        return row
-
-    example = inputs(2, 24)
-    shapes = {name: sizes for name in example}
-    program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False)
-    for batch, length in ((2, 24), (3, 17), (1, 64)):
-        row = inputs(batch, length)
-        real = row.get("attention_mask", torch.ones(batch, length)).bool()
-        expected, got = model(**row), program.module()(**row)
-        torch.testing.assert_close(got.last_hidden_state[real], expected.last_hidden_state[real], **EXACT)

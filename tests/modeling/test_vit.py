@@ -338,18 +338,6 @@ def test_a_model_in_bf16_reads_pixels_in_fp32(tiny_vit_config):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "rotary" else pytest.mark.slow) for n in VITS])
-def test_an_exported_model_serves_every_batch(tiny_vit_config, name):
-    variant = randomise(AnyformerViTForImageClassification(tiny_vit_config(**VITS[name])))
-    example = {"pixel_values": images(variant.config)}
-    shapes = {"pixel_values": {0: torch.export.Dim("batch", min=1, max=64)}}
-    program = torch.export.export(variant, (), example, dynamic_shapes=shapes, strict=False).module()
-    for batch in (1, 2, 5):
-        pixels = images(variant.config, batch, seed=batch)
-        close(program(pixel_values=pixels).logits, variant(pixels).logits, 1e-5)
-
-
-@torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "rotary", "mae"])
 def test_a_model_exported_with_interpolation_serves_every_size(tiny_vit_config, name):

@@ -144,29 +144,6 @@ def test_the_shares_can_be_all_or_nothing(mask, random):
 # What it depends on
 
 
-@some_settings
-@given(seed=st.integers(0, 2**63), epoch=st.integers(0, 1000), order=st.permutations(range(8)), size=st.integers(1, 8))
-def test_a_row_is_masked_alike_in_every_batch(seed, epoch, order, size):
-    rows = rows_of([30, 100, 7, 60], 32, epoch)[:6]
-    whole = collator(seed=seed)(rows)
-    order = [number for number in order if number < len(rows)][:size]
-    part = collator(seed=seed)([rows[number] for number in order])
-    for name in ("input_ids", "labels", "position_ids"):
-        assert torch.equal(part[name], whole[name][order])
-    assert part["row_ids"] == order
-
-
-def test_epoch_seed_and_row_each_change_the_mask():
-    row = rows_of([300], 128)[0]
-
-    def mask(seed=1, **changes):
-        return tuple((collator(seed=seed)([row | changes])["labels"][0] != IGNORE_INDEX).nonzero()[:, 0].tolist())
-
-    masks = [mask(), mask(epoch=1), mask(epoch=2), mask(row_ids=1), mask(seed=2), mask(seed=2, epoch=1)]
-    assert len(set(masks)) == len(masks)
-    assert mask(epoch=2) == mask(epoch=2)
-
-
 def test_a_row_without_a_number_counts_by_its_place_and_one_without_an_epoch_is_in_the_first():
     rows = rows_of([300], 64)[:3]
     bare = [{name: value for name, value in row.items() if name not in ("row_ids", "epoch")} for row in rows]

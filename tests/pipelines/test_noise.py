@@ -343,20 +343,26 @@ def test_half_of_the_documents_are_rearranged_half_of_those_with_the_suffix_firs
 
 OBJECTIVE = [("denoising", None), ("mixture_of_denoisers", None), ("prefix_lm", None), ("prefix_lm", "decoder")]
 OBJECTIVE += [("fill_in_the_middle", None)]
+CORRUPTED = [(name, family, {}) for name, family in [*OBJECTIVE, ("span_corruption", None)]]
+CORRUPTED += [("masked", "encoder", {"masking": kind}) for kind in ("token", "whole_word", "span")]
 
 
-@pytest.mark.parametrize(("name", "family"), OBJECTIVE)
-def test_a_row_is_changed_alike_in_every_batch_and_otherwise_by_epoch_seed_and_number(letters, name, family):
+@pytest.mark.parametrize(("name", "family", "own"), CORRUPTED)
+def test_a_row_is_changed_alike_in_every_batch_and_otherwise_by_epoch_seed_and_number(letters, name, family, own):
     texts = ["".join(SENTENCES[:n]) * 3 for n in range(1, 6)]
-    objective, rows = made(name, letters, texts, 48, family)
-    whole, part = objective.collator(True)(rows), objective.collator(True)([rows[2], rows[0]])
-    for key in ("input_ids", "labels"):
-        width = min(whole[key].shape[1], part[key].shape[1])
-        assert torch.equal(part[key][:, :width], whole[key][[2, 0]][:, :width])
-    assert part["row_ids"] == [2, 0] and "epoch" not in part
+    for seed in (0, 7, 2**62):
+        objective, rows = made(name, letters, texts, 48, family, seed=seed, **own)
+        whole = objective.collator(True)(rows)
+        for size in range(1, len(rows) + 1):
+            order = np.random.default_rng(size).permutation(len(rows))[:size].tolist()
+            part = objective.collator(True)([rows[number] for number in order])
+            for key in ("input_ids", "labels"):
+                width = min(whole[key].shape[1], part[key].shape[1])
+                assert torch.equal(part[key][:, :width], whole[key][order][:, :width])
+            assert part["row_ids"] == order and "epoch" not in part
 
     def seen(seed=0, **changes):
-        other, _ = made(name, letters, texts, 48, family, seed=seed)
+        other, _ = made(name, letters, texts, 48, family, seed=seed, **own)
         batch = other.collator(True)([rows[1] | changes])
         return tuple(batch["input_ids"][0].tolist()), tuple(batch["labels"][0].tolist())
 
@@ -365,12 +371,14 @@ def test_a_row_is_changed_alike_in_every_batch_and_otherwise_by_epoch_seed_and_n
     assert len(different) > 4  # where half of the documents stay as they are, some are equal
 
 
-@pytest.mark.parametrize(("name", "family"), OBJECTIVE)
-def test_a_row_that_fills_up_an_evaluation_predicts_nothing(letters, name, family):
-    objective, rows = made(name, letters, ["".join(SENTENCES)] * 3, 32, family)
+@pytest.mark.parametrize(("name", "family", "own"), CORRUPTED)
+def test_a_row_that_fills_up_an_evaluation_predicts_nothing(letters, name, family, own):
+    objective, rows = made(name, letters, ["".join(SENTENCES)] * 3, 32, family, **own)
     filler = rows[0] | {"labels": torch.full_like(rows[0]["labels"], IGNORE_INDEX)}
     batch = objective.collator(True)([rows[0], filler])
     assert (batch["labels"][0] != IGNORE_INDEX).any() and (batch["labels"][1] == IGNORE_INDEX).all()
+    assert name != "masked" or torch.equal(batch["input_ids"][1], rows[0]["input_ids"])  # nothing is hidden, either
+    assert not batch.get("attention_mask", torch.zeros(0)).eq(0).any() or family != "encoder"
 
 
 @pytest.mark.parametrize(("name", "family"), OBJECTIVE)

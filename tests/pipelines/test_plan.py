@@ -257,33 +257,20 @@ def measured_and_planned(family: str, rows: int, tokens: int, checkpointing: boo
     return peak_bytes(step), activations(config, Batch(rows, tokens, targets, share, 512), how).peak
 
 
-def test_activations_are_within_a_tenth_of_the_measured_peak():
-    measured, planned = measured_and_planned("decoder", 4, 64, checkpointing=False)
-    assert planned == pytest.approx(measured, rel=TOLERANCE)
+# (family, rows, tokens, checkpointing, fields); the first is the quick one.
+PASSES = [("decoder", 4, 64, False, {})]
+PASSES += [(family, rows, 96, kept, {}) for family in MEASURED for rows in (4, 16) for kept in (False, True)]
+BIAS = {"position_encoding": "relative"}
+PASSES += [(family, 4, 512, kept, BIAS) for family in ("decoder", "seq2seq") for kept in (False, True)]
+PASSES += [(family, 1, 2048, False, fields) for family, fields in IN_TILES.values()]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rows", [4, 16])
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("family", MEASURED)
-def test_activations_are_within_a_tenth_with_and_without_checkpointing(family, checkpointing, rows):
-    measured, planned = measured_and_planned(family, rows, 96, checkpointing)
-    assert planned == pytest.approx(measured, rel=TOLERANCE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["decoder", "seq2seq"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_activations_of_a_trained_bias_are_within_a_tenth(family, checkpointing):
-    measured, planned = measured_and_planned(family, 4, 512, checkpointing, position_encoding="relative")
-    assert planned == pytest.approx(measured, rel=TOLERANCE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", IN_TILES)
-def test_activations_of_attention_in_tiles_are_within_a_tenth(kind):
-    family, fields = IN_TILES[kind]
-    measured, planned = measured_and_planned(family, 1, 2048, **fields)
+@pytest.mark.parametrize(
+    "family, rows, tokens, checkpointing, fields",
+    [PASSES[0], *(pytest.param(*p, marks=pytest.mark.slow) for p in PASSES[1:])],
+)
+def test_activations_are_within_a_tenth_of_the_measured_peak(family, rows, tokens, checkpointing, fields):
+    measured, planned = measured_and_planned(family, rows, tokens, checkpointing, **fields)
     assert planned == pytest.approx(measured, rel=TOLERANCE)
 
 

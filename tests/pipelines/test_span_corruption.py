@@ -137,34 +137,6 @@ def test_every_way_to_cut_is_equally_likely():
     assert max(abs(count - 1000) for count in counts.values()) < 5 * 30  # 30: standard deviation
 
 
-@some_settings
-@given(seed=st.integers(0, 2**63), epoch=st.integers(0, 99), order=st.permutations(range(6)), size=st.integers(1, 6))
-def test_a_row_is_corrupted_alike_in_every_batch(seed, epoch, order, size):
-    rows = rows_of(400, 64, epoch=epoch)
-    whole = collator(seed=seed)(rows)
-    order = [number for number in order[:size] if number < len(rows)] or [0]
-    part = collator(seed=seed)([rows[number] for number in order])
-    assert torch.equal(part["input_ids"], whole["input_ids"][order])
-    assert torch.equal(part["labels"], whole["labels"][order])
-    assert part["row_ids"] == order and "epoch" not in part
-
-
-def test_epoch_seed_and_row_each_change_the_spans():
-    row = rows_of(400, 64)[0]
-
-    def source(seed=1, **changes):
-        return tuple(collator(seed=seed)([row | changes])["input_ids"][0].tolist())
-
-    sources = [source(), source(epoch=1), source(epoch=2), source(row_ids=1), source(seed=2)]
-    assert len(set(sources)) == len(sources) and source(epoch=1) == source(epoch=1)
-
-
-def test_a_row_that_fills_up_an_evaluation_predicts_nothing():
-    row = rows_of(400, 64)[0]
-    batch = collator()([row, row | {"labels": torch.full_like(row["labels"], IGNORE_INDEX)}])
-    assert (batch["labels"][1] == IGNORE_INDEX).all() and "attention_mask" not in batch
-
-
 def test_the_padded_last_row_is_hidden_by_a_mask():
     rows = rows_of(100, 64)
     batch = collator()(rows)

@@ -135,17 +135,6 @@ def test_words_stay_whole_and_the_rate_holds(tokenizers, kind, masking, text, le
         assert number == wanted or wanted - number < min(left)
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**63), order=st.permutations(range(6)), masking=st.sampled_from(["whole_word", "span"]))
-def test_a_row_is_masked_alike_in_every_batch(tokenizers, seed, order, masking):
-    tokenizer = tokenizers["wordpiece"]
-    rows = [row_of(tokenizer, TEXTS[number], number, length=40) for number in range(6)]
-    collate = MaskedCollator(tokenizer, True, seed=seed, masking=masking, **SHARES)
-    whole, part = collate(rows), collate([rows[number] for number in order])
-    for name in ("input_ids", "labels"):
-        assert torch.equal(part[name], whole[name][order])
-
-
 def hidden_spans(hider, ids, probability, seed, begins=None):
     choosable, number = np.ones(len(ids), dtype=bool), round(probability * len(ids))
     return hider.spans(ids, choosable, number, np.random.default_rng(seed), begins)
