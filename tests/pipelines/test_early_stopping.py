@@ -7,6 +7,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.engines.asked import engine_for
 from processes import end_in_micro_batch, logged_losses
+from run_folders import facts_of
 from task_data import task_recipe
 
 PATIENCE = 2
@@ -19,10 +20,6 @@ def recipe_of(folder, **evaluation):
         training={"max_steps": 60, "learning_rate": 0.05, "save_steps": 7},  # too fast to improve for long
         evaluation={"every_steps": 4, "best_metric": "loss", "patience": PATIENCE, **evaluation},
     )
-
-
-def facts_of(run):
-    return json.loads((run / "run.json").read_text())
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from anyformer.pipelines.training import run as run_module
 from anyformer.pipelines.training.guards import stop_signal
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch, free_port, logged_losses
-from safetensors.torch import load_file
+from run_folders import assert_same_weights
 from task_data import task_recipe
 from test_distributed import forget_the_parents_state
 
@@ -34,11 +34,6 @@ def short_recipe(tiny_recipe):
 def hidden_files(folder: Path) -> list[str]:
     """What is half-written or left over: hidden files and folders, at any depth."""
     return [str(p.relative_to(folder)) for p in folder.rglob(".*")]
-
-
-def assert_same_weights(run: Path, other: Path) -> None:
-    a, b = load_file(run / "model.safetensors"), load_file(other / "model.safetensors")
-    assert a.keys() == b.keys() and all(a[name].equal(b[name]) for name in b)
 
 
 def is_stopped(process: Process) -> bool:

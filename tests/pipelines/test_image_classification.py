@@ -13,19 +13,11 @@ import torch
 from anyformer.pipelines.training.losses.cross_entropy import loss_of_logits
 from image_data import image_recipe, picture
 from local_hub import run_without_anyformer
-from processes import end_in_micro_batch, free_port
+from processes import free_port
+from run_folders import facts_of, lines_of
 from safetensors.torch import load_file
 
 FULL = {"crop_padding": 1, "horizontal_flip": 0.0, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
-
-
-def facts_of(run):
-    return json.loads((run / "run.json").read_text())
-
-
-def lines_of(run):
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def test_a_classifier_learns_and_is_evaluated(tmp_path, command, capsys, monkeypatch):
@@ -72,18 +64,10 @@ def test_a_trained_classifier_answers_without_the_package(tmp_path, command):
 
 
 @pytest.mark.slow
-def test_a_killed_run_with_all_augmentation_ends_bit_identical_in_another_epoch(tmp_path, command):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+def test_a_killed_run_with_all_augmentation_ends_bit_identical_in_another_epoch(tmp_path, whole_and_killed):
     steps = {"max_steps": 16, "gradient_accumulation_steps": 2, "learning_rate": 0.01}  # epochs of 5 steps
     recipe = image_recipe(tmp_path, task=FULL, training=steps, model={"hidden_dropout": 0.1})
-    assert command("train", recipe, f"training.output_dir={whole}") == 0
-    arguments = ("train", recipe, f"training.output_dir={broken}")
-    end_in_micro_batch(18, command, *arguments, output=tmp_path / "log.txt")  # in the middle of step 9
-    assert not (broken / "model.safetensors").exists()
-    assert command(*arguments) == 0
-    one, other = (load_file(run / "model.safetensors") for run in (whole, broken))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert facts_of(whole)["metrics"] == facts_of(broken)["metrics"]
+    whole_and_killed(18, recipe)  # in the middle of step 9
 
 
 @pytest.mark.slow

@@ -8,7 +8,16 @@ import transformers
 from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from anyformer.modeling.configuration_seq2seq import AnyformerSeq2SeqConfig
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.interop.matching import ARCHITECTURES, compare, native_config, our_config
+from anyformer.pipelines.interop.convert_checkpoint import convert
+from anyformer.pipelines.interop.matching import (
+    ARCHITECTURES,
+    ORIGIN,
+    compare,
+    effective_fields,
+    native_config,
+    our_config,
+)
+from anyformer.pipelines.recipes.compose import load_preset
 from native_models import (
     MIXTURES,
     NATIVE,
@@ -21,6 +30,8 @@ from native_models import (
     randomise,
 )
 from native_models import native_config as tiny_native_config
+from published_models import PUBLISHED
+from transformers import AutoConfig
 
 import anyformer
 from anyformer import from_native, to_native
@@ -182,3 +193,61 @@ def test_the_padding_token_of_roberta_decides_where_positions_begin():
     assert "position_offset (2 here, 1 there)" in compare(ARCHITECTURES["roberta"], config).differences
     with pytest.raises(UserError, match=re.escape("position_offset (2 here, ")):
         native_config(config)
+
+
+CHECKPOINTS = [name for name, row in PUBLISHED.items() if row.model_type]
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
+
+
+def preset_config(name: str, **others):
+    family, fields = load_preset(name)
+    return AutoConfig.for_model(f"anyformer_{family}", **fields, **others)
+
+
+def test_every_architecture_names_a_preset_of_a_published_model():
+    assert {architecture.preset for architecture in ARCHITECTURES.values()} - {None} <= set(CHECKPOINTS)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_preset_computes_what_the_published_config_says(name):
+    preset, published = (
+        {key: value for key, value in effective_fields(config).items() if key not in TOKEN_IDS}
+        for config in (preset_config(name), our_config(PUBLISHED[name].config()))
+    )
+    assert preset == published
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_preset_has_a_twin_of_its_architecture(name):
+    published = PUBLISHED[name].config()
+    ids = {
+        key: getattr(published, key, None) for key in TOKEN_IDS
+    }  # of the tokenizer; RoBERTa counts positions from one
+    architecture, native = native_config(preset_config(name, **ids, **{ORIGIN: published.model_type}))
+    assert architecture.native == native.model_type == PUBLISHED[name].model_type
+
+
+def test_gpt3_says_why_it_has_no_twin():
+    from anyformer.pipelines.errors import UserError
+
+    with pytest.raises(UserError, match="nearest, gpt2, differs in attention_pattern"):
+        native_config(preset_config("gpt3_small"))
+
+
+def test_the_start_token_is_read_and_never_predicted():
+    native = native_model("imagegpt", "ImageGPTForCausalImageModeling")
+    ours = from_native(native)
+    assert ours.lm_head.weight.shape == (16, 32) and ours.get_input_embeddings().weight.shape == (17, 32)
+    drawn = ours.generate(torch.full((4, 1), 16), max_new_tokens=20, do_sample=True, top_k=0, temperature=5.0)
+    assert drawn[:, 1:].max() < 16
+    labels = torch.randint(16, (2, 10))
+    same = native(input_ids=labels, labels=labels).loss
+    torch.testing.assert_close(ours(input_ids=labels, labels=labels).loss, same)
+
+
+def test_a_saved_checkpoint_converts_both_ways(tmp_path):
+    native_model("imagegpt", "ImageGPTForCausalImageModeling").save_pretrained(tmp_path / "native")
+    convert(tmp_path / "native", tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "back")
+    assert type(transformers.AutoConfig.from_pretrained(tmp_path / "back")).__name__ == "ImageGPTConfig"

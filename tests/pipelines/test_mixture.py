@@ -16,6 +16,7 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.training.models import model_config
+from run_folders import lines_of
 from task_data import write_lines
 
 TEXTS = [topics[name][:900] for name in sorted(topics)[:30]]
@@ -176,10 +177,6 @@ def test_parts_without_padding_to_hide_have_no_mask(mixture):
     rows = [data.rows["train"][number] | {ROW_IDS: number, EPOCH: 0} for number in (0, len(data.rows["train"]) - 1)]
     batch = data.objective.collator(False)(rows)
     assert batch.keys() == {"input_ids", "labels", "row_ids"} and batch["input_ids"].shape == batch["labels"].shape
-
-
-def lines_of(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def predicted(data, label):

@@ -1,11 +1,7 @@
 """Whole runs of the objectives that change rows at random: what is hidden is the same again after a kill."""
 
-import json
-
 import pytest
-import torch
-from processes import end_in_micro_batch
-from safetensors.torch import load_file
+from run_folders import lines_of
 
 
 def mixture(*parts):
@@ -38,28 +34,14 @@ def recipe_of(tiny_recipe, name, **training):
     )
 
 
-def lines_of(run):
-    path = run / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
-
-
 def validations(run):
     return {line["step"]: line["validation_loss"] for line in lines_of(run) if "validation_loss" in line}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_killed_run_hides_the_same_again_past_the_end_of_an_epoch(tiny_recipe, command, tmp_path, name):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    recipe = recipe_of(tiny_recipe, name)
-    assert command("train", recipe, f"training.output_dir={whole}") == 0
-    arguments = ("train", recipe, f"training.output_dir={broken}")
-    end_in_micro_batch(13, command, *arguments, output=tmp_path / "log.txt")
-    assert not (broken / "model.safetensors").exists()
-    assert command(*arguments) == 0
-    one, other = load_file(whole / "model.safetensors"), load_file(broken / "model.safetensors")
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+def test_a_killed_run_hides_the_same_again_past_the_end_of_an_epoch(tiny_recipe, whole_and_killed, name):
+    whole, broken = whole_and_killed(13, recipe_of(tiny_recipe, name))
     assert validations(whole) == validations(broken) and len(validations(whole)) == 4
     epochs = [line["epoch"] for line in lines_of(whole) if "loss" in line]
     assert max(epochs) > 2

@@ -1,7 +1,6 @@
 """Memory that does not suffice ends a run with two settings that need less; auto_batch finds what fits."""
 
 import errno
-import json
 import resource
 import signal
 from functools import partial
@@ -24,7 +23,7 @@ from anyformer.pipelines.training.out_of_memory import (
 )
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch
-from safetensors.torch import load_file
+from run_folders import assert_same_weights, facts_of
 
 WIDE = {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4}
 ROOM = 200 << 20  # bytes beside what a process has before its first step: less than that step of the wide model takes
@@ -127,19 +126,6 @@ def test_the_memory_of_a_container_is_its_limit_in_both_versions_of_control_grou
 # ------------------------------------------------------------------------------------------------- auto_batch
 
 AUTO = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6, "max_steps": 4, "save_steps": 2}
-
-
-def facts_of(run: Path) -> dict:
-    return json.loads((run / "run.json").read_text())
-
-
-def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model.safetensors")
-
-
-def assert_same_weights(run: Path, other: Path) -> None:
-    ours, theirs = weights_of(run), weights_of(other)
-    assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
 
 
 def noted(asked: list[int], most: int):

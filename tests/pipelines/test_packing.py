@@ -226,24 +226,6 @@ def test_other_text_tokenizer_or_framing_has_its_own_store(tmp_path, char_tokeni
     assert len({store.fingerprint for store in stores}) == 5
 
 
-def test_a_run_killed_while_tokenising_leaves_no_half_store(tmp_path, char_tokenizer, monkeypatch):
-    texts = ["abc", "def"]
-
-    def die_after_one(self, documents, ahead):
-        yield next(iter(documents)), np.zeros(3, dtype=np.uint32)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Encoder, "encode_documents", die_after_one)
-        store_of(texts, char_tokenizer, tmp_path)
-    assert not list((tmp_path / "tokens").iterdir())
-    # kill -9 cannot tidy up: what it leaves behind is a temporary folder that nobody reads
-    (tmp_path / "tokens" / ".leftover-x1").mkdir()
-    (tmp_path / "tokens" / ".leftover-x1" / "tokens.bin").write_bytes(b"half")
-    store = store_of(texts, char_tokenizer, tmp_path)
-    assert store.num_documents == 2
-
-
 def test_a_damaged_store_is_made_again(tmp_path, char_tokenizer):
     store = store_of(["abc def"], char_tokenizer, tmp_path)
     expected, folder = store.tokens.tolist(), store.folder

@@ -6,9 +6,9 @@ import statistics
 import pytest
 from anyformer.pipelines.training.log.compared_runs import compared
 from processes import run_ranks
+from run_folders import assert_same_weights
 from task_data import task_recipe
 from test_distributed import rank_main
-from test_task_runs import assert_same, weights
 
 
 def recipe_of(folder, **sections):
@@ -30,7 +30,7 @@ def test_each_seed_is_a_run_of_its_own_and_their_metrics_are_compared(tmp_path, 
         assert row["deviation"] == pytest.approx(statistics.stdev(row["values"].values()))
     assert result["metrics"].keys() == runs["seed-7"]["metrics"].keys() and "test_accuracy" in result["metrics"]
     assert command("train", recipe, "training.seed=8", f"training.output_dir={alone}") == 0
-    assert_same(weights(folder / "seed-8"), weights(alone))
+    assert_same_weights(folder / "seed-8", alone)
     written = (folder / "seed-7" / "model.safetensors").stat().st_mtime_ns
     assert command("train", recipe, "--seeds", "7,9") == 0  # the first is finished
     assert (folder / "seed-7" / "model.safetensors").stat().st_mtime_ns == written

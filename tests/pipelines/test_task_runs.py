@@ -8,29 +8,11 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
-from processes import end_in_micro_batch
-from safetensors.torch import load_file
+from run_folders import assert_same_weights, facts_of, lines_of, saved_weights
 from task_data import GOOD, NEUTRAL, task_recipe, write_lines
 
 KINDS = ("sequence_classification", "translation", "sentence_similarity", "multi_label_classification")
 KINDS += ("instruction_tuning", "preference", "multiple_choice", "question_answering", "token_classification")
-
-
-def facts_of(run):
-    return json.loads((run / "run.json").read_text())
-
-
-def lines_of(run):
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
-
-
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def assert_same(one, other):
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_classifier_learns_keeps_its_best_and_answers_with_names(tmp_path, command, capsys):
@@ -49,7 +31,7 @@ def test_a_classifier_learns_keeps_its_best_and_answers_with_names(tmp_path, com
     scores = {line["step"]: line["validation_accuracy"] for line in lines_of(run) if "validation_accuracy" in line}
     best = max(scores, key=lambda step: (scores[step], -step))
     assert facts["best_step"] == best and facts["metrics"]["validation_accuracy"] == scores[best]
-    assert_same(weights(run), weights(run / f"checkpoint-{best}"))  # though save_steps would not have kept it
+    assert_same_weights(run, run / f"checkpoint-{best}")  # though save_steps would not have kept it
 
     import transformers
 
@@ -146,9 +128,9 @@ def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, com
     config = json.loads((run / "generation_config.json").read_text())
     assert config["num_beams"] == 3 and config["max_new_tokens"] == 30
     assert json.loads((run / "config.json").read_text())["decoder_start_token_id"] == config["pad_token_id"]
-    found = [weights(checkpoint) for checkpoint in list_checkpoints(run)[:2]]
+    found = [saved_weights(checkpoint) for checkpoint in list_checkpoints(run)[:2]]
     mean = {name: (found[0][name] + found[1][name]) / 2 for name in found[0]}
-    torch.testing.assert_close(weights(run), mean, atol=1e-6, rtol=0)
+    torch.testing.assert_close(saved_weights(run), mean, atol=1e-6, rtol=0)
     rates = [line["learning_rate"] for line in lines_of(run) if "loss" in line]
     assert rates[21] == pytest.approx(max(rates), rel=0.1) and rates[80] == pytest.approx(max(rates) / 2, rel=0.1)
 
@@ -156,19 +138,11 @@ def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, com
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=() if k == "sequence_classification" else pytest.mark.slow) for k in KINDS]
 )
-def test_a_killed_run_ends_bit_identical_past_the_end_of_an_epoch(tmp_path, command, kind):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    best = {"best_metric": "loss"}
+def test_a_killed_run_ends_bit_identical_past_the_end_of_an_epoch(tmp_path, whole_and_killed, kind):
     steps = {"max_steps": 20, "gradient_accumulation_steps": 2, "learning_rate": 0.02}  # epochs of 8 steps
-    recipe = task_recipe(tmp_path, kind, training=steps, evaluation=best, model={"hidden_dropout": 0.1})
-    assert command("train", recipe, f"training.output_dir={whole}") == 0
-    arguments = ("train", recipe, f"training.output_dir={broken}")
-    end_in_micro_batch(28, command, *arguments, output=tmp_path / "log.txt")  # in the middle of step 14
-    assert not (broken / "model.safetensors").exists()
-    assert command(*arguments) == 0
-    assert_same(weights(whole), weights(broken))
-    one, other = facts_of(whole), facts_of(broken)
-    assert one["metrics"] == other["metrics"] and one["best_step"] == other["best_step"] is not None
+    sections = {"training": steps, "evaluation": {"best_metric": "loss"}, "model": {"hidden_dropout": 0.1}}
+    whole, _ = whole_and_killed(28, task_recipe(tmp_path, kind, **sections))  # in the middle of step 14
+    assert facts_of(whole)["best_step"] is not None
 
 
 def test_a_masked_language_model_becomes_a_classifier_with_its_own_weights(tmp_path, command, capsys):
@@ -187,7 +161,7 @@ def test_a_masked_language_model_becomes_a_classifier_with_its_own_weights(tmp_p
     configs = [json.loads((tmp_path / run / "config.json").read_text()) for run in ("mlm", "run")]
     assert [config["pooler_type"] for config in configs] == ["cls", "mean"]
     assert configs[1]["hidden_dropout"] == 0.2
-    before, after = weights(tmp_path / "mlm"), weights(tmp_path / "run")
+    before, after = saved_weights(tmp_path / "mlm"), saved_weights(tmp_path / "run")
     name = "model.embed_tokens.weight"
     assert (before[name] - after[name]).abs().max() < 0.1 * before[name].abs().max() + 0.02
     assert command("train", recipe, start[0], "model.hiden_dropout=0.2", "training.output_dir=x") == 2

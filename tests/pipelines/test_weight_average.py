@@ -10,7 +10,7 @@ from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.weight_average import AVERAGE_FILE, WeightAverage
 from anyformer.pipelines.training.engines.asked import engine_for
 from processes import end_in_micro_batch, logged_losses
-from safetensors.torch import load_file
+from run_folders import assert_same, assert_same_weights, saved_weights
 
 TOLERANCE = 1e-12  # float64: the same sums in another order
 
@@ -57,17 +57,8 @@ def test_a_decay_of_0_is_the_weights_themselves():
     assert all(torch.equal(average.weights[name], p) for name, p in model.named_parameters() if p.requires_grad)
 
 
-@pytest.fixture(scope="module")
-def weights():
-    return lambda run, name="model.safetensors": load_file(run / name)
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 @pytest.mark.slow
-def test_the_average_is_measured_saved_and_bit_identical_after_a_kill(tiny_recipe, command, weights, tmp_path, capsys):
+def test_the_average_is_measured_saved_and_bit_identical_after_a_kill(tiny_recipe, command, tmp_path, capsys):
     recipe = tiny_recipe(training={"max_steps": 14}, evaluation={"every_steps": 7, "max_rows": None})
     plain, whole, broken, best = (tmp_path / name for name in ("plain", "whole", "broken", "best"))
     assert command("train", recipe, f"training.output_dir={plain}") == 0
@@ -75,11 +66,11 @@ def test_the_average_is_measured_saved_and_bit_identical_after_a_kill(tiny_recip
     assert command(*averaged[1:], f"training.output_dir={whole}") == 0
     assert logged_losses(plain) == logged_losses(whole)  # training does not look at it
     last = whole / "checkpoint-14"
-    assert_same(weights(last), weights(plain))
-    assert_same(weights(whole), weights(last, AVERAGE_FILE))
+    assert_same_weights(last, plain)
+    assert_same(saved_weights(whole), saved_weights(last, AVERAGE_FILE))
     end_in_micro_batch(13, *averaged, f"training.output_dir={broken}", output=tmp_path / "log.txt")
     assert command(*averaged[1:], f"training.output_dir={broken}") == 0
-    assert_same(weights(whole), weights(broken))
+    assert_same_weights(whole, broken)
     facts, before = (json.loads((run / "run.json").read_text()) for run in (whole, plain))
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
@@ -87,12 +78,12 @@ def test_the_average_is_measured_saved_and_bit_identical_after_a_kill(tiny_recip
     # A best model is the average of the step whose average was best.
     assert command(*averaged[1:], f"training.output_dir={best}", "evaluation.best_metric=loss") == 0
     step = json.loads((best / "run.json").read_text())["best_step"]
-    assert_same(weights(best), weights(best / f"checkpoint-{step}", AVERAGE_FILE))
+    assert_same(saved_weights(best), saved_weights(best / f"checkpoint-{step}", AVERAGE_FILE))
     (broken / "run.json").unlink()
     (broken / "checkpoint-14" / AVERAGE_FILE).unlink()  # damage: found by the manifest, the one before is used
     assert command(*averaged[1:], f"training.output_dir={broken}") == 0
     assert "checkpoint-14 is damaged (weight_average.safetensors is missing)" in capsys.readouterr().err
-    assert_same(weights(whole), weights(broken))
+    assert_same_weights(whole, broken)
     assert command("train", recipe, "training.ema_decay=0.8", "--dry-run") == 0
 
 
