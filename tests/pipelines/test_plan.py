@@ -188,9 +188,11 @@ FLOP_MODELS = {
 }
 
 
+@pytest.mark.parametrize("pooler_type", ["cls", "mean"])  # what the last layer of images leaves out
 @pytest.mark.parametrize("name", FLOP_MODELS)
-def test_flops_of_every_family_are_within_a_hundredth_of_what_torch_counts(name):
+def test_flops_of_every_family_are_within_a_hundredth_of_what_torch_counts(name, pooler_type):
     family, fields = FLOP_MODELS[name]
+    fields = fields | ({"pooler_type": pooler_type} if family == "vit" else {})
     config = AutoConfig.for_model(f"anyformer_{family}", **fields)
     backends = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if family == "moe" else {})
     model = getattr(anyformer, name)._from_config(config, **backends).train()
