@@ -10,8 +10,10 @@ import types
 import anyformer.pipelines.cli.commands as cli
 import pytest
 from anyformer.pipelines.cli import train_command
+from anyformer.pipelines.cli.listing import TABLES
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.files import shipped
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 
 from anyformer_main import main
@@ -192,6 +194,17 @@ def test_the_printed_recipe_is_the_composed_one(capsys):
     assert printed == load_recipe("quickstart", ["training.seed=7"])
 
 
+def test_lists_fit_a_terminal_and_are_whole_in_a_pipe(capsys, monkeypatch):
+    assert main(["list"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines() if line} >= {*TABLES, *shipped("recipes")}
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    for kind in ([], *([kind] for kind in TABLES)):
+        assert main(["list", *kind]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80 and (len(lines) < 24 or kind)
+
+
 def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monkeypatch):
     from anyformer.pipelines.recipes.compose import describe_fields
 
@@ -217,7 +230,6 @@ def test_help_names_every_setting_by_section_and_explains_a_section(capsys, monk
 def test_list_names_what_a_recipe_may_say():
     from typing import get_args, get_type_hints
 
-    from anyformer.pipelines.cli.listing import TABLES
     from anyformer.pipelines.plugins import METRICS, OBJECTIVES
     from anyformer.pipelines.recipes.schema import ModelSection
 
