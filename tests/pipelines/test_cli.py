@@ -65,6 +65,8 @@ def fake_module(monkeypatch):
         (["train", "quickstart", "model.num_attention_heads=7"], 2),
         (["train", "no_such_recipe"], 2),
         (["train", "quickstart", "--print-recipe"], 0),
+        (["train", "fashion_mnist_vit", "--print-recipe"], 0),
+        (["train", "imdb_classify", "--print-recipe"], 0),
         (["preview", "quickstart", "data.files=x"], 2),
         (["plan", "quickstart", "--devices", "8xH100", "--zero", "3"], 2),
         (["evaluate", "no/such/model", "quickstart"], 2),

@@ -1,19 +1,15 @@
 """Whole runs of image classifiers: they learn, answer with names anywhere, and go on bit-identically when killed."""
 
 import json
-import os
 import random
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 import torch
 from anyformer.pipelines.training.losses.cross_entropy import loss_of_logits
 from image_data import image_recipe, picture
 from local_hub import run_without_anyformer
-from processes import free_port
 from run_folders import facts_of, lines_of
 from safetensors.torch import load_file
 
@@ -83,34 +79,6 @@ def test_accumulated_batches_of_mixed_labels_train_as_one(tmp_path, command):
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-@pytest.mark.slow
-def test_two_processes_that_torchrun_started_train_and_measure_as_one(tmp_path, command, repo_root):
-    runs = tmp_path / "one", tmp_path / "two"
-    recipes = [
-        image_recipe(
-            tmp_path,
-            f"recipe-{run.name}",
-            task=FULL,
-            training={"max_steps": 6, "per_device_train_batch_size": batch, "output_dir": str(run)},
-        )
-        for run, batch in zip(runs, (8, 4))
-    ]
-    assert command("train", recipes[0]) == 0
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(repo_root / "scripts" / "train.py"), str(recipes[1])],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (facts_of(run) for run in runs)
-    assert two["world_size"] == 2 and two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
-    losses = [[line["loss"] for line in lines_of(run) if "loss" in line] for run in runs]
-    assert len(losses[0]) == 6 and losses[1] == pytest.approx(losses[0], abs=1e-5)
-
-
 def test_the_loss_of_shares_is_that_of_classes_where_one_has_all():
     logits, labels = torch.randn(6, 3), torch.tensor([0, 2, 1, 1, 0, 2])
     shares = torch.nn.functional.one_hot(labels, 3).float()
@@ -175,16 +143,3 @@ def test_a_preview_shows_images_and_answers(tmp_path, command, capsys):
     printed = capsys.readouterr().out
     assert "row 0: class " in printed and "1 x 8 x 8 numbers from" in printed and "@@" in printed
     assert "% left" in printed or "% right" in printed
-
-
-def test_real_clothes_train(tmp_path, command, data_folder):
-    folder = data_folder / "fashion_mnist"
-    small = ["model.num_hidden_layers=1", "model.hidden_size=32", "model.intermediate_size=32", "training.bf16=false"]
-    small += ["training.max_steps=4", "training.save_steps=2", "evaluation.every_steps=2", "data.max_documents=200"]
-    files = [f"data.files={folder / 'train.parquet'}", "data.test_files=null", "data.validation_fraction=0.2"]
-    assert command("train", "fashion_mnist_vit", *small, *files, f"training.output_dir={tmp_path / 'run'}") == 0
-    names = json.loads((tmp_path / "run" / "config.json").read_text())["id2label"]
-    assert names["9"] == "Ankle boot" and facts_of(tmp_path / "run")["metrics"].keys() == {
-        "validation_loss",
-        "validation_accuracy",
-    }

@@ -213,13 +213,3 @@ def test_installed_packages_register_through_their_entry_point(tmp_path):
     program += "main(['list', 'metrics'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "their_ratio" in done.stdout
-
-
-def test_standard_objectives_import_no_torch():
-    program = (
-        "import sys, anyformer_main\nfrom anyformer.pipelines.recipes.compose import load_recipe\n"
-        "load_recipe('quickstart'); load_recipe('fashion_mnist_vit')\n"
-        "print(sorted({'torch', 'numpy', 'transformers', 'datasets'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"

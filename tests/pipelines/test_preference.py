@@ -154,24 +154,3 @@ def test_a_checkpoint_with_experts_keeps_its_routers_losses(tmp_path, command):
 def test_the_rows_of_a_pair_that_does_not_count_weigh_nothing():
     batch = {"labels": torch.tensor([0, -100, 0])}
     assert PreferenceLoss(0.1).weights_of_rows(batch, 6).tolist() == [0.5, 0, 0.5] * 2
-
-
-@pytest.mark.slow
-def test_real_instructions_and_preferences_train_by_the_shipped_recipes(tmp_path, command, data_folder, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 256}
-    random_decoder(tmp_path / "runs" / "quickstart", **sizes)
-    for name in ("instructions_1k", "preferences_1k"):
-        files = [f"data.{field}={data_folder / name / file}" for field, file in SPLITS.items()]
-        steps = [
-            "training.max_steps=2",
-            "evaluation.every_steps=2",
-            "data.max_documents=24",
-            "evaluation.sample_tokens=2",
-        ]
-        assert command("train", name, *files, "data.test_files=null", *steps) == 0
-        metrics = json.loads((tmp_path / "runs" / name / "run.json").read_text())["metrics"]
-        assert math.isfinite(metrics["validation_loss"]) and len(metrics) >= 2
-
-
-SPLITS = {"files": "train.jsonl.gz", "validation_files": "validation.jsonl.gz"}

@@ -87,20 +87,6 @@ def test_the_slurm_array_gives_each_task_its_share(tmp_path):
     assert submit(**array).returncode == 2 and "submit it with --array" in submit("gpt2_small").stderr
 
 
-def test_every_command_of_the_page_on_data_is_one():
-    from anyformer.pipelines.cli.commands import parse
-
-    page = (ROOT / "docs" / "data.md").read_text()
-    lines = "".join(re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)).splitlines()
-    for words in map(str.split, lines):
-        if words[0] == "sbatch":
-            assert (ROOT / words[2]).is_file() and words[1].startswith("--array=1-")
-        else:
-            args = parse(words[1:])
-            assert args.recipe == "my_recipe.yaml" and (args.shard or args.overrides or len(words) == 3)
-    assert len(lines) == 4
-
-
 def test_tasks_of_datatrove_make_the_shares_and_finished_ones_are_left_out(
     tiny_recipe, tmp_path, small_shards, monkeypatch
 ):

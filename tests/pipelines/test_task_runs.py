@@ -166,21 +166,3 @@ def test_a_masked_language_model_becomes_a_classifier_with_its_own_weights(tmp_p
     assert (before[name] - after[name]).abs().max() < 0.1 * before[name].abs().max() + 0.02
     assert command("train", recipe, start[0], "model.hiden_dropout=0.2", "training.output_dir=x") == 2
     assert "did you mean model.hidden_dropout?" in capsys.readouterr().err
-
-
-def test_real_reviews_and_captions_train(tmp_path, command, data_folder):
-    """A subset of the data the shipped recipes are made for, by the recipes themselves."""
-    small = ["model.num_hidden_layers=1", "model.hidden_size=32", "model.num_attention_heads=2"]
-    small += ["tokenizer.vocab_size=1000", "tokenizer.max_training_bytes=200000", "training.bf16=false"]
-    small += ["training.max_steps=4", "training.save_steps=2", "data.max_documents=120", "task.max_length=48"]
-    small += ["training.warmup_steps=0.1"]
-    reviews = data_folder / "imdb_5k" / "train.jsonl.gz"
-    overrides = [f"data.files={reviews}", "data.test_files=null", "evaluation.every_steps=2"]
-    assert command("train", "imdb_classify", *small, *overrides, f"training.output_dir={tmp_path / 'imdb'}") == 0
-    assert facts_of(tmp_path / "imdb")["metrics"].keys() == {f"validation_{n}" for n in ("loss", "accuracy", "f1")}
-    captions = data_folder / "multi30k_en_de"
-    overrides = [f"data.files={captions / 'train.jsonl.gz'}", "data.validation_files=null", "data.test_files=null"]
-    overrides += ["task.max_new_tokens=4", "task.num_beams=2", "data.validation_fraction=0.1"]
-    overrides += ["evaluation.every_steps=2", "evaluation.average_checkpoints=2"]
-    assert command("train", "multi30k_en_de", *small, *overrides, f"training.output_dir={tmp_path / 'm30k'}") == 0
-    assert facts_of(tmp_path / "m30k")["metrics"].keys() == {"validation_loss", "validation_bleu"}

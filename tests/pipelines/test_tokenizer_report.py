@@ -89,14 +89,11 @@ def test_a_recipe_is_measured_on_its_validation_text_and_a_run_on_its_recipes(ti
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["no/such/folder/x"], "'no/such/folder/x': no such recipe, and no such folder"),
         (["runs/nothing"], "'runs/nothing': no such recipe, and no such folder"),
         (["."], "'.' has no recipe beside it whose text could be measured; say which: --on FILE, or a TEXT"),
-        (["gpt2"], "'gpt2' has no recipe beside it"),
         (["quickstart", "text", "--on", "x.txt"], "TEXT and --on FILE are two texts to measure on"),
         (["quickstart", "text", "--split", "train"], "--split train is of the recipe's own text; remove it, or TEXT"),
         (["quickstart", " "], "TEXT is empty; give some words"),
-        (["quickstart", "tokenizer.vocab_sise=3"], "did you mean tokenizer.vocab_size?"),
         (["quickstart", "--beside", "nothing/here/x"], "'nothing/here/x': no such recipe, and no such folder"),
         (["fashion_mnist_vit", "data.files=x", "data.test_files=x"], "has no tokenizer: task.name=image_class"),
         (["quickstart", "text", "--output", "no/folder/x.json"], "the folder no/folder does not exist"),
