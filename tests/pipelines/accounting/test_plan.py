@@ -235,7 +235,7 @@ def measured_and_planned(family: str, rows: int, tokens: int, checkpointing: boo
 
     Gradients are there before, as in every pass but the first of a step: they are no activations.
     """
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts" / "benchmarks"))
     from method import peak_bytes
 
     config = AutoConfig.for_model(f"anyformer_{family}", **(MEASURED[family] | fields))

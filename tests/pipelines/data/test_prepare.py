@@ -12,7 +12,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SBATCH = ROOT / "scripts" / "slurm" / "prepare.sbatch"
 
 
