@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -203,7 +204,7 @@ def test_lists_fit_a_terminal_and_are_whole_in_a_pipe(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for kind in ([], *([kind] for kind in TABLES)):
         assert main(["list", *kind]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
         assert max(map(len, lines)) <= 80 and (len(lines) < 24 or kind)
 
 
