@@ -24,7 +24,7 @@ import anyformer
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages with tests of their own: plugins (test_plugins.py), legality (test_matrix.py), clusters (test_clusters.py),
-# spans (pipelines/test_question_answering.py).
+# spans (pipelines/objectives/test_question_answering.py).
 OWN_TESTS = ("plugins.md", "legality.md", "clusters.md", "learning/spans.md")
 ELSEWHERE = {*(f"{name}.md" for name in NEWCOMERS), *OWN_TESTS}
 HAND_WRITTEN = [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]

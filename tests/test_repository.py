@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MOST_LINES = 60  # of a function, with its docstring
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def loaded(path: Path) -> dict:
@@ -92,17 +91,6 @@ def test_a_release_is_published_from_a_tag_without_a_secret():
     assert "secrets." not in json.dumps(release)
 
 
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_an_issue_form_has_what_github_asks_for(path):
-    form = loaded(path)
-    if path.stem == "config":
-        assert form["blank_issues_enabled"] == "true"
-        return
-    assert {"name", "description", "body"} <= set(form)
-    for field in form["body"]:
-        assert field["type"] in ("textarea", "checkboxes") and field["attributes"]["label"]
-
-
 def test_citation_pre_commit_and_development_container_load_and_agree_with_the_project():
     citation = loaded(ROOT / "CITATION.cff")
     assert citation["cff-version"] == "1.2.0" and citation["license"] == PROJECT["project"]["license"]
@@ -129,13 +117,3 @@ def test_a_function_is_read_on_one_screen(folder):
             if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MOST_LINES:
                 long.append((path.relative_to(ROOT / folder).as_posix(), node.name))
     assert [(path, name) for path, name in long if path not in LONG_YET] == []
-
-
-def test_a_name_of_a_file_says_which_of_them_in_pipelines_is_meant():
-    names = [path.name for path in (ROOT / "pipelines").rglob("*.py") if path.name != "__init__.py"]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
-
-
-def test_the_changelog_begins_with_what_is_unreleased():
-    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings[0] == "Unreleased" and all(re.fullmatch(r"\d+\.\d+\.\d+.*", text) for text in headings[1:])

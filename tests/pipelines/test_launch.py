@@ -180,16 +180,8 @@ def test_each_rank_gets_a_signal_once_and_the_job_ends_with_its_code(number, tmp
 @pytest.mark.parametrize(
     "environment, overrides, sentence",
     [
-        (
-            {"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "MASTER_ADDR": "127.0.0.1"},
-            [],
-            "accelerate launch was asked for several processes and has started one",
-        ),
-        (
-            {"RANK": "0", "ACCELERATE_USE_CPU": "true"},
-            [ADAMW, "training.deepspeed=zero2"],
-            "ACCELERATE_USE_CPU=true switches DeepSpeed off, and DDP would train instead",
-        ),
+        ({"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "MASTER_ADDR": "127.0.0.1"}, [], "accelerate launch was asked"),
+        ({"RANK": "0", "ACCELERATE_USE_CPU": "true"}, [ADAMW, "training.deepspeed=zero2"], "ACCELERATE_USE_CPU=true"),
         ({"ACCELERATE_USE_FSDP": "true"}, [], "FSDP2 needs GPUs: on a CPU accelerate trains DDP instead"),
         ({}, ["training.fsdp=full_shard"], "write anyformer train RECIPE --launch zero3"),
     ],

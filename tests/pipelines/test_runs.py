@@ -10,18 +10,8 @@ from anyformer.pipelines.generation import generate_text
 from anyformer.pipelines.storage.checkpoints import find_corruption, list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK
 from processes import Process, end_in_micro_batch, logged_losses
-from safetensors.torch import load_file
+from run_folders import assert_same_weights, saved_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-
-
-def final_weights(run):
-    return load_file(run / "model.safetensors")
-
-
-def assert_same_weights(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 def test_a_run_ends_with_a_model_that_loads_generates_and_beats_the_unigram(tiny_recipe, command, tmp_path, capsys):
@@ -92,7 +82,7 @@ def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identica
     text = end_in_micro_batch(13, *broken_run, number=signal.SIGTERM, output=tmp_path / "log.txt")
     assert list_checkpoints(broken)[0].name == "checkpoint-22" and "checkpoint-22" in text  # the step is finished
     assert command("train", recipe, f"training.output_dir={broken}") == 0
-    assert_same_weights(final_weights(whole), final_weights(broken))
+    assert_same_weights(whole, broken)
     assert logged_losses(whole) == logged_losses(broken)
 
 
@@ -108,7 +98,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tin
     assert find_corruption(newest)
     assert command("train", recipe) == 0
     assert f"{newest.name} is damaged" in capsys.readouterr().err
-    assert_same_weights(final_weights(whole), final_weights(run))
+    assert_same_weights(whole, run)
 
 
 @pytest.fixture
@@ -202,7 +192,7 @@ def test_the_compiled_model_trains_the_same_curve_and_is_saved_plain(tiny_recipe
     assert command("train", recipe, f"training.output_dir={tmp_path / 'compiled'}", "training.torch_compile=true") == 0
     eager, compiled = logged_losses(tmp_path / "eager"), logged_losses(tmp_path / "compiled")
     torch.testing.assert_close(torch.tensor(compiled), torch.tensor(eager), atol=1e-4, rtol=0)  # fused sums, 6 steps
-    assert final_weights(tmp_path / "compiled").keys() == final_weights(tmp_path / "eager").keys()
+    assert saved_weights(tmp_path / "compiled").keys() == saved_weights(tmp_path / "eager").keys()
 
 
 @pytest.mark.slow
@@ -218,4 +208,4 @@ def test_quickstart_killed_in_the_middle_ends_bit_identical(command, tmp_path):
     process.wait_until(lambda: (broken / "checkpoint-12").exists(), timeout=900)
     process.kill()
     assert command(*arguments) == 0
-    assert_same_weights(final_weights(whole), final_weights(broken))
+    assert_same_weights(whole, broken)
