@@ -11,6 +11,7 @@ class Mesh(Engine):
     name = MESH
     launched_by = "mesh"
     shares_model = True
+    builds_late = True
     reads_pickles = True
     uncompiled = "a mesh"
 
