@@ -132,6 +132,8 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "greater_is_better": not less_is_better(recipe.evaluation.best_metric),
         **safe_values(device),
     }
+    if device == "cuda" and section.parallelism is not None and section.parallelism.fsdp_cpu_offload:
+        values["ddp_backend"] = "cuda:nccl,cpu:gloo"  # norms of gradients are summed where these lie
     shared = parallelism_config(recipe)
     if shared is not None:
         values["parallelism_config"] = shared

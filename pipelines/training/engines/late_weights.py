@@ -43,12 +43,13 @@ class Draw:
             name: nn.Parameter(torch.full_like(p, float("nan"), device="cpu"), p.requires_grad)
             for name, p in self.placeholders.items()
         }
+        held = dict(self.module._parameters)
         self.module._parameters.update(made)
         try:
             with torch.no_grad():
                 self.model._init_weights(self.module)
         finally:
-            self.module._parameters.update(self.placeholders)
+            self.module._parameters.update(held)
         return {self.placeholders[name]: parameter for name, parameter in made.items()}
 
     def again(self) -> dict[nn.Parameter, nn.Parameter]:
@@ -126,6 +127,14 @@ def built_late(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
 
 def is_late(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
+
+
+def leave_empty(model: nn.Module) -> None:
+    """Give weights whose values another process will send a place, which takes no memory until it is written to."""
+    empty = {p: nn.Parameter(torch.empty_like(p, device="cpu"), p.requires_grad) for p in model.parameters()}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            module._parameters[name] = empty.get(parameter)
 
 
 def fill(model: nn.Module, keep: Callable[[list[nn.Parameter]], object] = lambda made: None) -> None:

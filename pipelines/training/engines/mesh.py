@@ -42,6 +42,8 @@ def distributed_config(settings: ParallelismSettings):
         dp_replicate_size=settings.dp_replicate,
         tp_size=settings.tp,
         ep_size=settings.ep,
+        fsdp_mixed_precision=settings.fsdp_mixed_precision,
+        fsdp_cpu_offload=settings.fsdp_cpu_offload,
     )
 
 

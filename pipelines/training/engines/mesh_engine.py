@@ -23,6 +23,13 @@ class Mesh(Engine):
                 f"asks for {asked}; take configs/accelerate/ddp.yaml, or write {WAY_OUT} mesh"
             )
 
+    def check_device(self, device: str) -> None:
+        if device == "cpu" and self.parallelism.fsdp_cpu_offload:
+            raise UserError(
+                "training.parallelism.fsdp_cpu_offload=true needs GPUs: on a CPU shards are in its memory already; set "
+                "it to false"
+            )
+
     def share(self, model, device):
         from .mesh import share_model
         from .pipeline import cut_into_stages
