@@ -6,6 +6,7 @@ device once, each module's weights are drawn, dropped, and the state of the gene
 a weight has it drawn again from there. A process never holds more of the model than what it keeps and one module.
 """
 
+import mmap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,17 @@ ONE_AT_A_TIME = threading.Lock()  # transformers loads weights in threads, and t
 
 class WeightsOfConstructor(Exception):
     """A module has a weight that its constructor sets and `_init_weights` does not."""
+
+
+def in_own_pages(placeholder: torch.Tensor) -> torch.Tensor:
+    """Memory for what lies on the meta device, which goes back to the system at once when it is freed.
+
+    malloc would keep it for later: as much as the whole model, since the generators' states lie in between.
+    """
+    size = placeholder.numel() * placeholder.element_size()
+    if size == 0:
+        return torch.empty_like(placeholder, device="cpu")
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=placeholder.dtype).view(placeholder.shape)
 
 
 class Draw:
@@ -40,7 +52,7 @@ class Draw:
     def make(self) -> dict[nn.Parameter, nn.Parameter]:
         """{parameter on the meta device: the same on the CPU}, by the random numbers that come next."""
         made = {
-            name: nn.Parameter(torch.full_like(p, float("nan"), device="cpu"), p.requires_grad)
+            name: nn.Parameter(in_own_pages(p).fill_(float("nan")), p.requires_grad)
             for name, p in self.placeholders.items()
         }
         held = dict(self.module._parameters)
@@ -80,7 +92,7 @@ class DrawsOfMeta(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         is_draw = torch.Tag.nondeterministic_seeded in function.tags and function._schema.is_mutable
         if is_draw and args[0].is_meta:
-            function(torch.empty_like(args[0], device="cpu"), *args[1:], **(kwargs or {}))
+            function(in_own_pages(args[0]), *args[1:], **(kwargs or {}))
             return args[0]
         return function(*args, **(kwargs or {}))
 
