@@ -11,6 +11,7 @@ from .types import show
 
 FIELD = "training.parallelism"
 SHARDED = ("dp_replicate", "dp_shard")  # which split weights, and not the work on a row
+OF_GATHERS = ("fsdp_mixed_precision", "fsdp_cpu_offload")  # settings of FSDP2, by transformers' names for them
 COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # whose product is the number of processes
 # What --launch they run under: transformers' own mesh, DeepSpeed (Ulysses), or FSDP2 by accelerate (ring attention).
 MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
@@ -81,6 +82,12 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
     others = [name for name in (*COUNTED, "ep") if name != "pp" and getattr(settings, name) > 1]
     if settings.pp > 1 and others:
         raise UserError(f"{words}: pp is not wired beside {others[0]}; set one of them to 1")
+    gathered = next((name for name in OF_GATHERS if getattr(settings, name)), None)
+    if gathered is not None and (engine_of(settings) != MESH or settings.dp_shard * settings.dp_replicate == 1):
+        raise UserError(
+            f"{FIELD}.{gathered}=true goes with dp_shard or dp_replicate under --launch mesh; set it to false, or "
+            f"one of these, such as dp_shard: 2"
+        )
     if settings.pp_parts is not None and settings.pp == 1:
         raise UserError(f"{FIELD}.pp_parts={settings.pp_parts} has no effect without pp, such as pp: 2; set both")
     rows = training.per_device_train_batch_size

@@ -194,6 +194,13 @@ class ParallelismSettings:
         1,
         at_least=1,
     )
+    fsdp_mixed_precision: bool = doc(
+        "dp_shard, dp_replicate: gather weights in bf16 and compute with these; shards, sums of gradients stay fp32",
+        False,
+    )
+    fsdp_cpu_offload: bool = doc(
+        "dp_shard, dp_replicate: keep shards of weights, gradients and optimizer states in the memory of the CPU", False
+    )
     pp: int = doc("stages of layers, through which parts of a batch travel (pipeline parallelism, 1F1B)", 1, at_least=1)
     pp_parts: int | None = doc("pp: parts of a batch; null: as many as it has rows, at most 4 x pp", at_least=1)
     sp: int = doc(

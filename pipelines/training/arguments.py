@@ -150,6 +150,8 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         "greater_is_better": not less_is_better(recipe.evaluation.best_metric),
         **safe_values(device),
     }
+    if device == "cuda" and section.parallelism is not None and section.parallelism.fsdp_cpu_offload:
+        values["ddp_backend"] = "cuda:nccl,cpu:gloo"  # norms of gradients are summed where these lie
     shared = parallelism_config(recipe)
     if shared is not None:
         values["parallelism_config"] = shared

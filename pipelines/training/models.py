@@ -1,5 +1,7 @@
 """From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
 
+from functools import partial
+
 import torch
 import transformers
 from transformers import AutoConfig
@@ -15,6 +17,7 @@ from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
 from .engines.deepspeed_engine import whole_weights
 from .engines.engine import Engine
+from .engines.late_weights import built_late
 from .guards.documents_apart import check_documents_apart
 from .lora import left_by_all_linear, with_lora
 
@@ -52,14 +55,15 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
     fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
     data: PreparedData, whose objective or task says which head the model gets.
     """
-    objective = data.objective
+    objective, engine = data.objective, engine_for(recipe.training)
     auto_class, task_fields = getattr(transformers, objective.auto_class), objective.config_fields()
     if recipe.model.name_or_path is None:
         config = model_config(recipe, data.tokenizer, task_fields)
         chosen = chosen_backends(recipe, config, arguments, engine)
         try:
             with whole_weights(arguments):
-                model = auto_class.from_config(config, **chosen)
+                build = partial(auto_class.from_config, config, **chosen)
+                model = built_late(build) if engine.builds_late else build()
         except (ValueError, ImportError) as error:  # the family has no such head, or the machine no such backend
             explain(error, chosen)
             raise UserError(

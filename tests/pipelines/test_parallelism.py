@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import deque
+from functools import partial
 
 import pytest
 import torch
@@ -20,10 +21,12 @@ from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.safe_load import plain_shards_alone
 from anyformer.pipelines.training.engines import launch
 from anyformer.pipelines.training.engines.mesh import NEEDED
+from anyformer.pipelines.training.engines.mesh_engine import Mesh
 from anyformer.pipelines.training.engines.parts_of_rows import PositionedRows
 from processes import free_port, logged_losses, run_ranks
 from safetensors.torch import load_file
 from test_distributed import assert_close, needs_deepspeed, rank_main
+from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
@@ -139,6 +142,20 @@ def test_a_shared_checkpoint_is_trained_accumulated_and_its_best_kept(tiny_recip
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("setting, most", [("fsdp_mixed_precision", 0.05), ("fsdp_cpu_offload", 0.0)])
+def test_gathers_in_bf16_and_shards_on_the_cpu_train_as_fsdp2_does(setting, most, tiny_recipe, ranks, monkeypatch):
+    """Offloading moves nothing on a CPU, and pins memory for a GPU, which is left out here."""
+    offloads = partial(CPUOffloadPolicy, pin_memory=False)
+    monkeypatch.setattr("transformers.distributed.fsdp.CPUOffloadPolicy", offloads)
+    monkeypatch.setattr(Mesh, "check_device", lambda self, device: None)
+    recipe = tiny_recipe(model=DECODER, training=STEPS | {"max_steps": 10})
+    plain = ranks(2, recipe, "training.parallelism={dp_shard: 2}")
+    got = ranks(2, recipe, f"training.parallelism={{dp_shard: 2, {setting}: true}}")
+    assert max(abs(a - b) for a, b in zip(got[1], plain[1], strict=True)) <= most
+    assert most == 0 or got[1] != plain[1]
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_model_shared_otherwise(tiny_recipe, ranks):
     """Optimizer states are addressed by the names of weights, and a step keeps its rows."""
     recipe, few = tiny_recipe(model=DECODER, training=STEPS), "data.max_documents=3"
@@ -205,7 +222,8 @@ def test_rows_of_several_documents_are_not_shared(tiny_recipe, command, capsys, 
     monkeypatch.setattr("anyformer.pipelines.training.session.check_processes", lambda *_: None)
     monkeypatch.setattr("anyformer.pipelines.training.engines.engine.Engine.check_launcher", lambda *_: None)
     assert command("train", tiny_recipe(), "training.parallelism={cp: 2}") == 2
-    assert "these rows hold several documents each, which would see each other" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "these rows hold several documents each, which would see each other" in error and "data.document=" in error
 
 
 # ------------------------------------------------------------------------------------------------------- GPUs
@@ -254,6 +272,7 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
         ("{pp: 5}", [], "pp does not divide model.num_hidden_layers="),
         ("{pp: 2, tp: 2}", [], "pp is not wired beside tp; set one of them to 1"),
         ("{tp: 2, pp_parts: 4}", [], "pp_parts=4 has no effect without pp"),
+        ("{tp: 2, fsdp_mixed_precision: true}", [], "fsdp_mixed_precision=true goes with dp_shard or dp_replicate"),
         ("{pp: 2, pp_parts: 3}", ["training.per_device_train_batch_size=8"], "pp_parts=3 must divide training.per_"),
         ("{pp: 2}", ["training.per_device_train_batch_size=1"], "is less than the stages of training.parallelism="),
         ("{pp: 2}", ["model.position_encoding=learned"], "position_encoding='learned', which is added to them"),

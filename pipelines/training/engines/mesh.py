@@ -19,6 +19,7 @@ from ...errors import UserError, first_line
 from ...recipes.parallelism import FIELD, check_model_shares, words_of
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
+from .late_weights import Sliced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,11 +42,13 @@ def distributed_config(settings: ParallelismSettings):
         dp_replicate_size=settings.dp_replicate,
         tp_size=settings.tp,
         ep_size=settings.ep,
+        fsdp_mixed_precision=settings.fsdp_mixed_precision,
+        fsdp_cpu_offload=settings.fsdp_cpu_offload,
     )
 
 
 def share_model(model: "PreTrainedModel", settings: ParallelismSettings) -> "PreTrainedModel":
-    """The model split over the processes, which have each built it whole, with the same weights.
+    """The model split over the processes, which have each built it with the same weights.
 
     Raises UserError for a model that cannot be shared so.
     """
@@ -60,7 +63,7 @@ def share_model(model: "PreTrainedModel", settings: ParallelismSettings) -> "Pre
         shared = type(model).from_pretrained(
             None,
             config=model.config,
-            state_dict=model.state_dict(),
+            state_dict={name: Sliced(weight) for name, weight in model.state_dict(keep_vars=True).items()},
             dtype=model.dtype,
             distributed_config=config,
             **backends,

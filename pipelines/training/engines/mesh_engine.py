@@ -16,6 +16,7 @@ class Mesh(Engine):
     name = MESH
     launched_by = "mesh"
     shares_model = True
+    builds_late = True
     reads_pickles = True
     uncompiled = "a mesh"
 
@@ -25,6 +26,13 @@ class Mesh(Engine):
             raise UserError(
                 f"training.parallelism={words_of(self.parallelism)} splits the model itself, but the launcher's file "
                 f"asks for {asked}; take configs/accelerate/ddp.yaml, or write {WAY_OUT} mesh"
+            )
+
+    def check_device(self, device: str) -> None:
+        if device == "cpu" and self.parallelism.fsdp_cpu_offload:
+            raise UserError(
+                "training.parallelism.fsdp_cpu_offload=true needs GPUs: on a CPU shards are in its memory already; set "
+                "it to false"
             )
 
     def share(self, model, device):
