@@ -55,7 +55,7 @@ def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = F
     fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
     data: PreparedData, whose objective or task says which head the model gets.
     """
-    objective, engine = data.objective, engine_for(recipe.training)
+    objective = data.objective
     auto_class, task_fields = getattr(transformers, objective.auto_class), objective.config_fields()
     if recipe.model.name_or_path is None:
         config = model_config(recipe, data.tokenizer, task_fields)
