@@ -86,7 +86,6 @@ OF_SCHEMES = {
     ),
     "alibi": dict(fields=("alibi_bias_max",)),
     "relative": dict(
-        trained_bias=True,
         fields=("relative_attention_num_buckets", "relative_attention_max_distance", "relative_attention_shared"),
         rules=(
             (
@@ -116,20 +115,16 @@ OF_KINDS = {
         families=(DECODER, MOE, ENCODER),
         needs=WINDOW,
         companions={"sliding_window": 4},
-        near=_window,
     ),
     "strided_attention": dict(
         families=(DECODER, MOE),
         needs=STRIDE,
         companions={"attention_stride": 3},
-        near=lambda c: (c.attention_stride - 1, 0),
-        stride=lambda c: c.attention_stride,
     ),
     "local_global_attention": dict(
         families=(ENCODER,),
         needs=WINDOW,
         companions={"sliding_window": 3},
-        near=_window,
     ),
     "linear_attention": dict(
         families=(DECODER,),
