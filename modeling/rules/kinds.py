@@ -35,10 +35,6 @@ def _plane_rotated(c) -> int:
     return int(head_dim * (c.rope_parameters or {}).get("partial_rotary_factor", 1.0))
 
 
-def _window(c) -> tuple[int, int]:
-    return (c.sliding_window - 1, 0) if c.is_causal else (c.sliding_window, c.sliding_window)
-
-
 WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, to each side)"}
 STRIDE = {"attention_stride": "the width of the local band and the distance of far keys"}
 SEGMENT = {"segment_length": "the number of tokens that are attended to one by one"}

@@ -60,6 +60,7 @@ class Batch:
         if config.is_encoder_decoder:  # whose sources are padded, as in every batch of them
             inputs["attention_mask"] = torch.ones(self.rows, self.tokens, dtype=torch.long)
             inputs["attention_mask"][:, -1] = 0
+            inputs["decoder_input_ids"] = torch.zeros_like(labels)
         if type(model).__name__.endswith("ForMultipleChoice"):
             inputs["input_ids"] = inputs["input_ids"][:, None]
         return inputs
@@ -104,14 +105,19 @@ class StepActivations:
         return one.towards(two, rows / self.batch.rows - 1)
 
     def measured(self, batch: Batch, checkpointing: bool) -> Activations:
-        """Of a deep model two models of few layers are measured, which differ by those that are repeated."""
+        """Of a deep model two models of few layers are measured, which differ by those that are repeated.
+
+        Each further layer adds what it keeps; what comes on top of that at the peak is the deeper one's.
+        """
         depth = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
         few, more = depths_to_measure(self.build(self.config), depth)
-        measured = [
-            measured_step(self.build(with_depth(self.config, number)), batch, self.half, self.on_cpu, checkpointing)
-            for number in dict.fromkeys((few, more))
-        ]
-        return measured[0].towards(measured[-1], (depth - few) / (more - few)) if more > few else measured[0]
+        how = (batch, self.half, self.on_cpu, checkpointing)
+        deeper = measured_step(self.build(with_depth(self.config, more)), *how)
+        if more == depth:
+            return deeper
+        each = (deeper.kept - measured_step(self.build(with_depth(self.config, few)), *how).kept) / (more - few)
+        added = round(each * (depth - more))
+        return Activations(deeper.peak + added, deeper.kept + added)
 
 
 # ------------------------------------------------------------------------------------------------------- layers
@@ -182,8 +188,14 @@ def measured_step(model, batch: Batch, half: bool, on_cpu: bool, checkpointing: 
                 made = (x for x in tree_leaves(tuple(outputs.values())) if torch.is_tensor(x) and x.requires_grad)
                 loss = sum(x.sum() for x in made)
         kept = held.now
-        torch.autograd.backward(loss)  # loss.backward() would leave the kernels' mode
+        run_backward(loss)
     return Activations(held.peak, kept)
+
+
+def run_backward(loss: torch.Tensor) -> None:
+    """`loss.backward()`, which itself would leave the modes of functions that layers computed once more run in."""
+    engine, how = torch.autograd.Variable._execution_engine, {"allow_unreachable": True, "accumulate_grad": True}
+    engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), **how)
 
 
 def recompute_layers(model) -> None:
