@@ -105,10 +105,6 @@ def test_citation_pre_commit_and_development_container_load_and_agree_with_the_p
     assert f"ARG {next(iter(container['build']['args']))}=" in (ROOT / "docker" / "Dockerfile").read_text()
 
 
-# Being split by others at this time.
-LONG_YET = {"training/trainer.py", "training/plan.py"}
-
-
 @pytest.mark.parametrize("folder", ["anyformer", "modeling", "pipelines", "scripts"])
 def test_a_function_is_read_on_one_screen(folder):
     long = []
@@ -116,4 +112,4 @@ def test_a_function_is_read_on_one_screen(folder):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MOST_LINES:
                 long.append((path.relative_to(ROOT / folder).as_posix(), node.name))
-    assert [(path, name) for path, name in long if path not in LONG_YET] == []
+    assert long == []

@@ -13,7 +13,7 @@ from .common_arguments import add_json, add_recipe, add_trust, at_least
 from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
 
 if TYPE_CHECKING:
-    from ..training.plan import Plan
+    from ..accounting.plan import Plan
 
 NARROW = 126  # columns of a terminal that the table of `print_plan` does not fit into
 
@@ -68,7 +68,7 @@ def run(args) -> int:
         check_writable(Path(args.output))
     say(notes)
     say_loading()
-    from ..training.plan import plan_run
+    from ..accounting.plan import plan_run
 
     with json_alone(args.json) as answer:
         how = {"context": args.context, "mfu": args.mfu, "per_node": args.per_node}
@@ -151,8 +151,9 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
     if plan.accumulation > 1:
         batch += f", {plan.accumulation} times"
     plain, less = plan.plain, plan.checkpointed
-    held = f"at most {size_words(plain.peak)}, of which layers keep {size_words(plain.layers)}"
-    held += f"; with gradient checkpointing {size_words(less.peak)} and {size_words(less.layers)}"
+    held = f"at most {size_words(plain.peak)}, of which the forward pass keeps {size_words(plain.kept)}"
+    held += f"; with gradient checkpointing {size_words(less.peak)} and {size_words(less.kept)}"
+    held = held if plain.peak else "not counted"
     found = [
         ("model", f"{plan.model}, {plan.parameters:,} parameters{active}"),
         ("devices", f"{plan.devices} of {size_words(plan.device_memory)}, {'half precision' if plan.half else 'fp32'}"),
@@ -160,9 +161,10 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
         ("step", f"{batch}: {counted(plan.tokens_per_step, 'token')}"),
         ("activations", held),
     ]
-    if plan.plain.logits:
-        chunks = f"; made {size_words(plan.plain.chunk)} at a time" if plan.plain.chunk < plan.plain.logits else ""
-        found.append(("logits", f"{size_words(plan.plain.logits)} in fp32{chunks}"))
+    if plan.logits:
+        part = plan.logits_at_a_time
+        chunks = f"; made {size_words(part)} at a time" if part < plan.logits else ""
+        found.append(("logits", f"{size_words(plan.logits)} in fp32{chunks}"))
     if plan.cache is not None:
         cache = plan.cache
         text = f"{cache.bytes_per_token:,} bytes for each token ({cache.per_token:,} values), "

@@ -13,13 +13,13 @@ from ..errors import UserError, first_line
 from ..optimizer_rows import optimizer_of
 from ..plugins import less_is_better
 from ..recipes.checks import check_schedule
+from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
 from .compiled_layers import COMPILING
 from .engines.asked import check_world_size, engine_for
 from .engines.deepspeed_engine import deepspeed_config
 from .engines.engine import Engine
-from .engines.global_batch import micro_batches, rows_per_step
 from .engines.parts_of_rows import parallelism_config
 from .learning_rate import schedule
 from .lora import check_lora

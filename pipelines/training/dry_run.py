@@ -11,9 +11,9 @@ from transformers import TrainerCallback, TrainingArguments
 from ..errors import UserError, first_line
 from ..objectives.base import evenly_spread
 from ..recipes.checks import FOLLOWS_VALIDATIONS
+from ..recipes.global_batch import rows_per_step
 from ..recipes.schema import Recipe
 from .arguments import data_ranks, total_steps, training_arguments
-from .engines.global_batch import rows_per_step
 from .engines.mesh import local
 from .log.progress import ProgressLine
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence

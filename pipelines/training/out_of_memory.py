@@ -8,14 +8,14 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from ..accounting.devices import CPU, Devices
 from ..accounting.host_memory import limit_of_process, memory_of_this_machine
+from ..accounting.step_memory import StepMemory, built_without_weights, planned_config, step_memory
 from ..errors import UserError
 from ..plugins import objective_of
+from ..recipes.global_batch import rows_per_step
 from ..recipes.schema import Recipe
 from ..words import counted
 from .arguments import device_type
 from .engines.engine import Engine
-from .engines.global_batch import rows_per_step
-from .plan import StepMemory, built_without_weights, planned_config, step_memory
 
 # Beside what accelerate knows: other wordings of CUDA, of C++, and of a worker that cannot be started.
 MESSAGES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc", "Cannot allocate memory")
@@ -66,7 +66,8 @@ def memory_of_recipe(recipe: Recipe, engine: Engine, devices: Devices) -> StepMe
     try:
         objective = objective_of(recipe)
         model = built_without_weights(recipe, objective, planned_config(recipe, objective, []))
-        return step_memory(recipe, objective, model, devices, [])
+        memory = step_memory(recipe, objective, model, devices, [])
+        return None if memory.activations is None else memory
     except (UserError, TypeError):  # TypeError: rows whose length only the data know
         return None
 

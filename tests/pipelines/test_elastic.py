@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.global_batch import micro_batches, rows_per_step
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
 from anyformer.pipelines.training.engines.elastic import check_engine_of, saved_under
-from anyformer.pipelines.training.engines.global_batch import micro_batches, rows_per_step
 from anyformer.pipelines.training.engines.whole import DDP, OneProcess
 from anyformer.pipelines.training.guards.audit import read_audit
 from hypothesis import given

@@ -7,14 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from anyformer.modeling import lm_head
-from anyformer.modeling.kernels import tiles
-from anyformer.pipelines.accounting import activations as accounting
-from anyformer.pipelines.accounting.activations import Batch, How, activations
+from anyformer.pipelines.accounting.activations import Batch, StepActivations, depths_to_measure, measured_step
 from anyformer.pipelines.accounting.caches import cache_size
 from anyformer.pipelines.accounting.devices import MEMORY, devices_of
 from anyformer.pipelines.accounting.flops import FlopCount
 from anyformer.pipelines.accounting.memory import STAGES, training_states
+from anyformer.pipelines.accounting.plan import plan_run
+from anyformer.pipelines.accounting.step_memory import largest_rows, optimizer_bytes
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.cli.plan_command import facts
@@ -26,13 +25,17 @@ from anyformer.pipelines.recipes.preset_run import planned_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.engines.launch import engines, settings_of
-from anyformer.pipelines.training.plan import largest_rows, optimizer_bytes, plan_run
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, DynamicCache, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, TrainingArguments
 
 import anyformer
 
 GPUS = devices_of("8xH100-80GB")
+
+
+TINY = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}
+HEADS = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+NATIVE = {"mamba": TINY, "gemma3_text": TINY | HEADS}
 
 
 def preset(name: str) -> SimpleNamespace:
@@ -221,6 +224,8 @@ MEASURED = {
     | {"intermediate_size": 512, "norm_type": "layernorm", "norm_position": "post", "mlp_type": "mlp"}
     | {"hidden_act": "gelu", "position_encoding": "learned", "attention_bias": True, "hidden_dropout": 0.1},
     "seq2seq": WIDE | {"intermediate_size": 352, "decoder_start_token_id": 0},
+    "moe": WIDE | {"intermediate_size": 352, "num_experts": 4},
+    "vit": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "image_size": 64, "patch_size": 8},
 }
 WINDOWS = {"attention_pattern": ["sliding_attention"], "sliding_window": 64}
 IN_TILES = {
@@ -242,23 +247,28 @@ def measured_and_planned(family: str, rows: int, tokens: int, checkpointing: boo
 
     config = AutoConfig.for_model(f"anyformer_{family}", **(MEASURED[family] | fields))
     row = family_row(family)
-    model = row.load(row.heads[row.pretraining])(config).train()
+    model_class = row.load(row.heads[row.pretraining])
+
+    def build(config):
+        with torch.device("meta"):
+            return model_class(config)
+
+    model = model_class(config).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
-    ids = torch.randint(5, 512, (rows, tokens))
-    share = 1 / 8 if family == "encoder" else 1.0
-    targets = tokens // 2 if family == "seq2seq" else 0
-    labels = ids[:, : targets or None] if share == 1 else torch.where(torch.arange(tokens) % 8 == 0, ids, -100)
-    inputs = {"input_ids": ids, "labels": labels}
-    if targets:  # whose sources are padded, as in every batch of them
-        inputs["attention_mask"] = torch.arange(tokens).expand(rows, -1) < tokens - 1
+    share, targets = (1 / 8 if family == "encoder" else 1.0), (tokens // 2 if family == "seq2seq" else 0)
+    batch = Batch(rows, tokens, targets, share, 0 if family == "vit" else 512)
+    inputs = batch.inputs(model)
+    if family == "vit":
+        inputs = {"pixel_values": torch.rand(inputs["pixel_values"].shape)}
 
     def step():
-        model(**inputs).loss.backward()
+        outputs = model(**inputs)
+        (outputs.logits.sum() if outputs.get("loss") is None else outputs.loss).backward()
 
     step()
-    how = How(on_cpu=True, checkpointing=checkpointing)
-    return peak_bytes(step), activations(config, Batch(rows, tokens, targets, share, 512), how).peak
+    planned = StepActivations(build, config, batch, half=False, on_cpu=True).of_rows(rows, checkpointing)
+    return peak_bytes(step), planned.peak
 
 
 # (family, rows, tokens, checkpointing, fields); the first is the quick one.
@@ -278,21 +288,20 @@ def test_activations_are_within_a_tenth_of_the_measured_peak(family, rows, token
     assert planned == pytest.approx(measured, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["sliding", "two_sided"])  # not far keys, and biases of all pairs
-def test_attention_in_tiles_is_planned_to_grow_as_the_row_does(kind):
-    family, fields = IN_TILES[kind]
-    config = AutoConfig.for_model(f"anyformer_{family}", **(MEASURED[family] | fields))
-    short, long = (activations(config, Batch(1, tokens), How()).peak for tokens in (4096, 65_536))
-    assert long == 16 * short
-    shown = activations(config, Batch(1, 65_536), How(eager=True)).peak
-    assert shown > 16 * long
+def test_a_deep_model_is_counted_by_two_of_few_layers():
+    config = AutoConfig.for_model("anyformer_decoder", **MEASURED["decoder"] | {"num_hidden_layers": 9})
+    config.attention_pattern, config.sliding_window = ["sliding_attention", "full_attention"], 8
 
+    def build(config):
+        with torch.device("meta"):
+            return anyformer.AnyformerDecoderForCausalLM(config)
 
-def test_what_is_copied_from_files_that_need_torch_is_the_same_there():
-    for name in ("TILE", "SHORTEST_ROW", "MOST_TILES"):
-        assert getattr(accounting, name) == getattr(tiles, name)
-    for name in ("CHUNK_SHARE", "CHUNK_BYTES"):
-        assert getattr(accounting, name) == getattr(lm_head, name)
+    batch = Batch(2, 32, vocabulary=512)
+    assert depths_to_measure(build(config), 9) == (5, 7)
+    for checkpointing in (False, True):
+        planned = StepActivations(build, config, batch, True, False).measured(batch, checkpointing)
+        whole = measured_step(build(config), batch, True, False, checkpointing)
+        assert planned.peak == pytest.approx(whole.peak, rel=0.01) and planned.kept <= planned.peak
 
 
 def test_the_largest_batch_fits_and_one_row_more_does_not():
@@ -364,10 +373,31 @@ def test_checkpoints_of_ours_and_native_ones_have_plans(tmp_path, tiny_config):
     assert found.devices == "2 x H200-141GB"
     AutoConfig.for_model("gpt2").save_pretrained(tmp_path / "native")
     found = anyformer.plan("gpt2_small", model={"name_or_path": str(tmp_path / "native")}, tokenizer={})
-    assert found.parameters == 124_439_808 and any("is a native gpt2" in note for note in found.notes)
-    AutoConfig.for_model("mamba").save_pretrained(tmp_path / "mamba")
-    with pytest.raises(UserError, match="cannot be planned, as it cannot be converted: model_type='mamba' has no"):
-        anyformer.plan("gpt2_small", model={"name_or_path": str(tmp_path / "mamba")}, tokenizer={})
+    assert (found.parameters, found.model) == (124_439_808, "GPT2LMHeadModel") and found.cache.per_token == 2 * 12 * 768
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_models_without_a_twin_of_ours_have_plans(name, tmp_path):
+    config = AutoConfig.for_model(name, **NATIVE[name])
+    config.save_pretrained(tmp_path)
+    how = {"model": {"name_or_path": str(tmp_path)}, "objective": {"sequence_length": 32}, "tokenizer": {}}
+    found = anyformer.plan("gpt2_small", **how)
+    model = AutoModelForCausalLM.from_config(config)
+    assert found.parameters == model.num_parameters() and found.plain.peak > found.plain.kept > 0
+    (note,) = found.notes
+    assert note.startswith("the cache of generation is not counted: ") and found.cache is None
+
+
+def test_a_model_that_does_not_run_on_shapes_is_planned_without_activations(monkeypatch):
+    def forward(self, input_ids, **_):
+        return self.lm_head(input_ids[input_ids.tolist()[0]])  # as an architecture may that looks at values
+
+    monkeypatch.setattr(anyformer.AnyformerDecoderForCausalLM, "forward", forward)
+    found = plan("gpt2_small", "objective.sequence_length=8")
+    assert found.plain.peak == 0 and found.parameters == 124_439_808
+    (note,) = found.notes
+    assert note.startswith("activations are not counted, as AnyformerDecoderForCausalLM does not run on shapes alone (")
+    assert dict(facts(found))["activations"] == "not counted"
 
 
 def test_the_command_prints_and_writes_the_plan(tmp_path, capsys):

@@ -4,9 +4,9 @@ A run is then the same on 1, 2 or 4 processes but for the rounding of sums: its 
 the same rows of it, and the learning rate is that of the same step. Nothing here imports torch.
 """
 
-from ...errors import UserError
-from ...recipes.schema import TrainingSection
-from ...words import counted
+from ..errors import UserError
+from ..words import counted
+from .schema import TrainingSection
 
 # The settings that say how many rows a step has, and how they are shared out.
 SETTINGS = ("per_device_train_batch_size", "gradient_accumulation_steps", "global_batch_size")
