@@ -41,7 +41,7 @@ from .guards.router_statistics import RouterStatistics
 from .guards.safety import Watch
 from .guards.stall_watchdog import StallWatchdog
 from .guards.stop_signal import StopSignal
-from .learning_rate import begin_above_zero, replace_shares
+from .learning_rate import OwnRates, begin_above_zero, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
@@ -148,6 +148,7 @@ class AnyformerTrainer(Trainer):
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
         self.resumed, self.epochs = ResumedSettings(), SetEpochCallback(self.train_dataset)
+        self.own_rates = OwnRates(self.own_optimizer)
         self.routers = RouterStatistics(folder, watch.router_warning, self.get_tp_size())
         self.parts = LossParts(loss_parts)
         self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
@@ -162,6 +163,7 @@ class AnyformerTrainer(Trainer):
             self.stop_signal,
             self.progress,
             self.epochs,
+            self.own_rates,
             MetricsFile(folder),
             self.routers,
             self.resumed,  # before those that read the best metric
@@ -350,8 +352,7 @@ class AnyformerTrainer(Trainer):
             self.state.epoch = float(self.position.passes)  # Trainer takes all steps for one pass
         if "loss" in logs:
             self.guard.check()
-            if self.own_optimizer is not None:  # Trainer logs that of the first group, such as Muon's, for all
-                logs.update(self.own_optimizer.rates_of(self.optimizer))
+            logs.update(self.own_rates.of_step)
             logs.update(self.throughput.collect(self.accelerator.reduce))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
