@@ -270,19 +270,20 @@ class AnyformerTrainer(Trainer):
     def _plain_data(self):
         return plain_data_alone(self.engine.loads_by_itself and not self.trusts_checkpoints)
 
-    def _run_epoch(self, *args, resume_from_checkpoint=None, **kwargs):
+    def _run_epoch(self, *args, resume_from_checkpoint=None, epoch, epochs_trained, **kwargs):
         """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
         self.engine.check_begun(self)
         if self.has_ended:
             self._load_rng_state(resume_from_checkpoint)
             self.control.should_training_stop = True
-            return None
-        if resume_from_checkpoint is not None:
+            return
+        if resume_from_checkpoint is not None and epoch == epochs_trained:
             before = processes_of(Path(resume_from_checkpoint))
             if before not in (None, self.args.world_size):  # the checkpoint has random states of other processes
                 draw_anew(self.args.seed, self.state.global_step, self.args.process_index // self.get_tp_size())
                 resume_from_checkpoint = self.args.output_dir  # which has none
-        return super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        epochs = {"epoch": epoch, "epochs_trained": epochs_trained}
+        super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **epochs, **kwargs)
 
     def _sync_replicated_trainable_parameters(self, model):
         if self.engine.repeats_weights:
