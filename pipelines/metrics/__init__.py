@@ -123,51 +123,30 @@ _OF_CLASSES = {
     "precision": ("Precision", "share of the predictions of a class that are right"),
     "recall": ("Recall", "share of the examples of a class that are found"),
 }
-METRICS.add(
-    "perplexity",
-    MetricRow("tokens", "exp of the mean loss per predicted token", of_losses=methodcaller("perplexity"), lower=True),
-)
-METRICS.add(
+
+
+def _of_losses(name: str, compares: str, description: str, **flags) -> None:
+    """Register the method `name` of what objectives/perplexity.py has for tokens or pixels."""
+    METRICS.add(name, MetricRow(compares, description, of_losses=methodcaller(name), lower=True, **flags))
+
+
+OF_TEXT = {"every_token": True, "whole_text": True}
+_of_losses("perplexity", "tokens", "exp of the mean loss per predicted token")
+_of_losses(
     "unigram_perplexity",
-    MetricRow(
-        "tokens",
-        "that of a model which only counts how often each token occurs in the training text",
-        of_losses=methodcaller("unigram_perplexity"),
-        lower=True,
-        every_token=True,
-        whole_text=True,
-        needs_train=True,
-    ),
+    "tokens",
+    "that of a model which only counts how often each token occurs in the training text",
+    needs_train=True,
+    **OF_TEXT,
 )
-METRICS.add(
+_of_losses(
     "word_perplexity",
-    MetricRow(
-        "tokens",
-        "exp of the summed loss per word and line end, so that tokenizers can be compared",
-        of_losses=methodcaller("word_perplexity"),
-        lower=True,
-        every_token=True,
-        whole_text=True,
-    ),
+    "tokens",
+    "exp of the summed loss per word and line end, so that tokenizers can be compared",
+    **OF_TEXT,
 )
-METRICS.add(
-    "bits_per_pixel",
-    MetricRow(
-        "pixels",
-        "mean loss per pixel in bits, of images reduced to the recipe's colours",
-        of_losses=methodcaller("bits_per_pixel"),
-        lower=True,
-    ),
-)
-METRICS.add(
-    "bits_per_dimension",
-    MetricRow(
-        "pixels",
-        "that for each of the three numbers of a colour; of grey images the same",
-        of_losses=methodcaller("bits_per_dimension"),
-        lower=True,
-    ),
-)
+_of_losses("bits_per_pixel", "pixels", "mean loss per pixel in bits, of images reduced to the recipe's colours")
+_of_losses("bits_per_dimension", "pixels", "that for each of the three numbers of a colour; of grey images the same")
 METRICS.add(
     "linear_probe",
     MetricRow(
@@ -223,7 +202,7 @@ for _name, _words in (
 ):
     _description = f"{_name} of entities by seqeval, 0 to 1: {_words}; right means same words and type"
     _needs = ("seqeval", "metrics")
-    _built_in(f"entity_{_name}", "tags", "Entities", _description, f"{_name}_score", needs=_needs, of_entities=True)
+    _built_in(f"entity_{_name}", "tags", "Entities", _description, _name, needs=_needs, of_entities=True)
 _built_in("answer_exact_match", "answers", "AnswerExactMatch", "SQuAD's share of answers that are right, 0 to 1")
 _built_in("answer_f1", "answers", "AnswerF1", "SQuAD's mean F1 of the answers' words, 0 to 1")
 _built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a reference", interval=wilson)
