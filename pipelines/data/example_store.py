@@ -72,6 +72,14 @@ class EncodedExamples(MappedStore, Rows, Dataset):
         return self._table[column].to_numpy()
 
 
+def schema_of(columns: dict[str, str]) -> pyarrow.Schema:
+    """The schema of columns {name: type}, as Arrow names types: int8, float32, string; int32[] is a list of int32."""
+    types = {name: pyarrow.type_for_alias(kind.removesuffix("[]")) for name, kind in columns.items()}
+    return pyarrow.schema(
+        [(name, pyarrow.list_(own) if columns[name].endswith("[]") else own) for name, own in types.items()]
+    )
+
+
 def to_tensor(cell: pyarrow.Scalar) -> torch.Tensor:
     """An int64 tensor: of shape () for a number, (T,) for a list."""
     if pyarrow.types.is_list(cell.type):

@@ -64,10 +64,18 @@ def batches_by_tokens(items: Iterable, rows: int, length: Callable = len) -> lis
     return batches
 
 
-def pad(sequences: list[torch.Tensor], value: int, left: bool = False) -> torch.Tensor:
-    """Sequences of shape (T_i,) -> (B, max T_i), filled up with `value`."""
-    side = "left" if left else "right"
-    return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=value, padding_side=side)
+def pad(sequences: list, value: int, left: bool = False, width: int | None = None) -> torch.Tensor:
+    """Sequences of shape (T_i,), of torch or numpy, -> (B, width or max T_i), filled up with `value`."""
+    side, sequences = "left" if left else "right", list(map(torch.as_tensor, sequences))
+    rows = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=value, padding_side=side)
+    more = max(0, (width or 0) - rows.shape[1])
+    return torch.nn.functional.pad(rows, (more, 0) if left else (0, more), value=value)
+
+
+def real_places(lengths: list[int], width: int, left: bool = False) -> torch.Tensor:
+    """(B, width) of booleans: where rows of such lengths hold tokens and no padding."""
+    sizes, places = torch.tensor(lengths)[:, None], torch.arange(width)
+    return places >= width - sizes if left else places < sizes
 
 
 class PaddingCollator:
@@ -90,10 +98,5 @@ class PaddingCollator:
             values = [row[name] for row in rows]
             left = self.labels_left if name == "labels" else self.left
             batch[name] = torch.stack(values) if values[0].dim() == 0 else pad(values, self.padding.get(name, 0), left)
-        lengths = torch.tensor([len(row["input_ids"]) for row in rows])
-        longest = batch["input_ids"].shape[1]
-        if (lengths < longest).any():
-            places = torch.arange(longest)
-            inside = places >= longest - lengths[:, None] if self.left else places < lengths[:, None]
-            batch["attention_mask"] = inside.long()
-        return batch | row_ids(rows)
+        inside = real_places([len(row["input_ids"]) for row in rows], batch["input_ids"].shape[1], self.left)
+        return batch | ({} if inside.all() else {"attention_mask": inside.long()}) | row_ids(rows)

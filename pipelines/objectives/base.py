@@ -89,10 +89,12 @@ class Objective(ABC):
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
     hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
-    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. picture: file of the run's
-    folder that is shown as its sample. row_noun: what a row is called. sequences_per_row: how many the model reads for
-    it, such as both texts of a pair. unused_weights: how the names of weights begin that the model has and the
-    objective makes no use of. hub_tags: tags of a published model, beside our own.
+    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. sample_words: what stands
+    before the prompt in the heading above a sample. picture: file of the run's folder that is shown as its sample.
+    row_noun: what a row is called. legend_words: what the marks of `show` mean, as showing.legend takes it. use: the
+    command that puts the finished model to work, {folder} in it. sequences_per_row: how many the model reads for it,
+    such as both texts of a pair. unused_weights: how the names of weights begin that the model has and the objective
+    makes no use of. hub_tags: tags of a published model, beside our own.
     shares_batches: whether its rows may stand in a batch beside other objectives' (mixture.py): they are of plain text,
     its batches hold what mixture.KEYS names alone, and the loss is the model's.
     in_stages: whether the last stage of a pipeline can compute its loss: that of a causal model, from its batch alone.
@@ -120,8 +122,11 @@ class Objective(ABC):
     hub_task: ClassVar[str | None] = None
     loss_unit: ClassVar[str] = "nats per token"
     samples_are_answers: ClassVar[bool] = False
+    sample_words: ClassVar[str] = "sample after"
     picture: ClassVar[str | None] = None
     row_noun: ClassVar[str] = "row"
+    legend_words: str = ""
+    use: ClassVar[str] = "anyformer train RECIPE model.name_or_path={folder}"
     sequences_per_row: int = 1
     unused_weights: ClassVar[tuple[str, ...]] = ()
     hub_tags: ClassVar[tuple[str, ...]] = ()
@@ -373,8 +378,8 @@ class Objective(ABC):
 
     def scorer(self) -> Any | None:
         """What measures the predictions of an evaluation pass: has predictions(logits, labels) and
-        compute_metrics(predictions). None: the loss alone is measured."""
-        return None
+        compute_metrics(predictions), as an objective may itself. None: the loss alone is measured."""
+        return self if hasattr(self, "predictions") else None
 
     def named(self, value: Any) -> Any:
         """A prediction or reference of the metrics as JSON that people read, such as the name of a class."""
@@ -470,7 +475,7 @@ class Objective(ABC):
 
     def sample_title(self, prompt: str) -> str:
         """The heading above a sample."""
-        return f"sample after {prompt!r}"
+        return f"{self.sample_words} {prompt!r}"
 
     @classmethod
     def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -479,11 +484,13 @@ class Objective(ABC):
 
     def how_to_use(self, folder: Path) -> str:
         """One line that puts the finished model to work."""
-        return f"anyformer train RECIPE model.name_or_path={folder}"
+        return self.use.format(folder=folder)
 
     def legend(self):
-        """What the marks of `show` mean: a rich Text or a string."""
-        return ""
+        """What the marks of `show` mean: a rich Text."""
+        from .showing import legend
+
+        return legend(self.legend_words)
 
     def show(self, console, rows: Rows, number: int, row: dict) -> None:
         """Print row `number`, for `anyformer preview`."""

@@ -5,12 +5,13 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..data.documents import Corpus, Document, SkipCounts
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
+from ..words import at_limit, counted
 from .base import SAMPLES, FinishedModel
 from .examples import TextTask
 
@@ -51,13 +52,16 @@ class ChatSettings(ObjectiveSettings):
 
 
 class ChatTask(TextTask):
-    """A subclass says which columns hold answers, and makes rows of conversations."""
+    """A subclass says which columns hold answers, and makes rows of conversations. noun: what a row is made of."""
 
     auto_class = "AutoModelForCausalLM"
     special_tokens = "none"
+    noun: ClassVar[str] = "conversation"
     hub_task = "text-generation"
     continues_prompts = True
     samples_are_answers = True
+    sample_words = "answer to"
+    use = 'anyformer generate {folder} "your question" --chat'
 
     def columns(self) -> dict[str, str]:
         section = self.settings
@@ -71,9 +75,6 @@ class ChatTask(TextTask):
                 f"task.input_field={section.input_field!r} belongs to task.prompt_field, which is null; set both so"
             )
         super().check()
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
 
     # ---- messages
 
@@ -228,23 +229,33 @@ class ChatTask(TextTask):
                     begin += len(part)
             yield ids, offsets
 
-    def encoded(self, source: "Examples", split: str, cache: Path, columns: list[tuple]) -> "EncodedExamples":
-        """What `_batches` makes of a split, stored: these columns of numbers (name, pyarrow type).
+    def encoded(self, source: "Examples", split: str, cache: Path, columns: dict[str, str]) -> "EncodedExamples":
+        """What `_batches` makes of a split, stored: these columns of numbers, as schema_of takes them.
 
         A split that is not trained on also has the prompt and the answer of each row as texts.
         """
-        import pyarrow
-
-        from ..data.example_store import encode_examples
+        from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
         from ..storage.cache import sha
 
         if split != "train":
-            columns = [*columns, ("prompt", pyarrow.string()), ("answer", pyarrow.string())]
-        schema = pyarrow.schema(columns)
-        settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, schema.names]
+            columns = columns | {"prompt": "string", "answer": "string"}
+        settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, list(columns)]
         key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
+        rows = encode_examples(cache, key, source, schema_of(columns), self._batches, self._facts, self.tokenizer)
+        if not len(rows):
+            raise UserError(
+                f"task.max_length={self.settings.max_length}: no {self.noun} of {source.name} leaves room for an "
+                f"answer; set it higher"
+            )
+        return rows
+
+    def described(self, rows: "EncodedExamples", tokens: str) -> str:
+        """The encoded conversations in a line. tokens: how many each has, in words."""
+        number, left_out = rows.facts["examples"], rows.facts["left_out"]
+        limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
+        more = f"; {counted(left_out, 'more')} left out, whose prompt alone is longer" if left_out else ""
+        return f"{counted(number, self.noun)} of {rows.name}, {tokens}; {limit}{more}"
 
     @abstractmethod
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
@@ -253,13 +264,6 @@ class ChatTask(TextTask):
     @abstractmethod
     def _facts(self, batch: dict[str, list]) -> dict:
         """Numbers of one batch that are worth telling."""
-
-    def no_room(self, what: str, examples: "Examples") -> UserError:
-        """The error for a split of which no example leaves room for an answer."""
-        longest = self.settings.max_length
-        return UserError(
-            f"task.max_length={longest}: no {what} of {examples.name} leaves room for an answer; set it higher"
-        )
 
     # ---- the model
 
@@ -318,12 +322,6 @@ class ChatTask(TextTask):
         with torch.inference_mode():
             output = model.generate(**inputs, max_new_tokens=room, do_sample=False)
         return self.tokenizer.decode(output[0, length:], skip_special_tokens=True)
-
-    def sample_title(self, prompt: str) -> str:
-        return f"answer to {prompt!r}"
-
-    def how_to_use(self, folder: Path) -> str:
-        return f'anyformer generate {folder} "your question" --chat'
 
 
 def joined(prompt: str) -> UserError:

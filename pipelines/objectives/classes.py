@@ -41,9 +41,6 @@ class ClassScores:
     default_metrics = ("accuracy",)
     validates_metrics = True
 
-    def scorer(self):
-        return self
-
     def predictions(self, logits, labels):
         """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has.
 

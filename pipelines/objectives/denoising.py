@@ -49,6 +49,10 @@ class Denoising(Reconstruction):
 
     name = "denoising"
     Settings = DenoisingSettings
+    legend_words = (
+        "source: what the encoder reads, sentences in another order, [predicted]<|mask|>[/] where tokens are hidden or "
+        "nothing was; target: the text as it was; as in the first epoch, other noise in each further one"
+    )
 
     def check(self) -> None:
         super().check()
@@ -79,16 +83,6 @@ class Denoising(Reconstruction):
     def collator(self, packed: bool) -> "DenoisingCollator":
         """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         return DenoisingCollator(self.tokenizer, self.settings, self.seed, self.batch_lengths())
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "source: what the encoder reads, sentences in another order, ",
-            ("<|mask|>", PREDICTED),
-            " where tokens are hidden or nothing was; target: the text as it was; as in the first epoch, other noise "
-            "in each further one",
-        )
 
 
 class DenoisingCollator(SourceTargetCollator):

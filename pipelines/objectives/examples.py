@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
 from .base import Objective, check_examples
@@ -11,6 +11,7 @@ from .text import UNLIMITED, Tokenized
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus
+    from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
 
 
@@ -60,6 +61,25 @@ class TextTask(Tokenized, Objective):
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         if self.tokenizer.model_max_length > UNLIMITED:
             self.tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+    def stored(
+        self, source: "Examples", cache: Path, columns: dict[str, str], *settings: Any, make: Callable | None = None
+    ) -> "EncodedExamples":
+        """What `_batches` makes of the examples, column-wise, stored with what `_facts` tells of each batch.
+
+        columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer. make:
+        in place of `_batches`.
+        """
+        from ..data.example_store import encode_examples, schema_of
+        from ..data.examples import examples_fingerprint
+        from ..storage.cache import sha
+
+        key = sha([examples_fingerprint(source), self.processor_fingerprint(), *settings])
+        make = make or self._batches
+        return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer)
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator

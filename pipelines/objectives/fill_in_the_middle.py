@@ -90,17 +90,15 @@ class FillInTheMiddle(TextObjective):
         prefix, middle, suffix = self.settings.sentinels
         return f'anyformer generate {folder} "{prefix}the beginning{suffix}the end{middle}"'
 
-    def legend(self):
-        from .showing import NOT_PREDICTED, PADDING, PREDICTED, marked
+    @property
+    def legend_words(self) -> str:
+        from rich.markup import escape
 
-        return marked(
-            "a colour per document, ",
-            *((f"{token} ", PREDICTED) for token in self.settings.sentinels),
-            "where one is rearranged, ",
-            ("underlined", NOT_PREDICTED),
-            ": not predicted, │ where a document ends: no attention across, ",
-            ("struck through", PADDING),
-            ": padding; as in the first epoch, other cuts in each further one",
+        sentinels = " ".join(f"[predicted]{escape(token)}[/]" for token in self.settings.sentinels)
+        return (
+            f"a colour per document, {sentinels} where one is rearranged, [unpredicted]underlined[/]: not predicted, │ "
+            f"where a document ends: no attention across, [padding]struck through[/]: padding; as in the first epoch, "
+            f"other cuts in each further one"
         )
 
     def show(self, console, rows, number: int, row: dict) -> None:
@@ -136,6 +134,7 @@ class FillInTheMiddleCollator:
         import torch
 
         from ..data.batch_keys import IGNORE_INDEX
+        from ..data.length_batching import pad
         from ..data.packing import document_parts
         from ..data.sample_ids import row_generators, row_ids
 
@@ -146,22 +145,14 @@ class FillInTheMiddleCollator:
             if len(parts) > 1 and (parts[-1][1] == IGNORE_INDEX).all():
                 parts.pop()  # padding, or one token that predicts and is predicted by nothing
             changed.append([self.rearrange(part, generator) for part in parts])
-        longest = max(sum(part.shape[1] for part in parts) for parts in changed)
-        length = max(self.length or 0, longest)
-        batch = {
-            "input_ids": np.full((len(rows), length), self.pad, dtype=np.int64),
-            "labels": np.full((len(rows), length), IGNORE_INDEX, dtype=np.int64),
-            "position_ids": np.zeros((len(rows), length), dtype=np.int64),
-        }
-        for place, parts in enumerate(changed):
-            ids, labels = np.concatenate(parts, axis=1)
-            lengths = [part.shape[1] for part in parts]
-            batch["input_ids"][place, : len(ids)], batch["labels"][place, : len(ids)] = ids, labels
-            positions = [np.arange(n) for n in (*lengths, length - len(ids))]
-            batch["position_ids"][place] = np.concatenate(positions)
-        if not self.packed:
-            del batch["position_ids"]
-        return {name: torch.from_numpy(array) for name, array in batch.items()} | row_ids(rows)
+        ids, labels = zip(*(np.concatenate(parts, axis=1) for parts in changed))
+        batch = {"input_ids": pad(ids, self.pad, width=self.length)}
+        batch["labels"] = pad(labels, IGNORE_INDEX, width=self.length)
+        if self.packed:
+            width, lengths = batch["labels"].shape[1], [[part.shape[1] for part in parts] for parts in changed]
+            positions = [np.concatenate([np.arange(n) for n in (*own, width - sum(own))]) for own in lengths]
+            batch["position_ids"] = torch.from_numpy(np.stack(positions))
+        return batch | row_ids(rows)
 
     def rearrange(self, part, generator):
         """A document's part (2, T), tokens above their labels, as it is or with its middle at the end."""

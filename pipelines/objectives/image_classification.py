@@ -53,6 +53,10 @@ class ImageClassification(ClassTask, ImageObjective):
     row_noun = "example"
     loss_unit = "nats per example"
     Settings = ImageClassificationSettings
+    legend_words = (
+        "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
+        "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
+    )
     _train = None  # images of the training rows, with which others are mixed
 
     def check(self) -> None:
@@ -106,16 +110,6 @@ class ImageClassification(ClassTask, ImageObjective):
 
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("image-classification", folder, "your_image.png")
-
-    def legend(self):
-        from .showing import SHADES, marked
-
-        return marked(
-            "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe "
-            "says), darker to brighter ",
-            (SHADES, "bold"),
-            ", two characters for a pixel or a block of them, and what has to be answered",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import image_text, shares_text

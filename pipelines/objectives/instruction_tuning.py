@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..words import at_limit, counted
+from ..words import counted
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .text import TokenPredictions
 
@@ -40,6 +40,10 @@ class InstructionTuning(TokenPredictions, ChatTask):
     Settings = InstructionTuningSettings
     shifts_labels = True
     loss_unit = "nats per token of the answers"
+    legend_words = (
+        "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned: the "
+        "answers and what ends them; [padding]struck through[/]: padding"
+    )
 
     def columns(self) -> dict[str, str]:
         section = self.settings
@@ -61,10 +65,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
         self, source: "Examples", split: str, cache: Path, progress: bool = False
     ) -> "EncodedExamples | PackedExamples":
         """The conversations as input_ids and labels (-100 but for answers), one or several to a row."""
-        import pyarrow
-
-        ids = pyarrow.list_(pyarrow.int32())
-        encoded = self.encoded(source, split, cache, [("input_ids", ids), ("labels", ids)])
+        encoded = self.encoded(source, split, cache, {"input_ids": "int32[]", "labels": "int32[]"})
         if not self.settings.packing:
             return encoded
         from ..data.packed_examples import PackedExamples
@@ -75,7 +76,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
         from ..data.batch_keys import IGNORE_INDEX
         from ..data.example_store import in_batches
 
-        longest, kept = self.settings.max_length, 0
+        longest = self.settings.max_length
         for batch in in_batches(examples):
             columns: dict[str, list] = {name: [] for name in ("input_ids", "labels", "prompt", "answer", "left_out")}
             asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
@@ -87,10 +88,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
                     columns["labels"].append([number if own else IGNORE_INDEX for number, own in zip(ids, learned)])
                     columns["prompt"].append(json.dumps(messages[:-1], ensure_ascii=False))
                     columns["answer"].append(messages[-1]["content"])
-            kept += len(columns["input_ids"])
             yield columns
-        if not kept:
-            raise self.no_room("conversation", examples)
 
     def _facts(self, batch: dict[str, list]) -> dict:
         return {
@@ -110,13 +108,8 @@ class InstructionTuning(TokenPredictions, ChatTask):
     def describe(self, rows: "EncodedExamples | PackedExamples") -> str:
         facts = rows.facts
         number = facts["examples"]
-        text = (
-            f"{counted(number, 'conversation')} of {rows.name}, {facts['tokens'] / number:.0f} tokens each, of which "
-            f"{facts['answer_tokens'] / number:.0f} are answers; "
-            f"{at_limit(facts['at_max_length'], number, f'max_length={self.settings.max_length}')}"
-        )
-        if facts["left_out"]:
-            text += f"; {counted(facts['left_out'], 'more')} left out, whose prompt alone is longer"
+        answers = f"{facts['answer_tokens'] / number:.0f} are answers"
+        text = self.described(rows, f"{facts['tokens'] / number:.0f} tokens each, of which {answers}")
         if "fill_rate" in facts:
             text += f"\npacked into {counted(len(rows), 'row')}, {facts['fill_rate']:.1%} filled"
         return text
@@ -125,17 +118,6 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
     def step_words(self) -> str:
         return f"rows x {self.settings.max_length} tokens" if self.settings.packing else "conversations"
-
-    def legend(self):
-        from .showing import NOT_PREDICTED, PADDING, marked
-
-        return marked(
-            "a colour per conversation; ",
-            ("underlined", NOT_PREDICTED),
-            ": read, but not learned; the rest is learned: the answers and what ends them; ",
-            ("struck through", PADDING),
-            ": padding",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import is_label, row_text

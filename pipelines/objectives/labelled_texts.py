@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
@@ -14,8 +14,6 @@ from .examples import TextTask
 from .how_to_use import pipeline_command
 
 if TYPE_CHECKING:
-    import pyarrow
-
     from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
 
@@ -30,16 +28,16 @@ class LabelledTextSettings(ObjectiveSettings):
 
 
 class LabelledTexts(TextTask):
-    """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many."""
+    """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many.
 
+    label_type: as schema_of takes it.
+    """
+
+    label_type: ClassVar[str]
     auto_class = "AutoModelForSequenceClassification"
     hub_task = "text-classification"
     # A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
     framing_of_head = {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"}
-
-    @abstractmethod
-    def label_type(self) -> "pyarrow.DataType":
-        """How labels are stored."""
 
     @abstractmethod
     def label_identity(self) -> Any:
@@ -70,34 +68,15 @@ class LabelledTexts(TextTask):
         pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
         return {"text_field": section.text_field, **pair}
 
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
     def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
         """The examples as what `encoded` gives, and labels."""
-        import pyarrow
+        columns = self.encoded_columns() | {"labels": self.label_type}
+        return self.stored(source, cache, columns, [self.settings.max_length, self.label_identity(), list(columns)])
 
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        schema = pyarrow.schema([*self.text_schema(), ("labels", self.label_type())])
-        key = sha(
-            [
-                examples_fingerprint(source),
-                self.processor_fingerprint(),
-                [self.settings.max_length, self.label_identity(), schema.names],
-            ]
-        )
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
-
-    def text_schema(self) -> "list[tuple[str, pyarrow.DataType]]":
-        """The columns that `encoded` gives: input_ids and, for a pair of texts, token_type_ids."""
-        import pyarrow
-
+    def encoded_columns(self) -> dict[str, str]:
+        """The columns that `encoded` gives, as schema_of takes them; token_type_ids are of pairs of texts."""
         pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
-        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-        return [("input_ids", ids), *([("token_type_ids", byte)] if pair else [])]
+        return {"input_ids": "int32[]"} | ({"token_type_ids": "int8[]"} if pair else {})
 
     def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
         """The texts of some examples, one list for each column, as columns of rows."""

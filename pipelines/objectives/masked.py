@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..plugins import register_objective
-from .masking import MaskingObjective, MaskingSettings, TokenHider
+from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider
 from .text import TextSettings
 
 
@@ -25,15 +25,13 @@ class Masked(MaskingObjective):
     auto_class = "AutoModelForMaskedLM"
     shares_batches = True
     Settings = MaskedSettings
+    legend_words = (
+        "what each token really is; a colour per document, │ where one ends: no attention across; predicted are "
+        + HIDDEN
+    )
 
     def collator(self, packed: bool) -> "MaskedCollator":
         return MaskedCollator(self.tokenizer, packed, seed=self.seed, **self.hiding())
-
-    def legend(self):
-        return self.hidden_legend(
-            "what each token really is; a colour per document, │ where one ends: no attention across; predicted are ",
-            "as in the first epoch, others in each further one",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         title = f"row {number}: {len(row['input_ids'])} tokens"

@@ -30,6 +30,10 @@ class MaskedImage(ImageObjective):
     hub_task = "image-feature-extraction"
     loss_unit = "mean distance per hidden pixel value"
     Settings = MaskedImageSettings
+    legend_words = (
+        "a training image as the model sees it, [predicted]▒[/] where a patch is hidden and has to be predicted; as in "
+        "the first epoch, others in each further one"
+    )
 
     def check(self) -> None:
         super().check()
@@ -74,15 +78,6 @@ class MaskedImage(ImageObjective):
         return (
             f"{counted(len(rows), 'image')} of {rows.name}, {height} x {width} pixels; "
             f"{hidden} of {self.patches} patches hidden"
-        )
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "a training image as the model sees it, ",
-            ("▒", PREDICTED),
-            " where a patch is hidden and has to be predicted; as in the first epoch, others in each further one",
         )
 
     def show(self, console, rows, number: int, row: dict) -> None:

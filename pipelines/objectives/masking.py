@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
 PREDICTIONS = 5  # words that are shown for a mask
 OF_SPANS = ("span_probability", "max_span_length")
+HIDDEN = (  # the end of a legend
+    "[predicted]⟦word⟧[/]: the model sees the mask token, [predicted]⟦word→other⟧[/]: it sees another token, "
+    "[predicted]⟦word=⟧[/]: it sees the word itself; as in the first epoch, others in each further one"
+)
 
 
 @dataclass
@@ -49,6 +53,7 @@ class MaskingObjective(TextObjective):
     loss_unit = "nats per masked token"
     continues_prompts = True
     samples_are_answers = True
+    sample_words = "predictions for"
 
     def check(self) -> None:
         super().check()
@@ -126,9 +131,6 @@ class MaskingObjective(TextObjective):
             lines.append(", ".join(f"{word} {share:.1%}" for word, share in zip(words, best)))
         return "\n".join(lines)
 
-    def sample_title(self, prompt: str) -> str:
-        return f"predictions for {prompt!r}"
-
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("fill-mask", folder, f"your {self.tokenizer.mask_token} text")
 
@@ -150,20 +152,6 @@ class MaskingObjective(TextObjective):
         console.print(documents_line(documents), markup=False)
         console.print(masked_text(row, batch, documents, self.tokenizer))
         print_lines(console, masked_table(row, batch, self.tokenizer))
-
-    def hidden_legend(self, before: str, after: str):
-        """The marks of `show_hidden`, between further words."""
-        from .showing import PREDICTED, marked
-
-        return marked(
-            before,
-            ("⟦word⟧", PREDICTED),
-            ": the model sees the mask token, ",
-            ("⟦word→other⟧", PREDICTED),
-            ": it sees another token, ",
-            ("⟦word=⟧", PREDICTED),
-            f": it sees the word itself; {after}",
-        )
 
 
 def token_logits(outputs) -> Any:

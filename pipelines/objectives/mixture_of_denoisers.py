@@ -101,24 +101,23 @@ class MixtureOfDenoisers(Reconstruction):
             length -= 1
         return length
 
+    @property
+    def legend_words(self) -> str:
+        from rich.markup import escape
+
+        modes = "".join(f"[predicted]{escape(token)} [/]" for token in self.further_tokens())
+        return (
+            f"source: what the encoder reads, {modes}before it say which denoiser was drawn, "
+            f"[predicted]<extra_id_N>[/] stands where a span was left out; target: each of them with its span; as in "
+            f"the first epoch, others in each further one"
+        )
+
     def collator(self, packed: bool) -> "MixtureOfDenoisersCollator":
         """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         section = self.settings
         lengths = self.batch_lengths()
         return MixtureOfDenoisersCollator(
             self.tokenizer, self.sentinel_ids, section.denoisers, self.modes, self.seed, lengths
-        )
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "source: what the encoder reads, ",
-            *((f"{token} ", PREDICTED) for token in self.further_tokens()),
-            "before it say which denoiser was drawn, ",
-            ("<extra_id_N>", PREDICTED),
-            " stands where a span was left out; target: each of them with its span; as in the first epoch, others in "
-            "each further one",
         )
 
 

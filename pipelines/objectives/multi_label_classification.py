@@ -36,9 +36,11 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     name = "multi_label_classification"
     Settings = MultiLabelClassificationSettings
+    label_type = "int8[]"
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
     loss_unit = "nats per label"
+    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its classes"
 
     @property
     def is_multi_hot(self) -> bool:
@@ -72,11 +74,6 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
                 f"numbers, a 0 or 1 for each class"
             )
         return [number for number, one in enumerate(value) if one]
-
-    def label_type(self):
-        import pyarrow
-
-        return pyarrow.list_(pyarrow.int8())
 
     def label_identity(self) -> list[str]:
         return ["multi_hot" if self.is_multi_hot else "several", *self.label_names]
@@ -153,11 +150,6 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     @classmethod
     def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return super().example_of_use(settings)[0], {"top_k": None}
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked("the text as the model reads it, ", ("special tokens", PREDICTED), " included, and its classes")
 
     def show(self, console, rows, number: int, row: dict) -> None:
         given = [name for name, label in zip(self.label_names, row["labels"].tolist()) if label]

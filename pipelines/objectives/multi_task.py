@@ -46,6 +46,7 @@ class MultiTask(SeveralParts, Translation):
     Settings = MultiTaskSettings
     default_metrics = ()
     hub_task = "text2text-generation"
+    sample_words = "answer to"
 
     @classmethod
     def metric_names(cls) -> list[str]:
@@ -148,6 +149,3 @@ class MultiTask(SeveralParts, Translation):
         return metrics
 
     # ---- words
-
-    def sample_title(self, prompt: str) -> str:
-        return f"answer to {prompt!r}"

@@ -52,6 +52,10 @@ class MultipleChoice(ClassScores, TextTask):
     Settings = MultipleChoiceSettings
     auto_class = "AutoModelForMultipleChoice"
     hub_task = "multiple-choice"
+    legend_words = (
+        "each choice as the model reads it, [predicted]special tokens[/] included; an arrow marks the right one"
+    )
+    use = "anyformer evaluate {folder}"
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
@@ -84,9 +88,6 @@ class MultipleChoice(ClassScores, TextTask):
         choices = self.settings.choices_field
         return 4 if isinstance(choices, str) else len(choices)
 
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text of a column, or the choices of a list, one on each line."""
         from ..data.examples import texts_of
@@ -99,21 +100,11 @@ class MultipleChoice(ClassScores, TextTask):
 
     def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
         """Examples as input_ids and token_type_ids of all choices, one after the other, where they end, and labels."""
-        import pyarrow
-
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-        columns = [("input_ids", ids), ("choice_ends", ids), ("labels", pyarrow.int32())]
-        columns += [("token_type_ids", byte)] if "token_type_ids" in self.tokenizer.model_input_names else []
-        schema, section = pyarrow.schema(columns), self.settings
+        section, columns = self.settings, {"input_ids": "int32[]", "choice_ends": "int32[]", "labels": "int32"}
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            columns["token_type_ids"] = "int8[]"
         fields = [section.context_field, section.question_field, section.choices_field]
-        key = sha(
-            [examples_fingerprint(source), self.processor_fingerprint(), [section.max_length, *fields, schema.names]]
-        )
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
+        return self.stored(source, cache, columns, [section.max_length, *fields, list(columns)])
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
@@ -226,18 +217,6 @@ class MultipleChoice(ClassScores, TextTask):
         return ChoiceCollator(super().collator(packed))
 
     # ---- words
-
-    def how_to_use(self, folder: Path) -> str:
-        return f"anyformer evaluate {folder}"
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "each choice as the model reads it, ",
-            ("special tokens", PREDICTED),
-            " included; an arrow marks the right one",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from rich.text import Text

@@ -10,6 +10,7 @@ from ..errors import UserError
 class NumberTask:
     """What all tasks of one number per example share."""
 
+    label_type = "float32"
     compares = "numbers"
     default_metrics = ("pearson", "spearman")
     validates_metrics = True
@@ -21,11 +22,6 @@ class NumberTask:
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
 
     # ---- labels
-
-    def label_type(self):
-        import pyarrow
-
-        return pyarrow.float32()
 
     def label_identity(self) -> Any:
         return "a number"
@@ -49,9 +45,6 @@ class NumberTask:
         return f"labels {mean:.4g} on average, with a standard deviation of {spread:.4g}"
 
     # ---- measuring: the task itself is its scorer
-
-    def scorer(self):
-        return self
 
     def predictions(self, logits, labels):
         """(B, 1) and (B,) -> (B, 2): the number a row is given, and the one it has."""

@@ -45,6 +45,11 @@ class Pixels(ImageObjective):
     default_metrics = ("bits_per_pixel",)
     picture = PICTURE
     loss_unit = "nats per pixel"
+    legend_words = (
+        "an image reduced to the recipe's colours, darker to brighter [shades]; its pixels are predicted row by row, "
+        "each from those before it"
+    )
+    use = f"look at {{folder}}/{PICTURE}: upper half, completion, original"
 
     def check(self) -> None:
         super().check()
@@ -224,18 +229,6 @@ class Pixels(ImageObjective):
         return to_bytes(self.clusters)[np.asarray(codes)].reshape(len(codes), *self.shape[1:], 3)
 
     # ---- words
-
-    def how_to_use(self, folder: Path) -> str:
-        return f"look at {folder / PICTURE}: upper half, completion, original"
-
-    def legend(self):
-        from .showing import SHADES, marked
-
-        return marked(
-            "an image reduced to the recipe's colours, darker to brighter ",
-            (SHADES, "bold"),
-            "; its pixels are predicted row by row, each from those before it",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         import torch

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..words import at_limit, counted, watched
+from ..words import watched
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ANSWERS, REFERENCE = "answers", "reference"  # of a batch: which tokens are answers; what the reference says of them
 PARTS = ("chosen", "rejected")
+PLACES = [f"{part}_{what}" for part in PARTS for what in ("length", "start")]
 
 
 @dataclass
@@ -51,8 +52,12 @@ class Preference(ChatTask):
     default_metrics = ("reward_accuracy", "reward_margin")
     validates_metrics = True
     loss_unit = "nats per pair"
-    row_noun = "pair"
+    row_noun = noun = "pair"
     sequences_per_row = 2
+    legend_words = (
+        "the chosen and the rejected conversation; [unpredicted]underlined[/]: read alone; the rest is the answer, "
+        "whose log-probability counts, beside that of the reference model"
+    )
 
     def check(self) -> None:
         if self.recipe.model.name_or_path is None:
@@ -89,11 +94,7 @@ class Preference(ChatTask):
 
     def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
         """Pairs: the tokens of both conversations one after the other, and where answers begin."""
-        import pyarrow
-
-        ids, number = pyarrow.list_(pyarrow.int32()), pyarrow.int32()
-        columns = [("input_ids", ids), ("labels", number)]
-        columns += [(f"{part}_{what}", number) for part in PARTS for what in ("length", "start")]
+        columns = {"input_ids": "int32[]", "labels": "int32"} | dict.fromkeys(PLACES, "int32")
         return self.encoded(source, split, cache, columns)
 
     def completed(self, rows: dict, cache: Path, progress: bool) -> "dict[str, WithReference]":
@@ -103,9 +104,8 @@ class Preference(ChatTask):
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
 
-        longest, kept = self.settings.max_length, 0
-        names = ["input_ids", "labels", "prompt", "answer", "left_out"]
-        names += [f"{part}_{what}" for part in PARTS for what in ("length", "start")]
+        longest = self.settings.max_length
+        names = ["input_ids", "labels", "prompt", "answer", "left_out", *PLACES]
         for batch in in_batches(examples):
             columns: dict[str, list] = {name: [] for name in names}
             asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
@@ -121,10 +121,7 @@ class Preference(ChatTask):
                     columns[f"{part}_start"].append(start)
                 columns["prompt"].append(json.dumps(messages[:-1], ensure_ascii=False))
                 columns["answer"].append(messages[-1]["content"])
-            kept += len(columns["labels"])
             yield columns
-        if not kept:
-            raise self.no_room("pair", examples)
 
     def _facts(self, batch: dict[str, list]) -> dict:
         return {
@@ -183,15 +180,8 @@ class Preference(ChatTask):
         return PairCollator(self.padding)
 
     def describe(self, rows: "WithReference") -> str:
-        facts = rows.facts
-        number = facts["examples"]
-        text = (
-            f"{counted(number, 'pair')} of {rows.name}, {facts['tokens'] / (2 * number):.0f} tokens in each of the two "
-            f"conversations; {at_limit(facts['at_max_length'], number, f'max_length={self.settings.max_length}')}"
-        )
-        if facts["left_out"]:
-            text += f"; {counted(facts['left_out'], 'more')} left out, whose prompt alone is longer"
-        return text
+        tokens = rows.facts["tokens"] / (2 * rows.facts["examples"])
+        return self.described(rows, f"{tokens:.0f} tokens in each of the two conversations")
 
     # ---- measuring: the task itself is its scorer
 
@@ -202,9 +192,6 @@ class Preference(ChatTask):
         from ..metrics import check_metrics
 
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
-
-    def scorer(self):
-        return self
 
     def predictions(self, logits, labels):
         """(B, 2) rewards and (B,) -> (B, 3): rewards of the chosen and the rejected answer, and the label."""
@@ -220,15 +207,6 @@ class Preference(ChatTask):
         return compute_metrics(self.recipe.evaluation.metrics, chosen, rejected)[0]
 
     # ---- words
-
-    def legend(self):
-        from .showing import NOT_PREDICTED, marked
-
-        return marked(
-            "the chosen and the rejected conversation; ",
-            ("underlined", NOT_PREDICTED),
-            ": read alone; the rest is the answer, whose log-probability counts, beside that of the reference model",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from rich.text import Text
@@ -272,19 +250,18 @@ class PairCollator:
     def __call__(self, rows: list[dict]) -> dict:
         import torch
 
-        from ..data.length_batching import pad
+        from ..data.length_batching import pad, real_places
         from ..data.sample_ids import row_ids
 
-        both = [parts_of({name: x for name, x in row.items() if name not in (ROW_IDS, EPOCH)}) for row in rows]
+        both = [parts_of(row) for row in rows]
         parts = [pair[side] for side in range(2) for pair in both]
-        ids = [ids for _, ids, _ in parts]
-        places = torch.arange(max(len(each) for each in ids))
-        starts, lengths = torch.tensor([start for *_, start in parts]), torch.tensor([len(each) for each in ids])
-        inside = places < lengths[:, None]
+        ids = pad([own for _, own, _ in parts], self.pad_token_id)
+        inside = real_places([len(own) for _, own, _ in parts], ids.shape[1])
+        starts = torch.tensor([start for *_, start in parts])
         return {
-            "input_ids": pad(ids, self.pad_token_id),
+            "input_ids": ids,
             "attention_mask": inside.long(),
-            ANSWERS: inside & (places >= starts[:, None]),
+            ANSWERS: inside & (torch.arange(ids.shape[1]) >= starts[:, None]),
             REFERENCE: torch.stack([row[REFERENCE] for row in rows]),
             "labels": torch.stack([row["labels"] for row in rows]),
         } | row_ids(rows)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from ..errors import UserError, loading_reason
 from ..plugins import register_objective
@@ -36,6 +35,7 @@ class PrefixLM(Reconstruction):
     special_tokens = "none"
     continues_prompts = True
     Settings = PrefixLMSettings
+    use = Causal.use
 
     def check(self) -> None:
         super().check()
@@ -92,20 +92,14 @@ class PrefixLM(Reconstruction):
             return PrefixCollator(packed, shares, self.seed)
         return PrefixAndRestCollator(self.tokenizer, shares, self.seed, self.batch_lengths())
 
-    def how_to_use(self, folder: Path) -> str:
-        return f'anyformer generate {folder} "your prompt"'
-
-    def legend(self):
-        from .showing import NOT_PREDICTED, PADDING, marked
-
+    @property
+    def legend_words(self) -> str:
         if self.has_encoder:
             return "source: the prefix that the encoder reads; target: the rest; other cuts in each further epoch"
-        return marked(
-            "a colour per document, ",
-            ("underlined", NOT_PREDICTED),
-            ": its prefix, not predicted, │ where it ends: no attention across, ",
-            ("struck through", PADDING),
-            ": padding; as in the first epoch, other cuts in each further one",
+        return (
+            "a colour per document, [unpredicted]underlined[/]: its prefix, not predicted, │ where it ends: no "
+            "attention across, [padding]struck through[/]: padding; as in the first epoch, other cuts in each further "
+            "one"
         )
 
     def show(self, console, rows, number: int, row: dict) -> None:

@@ -69,7 +69,13 @@ class QuestionAnswering(TextTask):
     hub_task = "question-answering"
     loss_unit = "nats per end of an answer"
     samples_are_answers = True
+    sample_words = "answer to"
     row_noun = "window"
+    legend_words = (
+        "question and context as the model reads them, [predicted]special tokens[/] included; in the context "
+        "[unpredicted]the answer[/] is marked, and what means no answer where the window does not hold it"
+    )
+    use = "anyformer evaluate {folder}"
 
     def check(self) -> None:
         super().check()
@@ -97,9 +103,6 @@ class QuestionAnswering(TextTask):
     def text_columns(self) -> dict[str, str]:
         return {"question_field": self.settings.question_field, "context_field": self.settings.context_field}
 
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         from ..data.examples import filled_text_of
 
@@ -117,27 +120,14 @@ class QuestionAnswering(TextTask):
         Beside windows that are not trained on stand the number of their question, the question, their part of the
         context, the tokens that it has, the characters of each token, and the right answers as JSON.
         """
-        import pyarrow
-
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-        columns = [("input_ids", ids), ("labels", ids)]
-        columns += [("token_type_ids", byte)] if "token_type_ids" in self.tokenizer.model_input_names else []
+        section, columns = self.settings, {"input_ids": "int32[]", "labels": "int32[]"}
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            columns["token_type_ids"] = "int8[]"
         if split != "train":
-            columns += [("number", pyarrow.int32()), ("inside", ids), ("begins", ids), ("ends", ids)]
-            columns += [(name, pyarrow.string()) for name in ("question", "text", "right")]
-        schema, section = pyarrow.schema(columns), self.settings
-        key = sha(
-            [
-                examples_fingerprint(source),
-                self.processor_fingerprint(),
-                [section.max_length, section.stride, section.max_question_length, section.no_answer, schema.names],
-            ]
-        )
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
+            columns |= {"number": "int32", "inside": "int32[]", "begins": "int32[]", "ends": "int32[]"}
+            columns |= dict.fromkeys(("question", "text", "right"), "string")
+        settings = [section.max_length, section.stride, section.max_question_length, section.no_answer]
+        return self.stored(source, cache, columns, [*settings, list(columns)])
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
         from ..data.example_store import in_batches
@@ -380,23 +370,6 @@ class QuestionAnswering(TextTask):
         return [found[i] for i in numbers]
 
     # ---- words
-
-    def sample_title(self, prompt: str) -> str:
-        return f"answer to {prompt!r}"
-
-    def how_to_use(self, folder: Path) -> str:
-        return f"anyformer evaluate {folder}"
-
-    def legend(self):
-        from .showing import NOT_PREDICTED, PREDICTED, marked
-
-        return marked(
-            "question and context as the model reads them, ",
-            ("special tokens", PREDICTED),
-            " included; in the context ",
-            ("the answer", NOT_PREDICTED),
-            " is marked, and what means no answer where the window does not hold it",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import answer_text

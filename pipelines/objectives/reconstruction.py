@@ -73,12 +73,12 @@ class SourceTargetCollator(ABC):
 
     def __call__(self, rows: list[dict]) -> dict:
         import numpy as np
-        import torch
 
         from ..data.batch_keys import IGNORE_INDEX
+        from ..data.length_batching import pad, real_places
         from ..data.sample_ids import row_generators, row_ids
 
-        sources, targets, counted = [], [], []
+        sources, targets = [], []
         for row, generator in zip(rows, row_generators(rows, self.seed)):
             real = row["labels"].numpy() != IGNORE_INDEX
             tokens = row["input_ids"].numpy()
@@ -87,16 +87,11 @@ class SourceTargetCollator(ABC):
             source, target = self.corrupt(tokens, starts, generator)
             sources.append(np.append(source, self.eos))
             targets.append(np.append(target, self.eos))
-            counted.append(real.any())  # a row without any label fills a batch up and counts for nothing
-        input_ids = np.full((len(rows), self.input_length or max(map(len, sources))), self.pad, dtype=np.int64)
-        labels = np.full((len(rows), self.target_length or max(map(len, targets))), IGNORE_INDEX, dtype=np.int64)
-        attention_mask = np.zeros_like(input_ids)
-        for place, (source, target) in enumerate(zip(sources, targets)):
-            input_ids[place, : len(source)] = source
-            attention_mask[place, : len(source)] = 1
-            if counted[place]:
-                labels[place, : len(target)] = target
-        batch = {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
-        if not attention_mask.all():
-            batch["attention_mask"] = torch.from_numpy(attention_mask)
-        return batch | row_ids(rows)
+            if not real.any():  # a row without any label fills a batch up and counts for nothing
+                targets[-1][:] = IGNORE_INDEX
+        batch = {
+            "input_ids": pad(sources, self.pad, width=self.input_length),
+            "labels": pad(targets, IGNORE_INDEX, width=self.target_length),
+        }
+        inside = real_places(list(map(len, sources)), batch["input_ids"].shape[1])
+        return batch | ({} if inside.all() else {"attention_mask": inside.long()}) | row_ids(rows)

@@ -11,7 +11,7 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
-from .masking import MaskingObjective, MaskingSettings, TokenHider, token_logits
+from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider, token_logits
 
 if TYPE_CHECKING:
     from ..data.corpora import Corpus
@@ -52,6 +52,10 @@ class SentencePairs(MaskingObjective):
     loss_unit = "nats: per masked token and per pair, added"
     row_noun = "pair"
     shares_batches = True
+    legend_words = (
+        "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens "
+        + HIDDEN
+    )
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
@@ -143,12 +147,6 @@ class SentencePairs(MaskingObjective):
 
     # ---- words
 
-    def legend(self):
-        return self.hidden_legend(
-            "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens ",
-            "as in the first epoch, others in each further one",
-        )
-
     def show(self, console, rows: "SentencePairRows", number: int, row: dict) -> None:
         import torch
 
@@ -190,33 +188,26 @@ class SentencePairCollator:
         import torch
 
         from ..data.batch_keys import IGNORE_INDEX
+        from ..data.length_batching import pad, real_places
         from ..data.sample_ids import row_generators, row_ids
 
-        generators = row_generators(rows, self.seed)
-        pairs = [row["rows"].pair(row["piece"], generator) for row, generator in zip(rows, generators)]
-        lengths = [AROUND + sum(end - begin for begin, end in (pair.first, pair.second)) for pair in pairs]
-        shape = len(rows), max(lengths)
-        input_ids = np.full(shape, self.pad, dtype=np.int64)
-        labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
-        types, mask = np.zeros_like(input_ids), np.zeros_like(input_ids)
-        answers = np.full(len(rows), IGNORE_INDEX, dtype=np.int64)
-        for place, (row, pair, length, generator) in enumerate(zip(rows, pairs, lengths, generators)):
+        texts, all_labels, types, answers = [], [], [], []
+        for row, generator in zip(rows, row_generators(rows, self.seed)):
+            pair = row["rows"].pair(row["piece"], generator)
             first, second = (row["rows"].segment(segment) for segment in (pair.first, pair.second))
-            ids, border = input_ids[place, :length], len(first) + 2
-            ids[:] = np.concatenate([[self.cls], first, [self.sep], second, [self.sep]])
-            types[place, border:length] = mask[place, :length] = 1
+            ids = np.concatenate([[self.cls], first, [self.sep], second, [self.sep]])
+            labels, answer = np.full_like(ids, IGNORE_INDEX), IGNORE_INDEX
             if bool((row["labels"] != IGNORE_INDEX).any()):
-                answers[place] = pair.label
-                self.hider.hide(ids, labels[place, :length], ~self.hider.is_special[ids], generator)
-        batch = {
-            "input_ids": input_ids,
-            "labels": labels,
-            "next_sentence_label": answers,
-            "token_type_ids": types,
-        }
-        if not mask.all():
-            batch["attention_mask"] = mask
-        return {name: torch.from_numpy(array) for name, array in batch.items()} | row_ids(rows)
+                answer = pair.label
+                self.hider.hide(ids, labels, ~self.hider.is_special[ids], generator)
+            texts.append(ids)
+            all_labels.append(labels)
+            types.append(np.repeat([0, 1], [len(first) + 2, len(second) + 1]))
+            answers.append(answer)
+        batch = {"input_ids": pad(texts, self.pad), "labels": pad(all_labels, IGNORE_INDEX)}
+        batch |= {"next_sentence_label": torch.tensor(answers), "token_type_ids": pad(types, 0)}
+        inside = real_places(list(map(len, texts)), batch["input_ids"].shape[1])
+        return batch | ({} if inside.all() else {"attention_mask": inside.long()}) | row_ids(rows)
 
 
 class PairLosses:

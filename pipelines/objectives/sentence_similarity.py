@@ -67,6 +67,10 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     hub_task = "sentence-similarity"
     hub_tags = ("sentence-transformers",)
     unused_weights = ("pooler.",)
+    legend_words = (
+        "the two texts, each as the model reads it by itself, [predicted]special tokens[/] included, and the cosine "
+        "that their vectors are to have"
+    )
 
     @property
     def ranks(self) -> bool:
@@ -131,10 +135,8 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
             )
         return (label - least) / (most - least)
 
-    def text_schema(self) -> list:
-        import pyarrow
-
-        return [("input_ids", pyarrow.list_(pyarrow.int32())), (SECOND, pyarrow.int32())]
+    def encoded_columns(self) -> dict[str, str]:
+        return {"input_ids": "int32[]", SECOND: "int32"}
 
     def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
         """Each text by itself; a row holds the tokens of both."""
@@ -217,15 +219,6 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     def how_to_use(self, folder: Path) -> str:
         call = f"SentenceTransformer('{folder}').encode(['your text'])"
         return f'python -c "import anyformer; from sentence_transformers import SentenceTransformer; print({call})"'
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "the two texts, each as the model reads it by itself, ",
-            ("special tokens", PREDICTED),
-            " included, and the cosine that their vectors are to have",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from rich.text import Text

@@ -23,18 +23,15 @@ class SequenceClassification(ClassTask, LabelledTexts):
     """One class for a text or a pair of texts."""
 
     name = "sequence_classification"
+    label_type = "int32"
     asks_for_classes = True
     Settings = SequenceClassificationSettings
+    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its class"
 
     def rows(self, source, split: str, cache: Path, progress: bool = False):
         rows = super().rows(source, split, cache, progress)
         self.remember_classes(split, rows.facts["classes"])
         return rows
-
-    def label_type(self):
-        import pyarrow
-
-        return pyarrow.int32()
 
     def label_identity(self) -> list[str]:
         return self.label_names
@@ -55,11 +52,6 @@ class SequenceClassification(ClassTask, LabelledTexts):
         for place, row in source:
             texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
             yield texts, self.label_of(row[self.settings.label_field], place)
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked("the text as the model reads it, ", ("special tokens", PREDICTED), " included, and its class")
 
     def show(self, console, rows, number: int, row: dict) -> None:
         self.show_label(console, number, row, f"class {self.label_names[int(row['labels'])]}")

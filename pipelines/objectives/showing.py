@@ -21,9 +21,15 @@ def spread(total: int, wanted: int) -> list[int]:
     return sorted({round(i * (total - 1) / max(1, wanted - 1)) for i in range(wanted)})
 
 
-def marked(*parts: str | tuple[str, str]) -> Text:
-    """A legend: plain words, and (words, style) for what a mark looks like."""
-    return Text.assemble(*parts)
+def legend(words: str) -> Text:
+    """A legend of words in rich's markup, with these styles: [predicted]so it looks[/], [unpredicted], [padding].
+
+    [shades] stands for the characters that images are drawn with.
+    """
+    styles = {"predicted": PREDICTED, "unpredicted": NOT_PREDICTED, "padding": PADDING}
+    for name, style in styles.items():
+        words = words.replace(f"[{name}]", f"[{style}]")
+    return Text.from_markup(words.replace("[shades]", f"[bold]{SHADES}[/]"))
 
 
 def is_label(labels):

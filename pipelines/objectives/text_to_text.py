@@ -58,6 +58,7 @@ class TextToText(Translation):
     Settings = TextToTextSettings
     default_metrics = ()  # by the kind of answers
     hub_task = "text2text-generation"
+    sample_words = "answer to"
     label_names: list[str] = []  # classes, once prepared
 
     @property
@@ -228,9 +229,6 @@ class TextToText(Translation):
         return self._written.get(text.strip(), (right + 1) % len(self.label_names))
 
     # ---- words
-
-    def sample_title(self, prompt: str) -> str:
-        return f"answer to {prompt!r}"
 
 
 def source_columns(template: str) -> list[str]:

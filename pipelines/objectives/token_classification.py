@@ -76,15 +76,16 @@ class TokenClassification(ClassTask, TextTask):
     loss_unit = "nats per word"
     label_setting = "tags_field"
     row_noun = "sentence"
+    legend_words = (
+        "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are learned "
+        "at; [unpredicted]tokens without a tag of their own[/]"
+    )
 
     def columns(self) -> dict[str, str]:
         return {**self.text_columns(), "tags_field": self.settings.tags_field}
 
     def text_columns(self) -> dict[str, str]:
         return {"tokens_field": self.settings.tokens_field}
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The words, joined by spaces."""
@@ -117,27 +118,14 @@ class TokenClassification(ClassTask, TextTask):
 
     def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
         """The sentences as input_ids and labels, one beside each token: -100 where none is learned."""
-        import pyarrow
-
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
         labelled = self.settings.labelled_token
         if split != "train" and labelled == "all":
             labelled = "first"  # a word counts once
-        ids = pyarrow.list_(pyarrow.int32())
-        schema = pyarrow.schema([("input_ids", ids), ("labels", ids)])
-        key = sha(
-            [
-                examples_fingerprint(source),
-                self.processor_fingerprint(),
-                [self.settings.max_length, self.data_names, self.scheme, labelled, "tags of tokens"],
-                ["tags of spaces"] * (split == "train"),
-            ]
-        )
+        settings = [self.settings.max_length, self.data_names, self.scheme, labelled, "tags of tokens"]
+        of_spaces = ["tags of spaces"] * (split == "train")
         make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
-        rows = encode_examples(cache, key, source, schema, make, self._facts, self.tokenizer)
+        columns = {"input_ids": "int32[]", "labels": "int32[]"}
+        rows = self.stored(source, cache, columns, settings, of_spaces, make=make)
         if not len(rows):
             raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
         self.remember_classes(split, rows.facts.get("tags", {}))
@@ -290,15 +278,6 @@ class TokenClassification(ClassTask, TextTask):
 
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("token-classification", folder, *self.example_of_use(vars(self.settings)))
-
-    def legend(self):
-        from .showing import NOT_PREDICTED, marked
-
-        return marked(
-            "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are "
-            "learned at; ",
-            ("tokens without a tag of their own", NOT_PREDICTED),
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import tagged_text

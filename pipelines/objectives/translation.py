@@ -59,6 +59,9 @@ class Translation(TextTask):
     hub_task = "translation"
     loss_unit = "nats per token"
     samples_are_answers = True
+    sample_words = "translation of"
+    legend_words = "source: what the encoder reads; target: what the decoder has to write"
+    use = 'anyformer generate {folder} "your text"'
 
     def check(self) -> None:
         for name in ("source_field", "target_field"):
@@ -108,25 +111,11 @@ class Translation(TextTask):
 
     def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
         """The examples as input_ids and labels (unshifted), with the raw texts beside them for measuring."""
-        import pyarrow
-
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        ids = pyarrow.list_(pyarrow.int32())
-        columns = [("input_ids", ids), ("labels", ids)]
+        columns = {"input_ids": "int32[]", "labels": "int32[]"}
         if split != "train":
-            columns += [("source", pyarrow.string()), ("target", pyarrow.string())]
-        schema = pyarrow.schema(columns)
-        key = sha(
-            [
-                examples_fingerprint(source),
-                self.processor_fingerprint(),
-                [self.settings.max_length, self.max_target_length, schema.names, *self.encoding_key()],
-            ]
-        )
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
+            columns |= {"source": "string", "target": "string"}
+        settings = [self.settings.max_length, self.max_target_length, list(columns), *self.encoding_key()]
+        return self.stored(source, cache, columns, settings)
 
     def source_text(self, text: str) -> str:
         """What the model reads of a source; a subclass may put a prefix before it."""
@@ -277,15 +266,6 @@ class Translation(TextTask):
         return self.tokenizer.batch_decode(output, skip_special_tokens=True)
 
     # ---- words
-
-    def sample_title(self, prompt: str) -> str:
-        return f"translation of {prompt!r}"
-
-    def how_to_use(self, folder: Path) -> str:
-        return f'anyformer generate {folder} "your text"'
-
-    def legend(self):
-        return "source: what the encoder reads; target: what the decoder has to write"
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import show_source_and_target
