@@ -150,12 +150,12 @@ def _one_model(args) -> int:
         label = args.label or args.models[0]
         evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples)
         return 0
-    from ..evaluation.evaluate import evaluate_model, print_evaluation, write_evaluation
+    from ..evaluation.evaluate import evaluate_model, print_evaluation
 
     picture = None if output is None else output.with_suffix(".png")
     result = evaluate_model(recipe, split, max_examples=args.max_examples, picture=picture)
     print_evaluation(result)
-    _write(args, result, output, write_evaluation)
+    _write(args, result, output)
     _write_predictions(result.answers, args.predictions)
     return 0
 
@@ -172,13 +172,13 @@ def _few_shot(args) -> int:
     if task is not None:
         check_writable(task, "--lm-eval-task")
     _say_loading()
-    from ..evaluation.few_shot import Shots, evaluate_few_shot, print_few_shot, write_few_shot
+    from ..evaluation.few_shot import Shots, evaluate_few_shot, print_few_shot
 
     words = None if args.label_words is None else args.label_words.split(",")
     shots = Shots(numbers, args.template, words, args.normalized)
     result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples, lm_eval_task=task)
     print_few_shot(result)
-    _write(args, result, output, write_few_shot)
+    _write(args, result, output)
     _write_predictions(result.answers, args.predictions)
     if task is not None:
         print(f"lm-eval's task is in {task}")
@@ -192,11 +192,11 @@ def _compare(args) -> int:
     split = choose_split(recipes[0], args.split)
     output = _output(args, recipes[0].name, _against(args))
     _say_loading()
-    from ..evaluation.compare import compare_models, print_comparison, write_comparison
+    from ..evaluation.compare import compare_models, print_comparison
 
     result = compare_models(*recipes, split, args.max_examples)
     print_comparison(result)
-    _write(args, result, output, write_comparison)
+    _write(args, result, output)
     _write_predictions(result.answers(), args.predictions)
     return 0
 
@@ -214,11 +214,11 @@ def _suite(args) -> int:
     recipes = _recipes_of_suite(args, suite, model)
     output = _output(args, suite.name)
     _say_loading()
-    from ..evaluation.suite import evaluate_suite, print_suite, write_suite
+    from ..evaluation.suite import evaluate_suite, print_suite
 
     result = evaluate_suite(suite, model, recipes)
     print_suite(result)
-    _write(args, result, output, write_suite)
+    _write(args, result, output)
     if output is not None and output.parent == Path(model).expanduser():
         from ..publishing.model_card import write_model_card
 
@@ -233,11 +233,11 @@ def _compare_on_suite(args) -> int:
     recipes = tuple(_recipes_of_suite(args, suite, model) for model in args.models)
     output = _output(args, suite.name, _against(args))
     _say_loading()
-    from ..evaluation.suite import compare_on_suite, print_suite_comparison, write_suite
+    from ..evaluation.suite import compare_on_suite, print_suite_comparison
 
     result = compare_on_suite(suite, tuple(args.models), recipes)
     print_suite_comparison(result)
-    _write(args, result, output, write_suite)
+    _write(args, result, output)
     return 0
 
 
@@ -255,10 +255,12 @@ def _recipes_of_suite(args, suite, model: str) -> dict:
     return recipes
 
 
-def _write(args, result, output: Path | None, write) -> None:
+def _write(args, result, output: Path | None) -> None:
+    from ..evaluation.evaluate import write_json
+
     args.answer.append(result.facts())
     if output is not None:
-        write(result, output)
+        write_json(result.facts(), output)
         print(f"written to {output}")
 
 

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from ..errors import UserError
+from ..lazy import np
 from ..recipes.schema import DataSection
 from ..words import counted
 from .documents import Corpus, Document
@@ -68,8 +69,6 @@ def next_sentences(documents: Iterable[Document], unfit: Counter[str]) -> Iterat
 
 
 def _of_block(block: list[Document], first: int, unfit: Counter[str]) -> Iterator[Example]:
-    import numpy as np
-
     def fits(sentence: str) -> bool:
         return SENTENCE[0] <= len(sentence) <= SENTENCE[1]
 

@@ -1,7 +1,7 @@
 """Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import count, islice
 from typing import Any
@@ -126,6 +126,19 @@ def text_document(value: Any, source: str, limits: Limits, field: str) -> Docume
     if not isinstance(value, str):
         raise UserError(f"{field}: {source} holds {type(value).__name__}, not text.")
     return limits.checked(value, source)
+
+
+def grouped(items: Iterable[Any], size: int, weight: Callable[[Any], int] = lambda item: 1) -> Iterator[list]:
+    """The items in lists, each of which ends where its weight has come to `size`; the last one may be lighter."""
+    group, total = [], 0
+    for item in items:
+        group.append(item)
+        total += weight(item)
+        if total >= size:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
 
 
 def counted_from(place: int | None, items: Iterator[Any]) -> Iterator[tuple[Any, int]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..tokenizers.control_tokens import text_backend
 from ..tokenizers.load import tokenizer_fingerprint
-from .documents import Document
+from .documents import Document, grouped
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -19,20 +19,6 @@ _BATCH = 500_000  # characters encoded at once, enough to keep all cores busy
 _PIECE = 200_000  # characters; a longer text is encoded in pieces, in parallel
 _WINDOW = 1000  # characters on either side of a cut whose tokens must not change
 _TRIES = 16
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """The documents in groups of half a million characters."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 class Encoder:
@@ -59,13 +45,14 @@ class Encoder:
         ahead: a thread encodes the next documents while the caller works on these. Then nothing else may use the
         tokenizer meanwhile: it refuses to be changed while it encodes.
         """
+        batches = grouped(documents, _BATCH, lambda document: len(document.text))
         if not ahead:
-            for batch in _batches(documents):
+            for batch in batches:
                 yield from zip(batch, self.encode([document.text for document in batch]))
             return
         with ThreadPoolExecutor(1) as thread:
             before = []
-            for batch in _batches(documents):
+            for batch in batches:
                 coming = thread.submit(self.encode, [document.text for document in batch])
                 for earlier, ids in before:
                     yield from zip(earlier, ids.result())
@@ -83,16 +70,10 @@ class Encoder:
         return result
 
     def _encode_pieces(self, pieces: list[str]) -> Iterator[np.ndarray]:
-        group: list[str] = []
-        size = 0
-        for number, piece in enumerate(pieces, start=1):
-            group.append(piece)
-            size += len(piece)
-            # An encoding holds about a hundred bytes per token until its ids are taken out.
-            if size >= _BATCH or number == len(pieces):
-                for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
-                    yield np.array(encoding.ids, dtype=np.uint32)
-                group, size = [], 0
+        # An encoding holds about a hundred bytes per token until its ids are taken out.
+        for group in grouped(pieces, _BATCH, len):
+            for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
+                yield np.array(encoding.ids, dtype=np.uint32)
 
     def _pieces(self, text: str) -> list[str]:
         pieces, start = [], 0

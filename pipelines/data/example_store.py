@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
+from .documents import grouped
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
@@ -132,11 +133,4 @@ def add_up(total: dict, more: dict) -> None:
 
 def in_batches(items: Iterable, size: int = BATCH) -> Iterator[list]:
     """Lists of `size` items; the last one is shorter."""
-    batch = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    return grouped(items, size)

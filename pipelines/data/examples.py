@@ -328,31 +328,13 @@ def texts_of(row: dict, column: str, field: str, place: str, noun: str = "text")
 
 
 class ExampleTexts(Corpus):
-    """The texts of some columns as documents, for a tokenizer to be trained on. columns: field -> column.
-
-    read: (row, column, field, place) -> the text in a column; raises UserError where there is none.
-    """
-
-    def __init__(self, examples: Examples, columns: dict[str, str], read: Callable = text_of):
-        self.examples, self.columns, self.read = examples, columns, read
-        self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
-
-    def documents(self) -> Iterator[Document]:
-        for place, row in self.examples:
-            for field, column in self.columns.items():
-                yield Document(self.read(row, column, field, place), place)
-
-    def identity(self) -> Any:
-        return {"examples": self.examples.identity(), "texts": self.columns}
-
-
-class RenderedTexts(Corpus):
     """Texts made of examples, as documents for a tokenizer to be trained on.
 
-    render: (place, row) -> its texts. key: JSON that changes whenever they do for equal examples.
+    render: (place, row) -> its texts; raises UserError where there is none. key: JSON that changes whenever they do for
+    equal examples.
     """
 
-    def __init__(self, examples: Examples, render: Callable[[str, dict], list[str]], key: Any):
+    def __init__(self, examples: Examples, render: Callable[[str, dict], list[str]], key: dict[str, Any]):
         self.examples, self.render, self.key = examples, render, key
         self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
 
@@ -362,7 +344,7 @@ class RenderedTexts(Corpus):
                 yield Document(text, place)
 
     def identity(self) -> Any:
-        return {"examples": self.examples.identity(), "rendered": self.key}
+        return {"examples": self.examples.identity(), **self.key}
 
 
 def examples_fingerprint(examples: Examples) -> str:

@@ -75,12 +75,6 @@ class RowStarts:
         return starts, np.minimum(starts + self.length, self.total)
 
 
-def row_starts(offsets: np.ndarray, length: int, shifts_labels: bool = True) -> np.ndarray:
-    """First token of each row, int64; the last row may be short. offsets: (documents + 1,) as in TokenStore."""
-    starts = RowStarts(offsets, length, shifts_labels)
-    return starts(np.arange(len(starts)))
-
-
 def row(
     tokens: np.ndarray, borders: np.ndarray, length: int, pad: int, shifts_labels: bool = True
 ) -> dict[str, np.ndarray]:
@@ -142,14 +136,13 @@ class PackedDataset(Rows, Dataset):
         store: TokenStore,
         sequence_length: int,
         tail: Tail = "drop",
-        pad_token_id: int | None = None,
+        pad_token_id: int = 0,
         *,
         shifts_labels: bool = True,
     ):
-        check_tail(tail, pad_token_id)
         self.store, self.sequence_length, self.tail = store, sequence_length, tail
         self.shifts_labels = shifts_labels
-        self.pad_token_id = 0 if pad_token_id is None else pad_token_id  # with tail=drop no row needs it
+        self.pad_token_id = pad_token_id
         self._starts = RowStarts(store.offsets, sequence_length, shifts_labels)
         self._rows = len(self._starts)
         if tail == "drop" and self._rows and self._starts(self._rows - 1) + sequence_length > store.num_tokens:
@@ -282,7 +275,6 @@ class StreamingPackedDataset(Rows, IterableDataset):
         shifts_labels: bool = True,
     ):
         pad_token_id = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
-        check_tail(tail, pad_token_id)
         check_length(sequence_length)
         self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
         self.name = corpus.name
@@ -403,8 +395,3 @@ def too_short(name: str, sequence_length: int, num_tokens: int) -> UserError:
         f"objective.sequence_length={sequence_length} is longer than the whole text of {name} "
         f"({num_tokens:,} tokens); at most {num_tokens} works, or set objective.tail=pad."
     )
-
-
-def check_tail(tail: str, pad_token_id: int | None) -> None:
-    if tail == "pad" and pad_token_id is None:
-        raise UserError("objective.tail=pad needs a tokenizer with a padding token; this one has none.")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
@@ -45,28 +45,20 @@ WHOLE = Share(1, 1)
 
 
 def tokenize_corpus(
-    corpus: Corpus,
-    tokenizer: "PreTrainedTokenizerFast",
-    cache_dir: Path,
-    *,
-    add_bos: bool,
-    add_eos: bool,
-    progress: bool,
-    num_proc: int | None = None,
+    corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", cache_dir: Path, *, progress: bool, **options: Any
 ) -> TokenStore:
-    """The tokens of every document, framed as [beginning] tokens [end] where asked for.
+    """The tokens of every document; options: as of Tokenization, and errors as its."""
+    return Tokenization(corpus, tokenizer, cache_dir, **options).store(progress)
+
+
+class Tokenization:
+    """A corpus that is to be tokenised, each document framed as [beginning] tokens [end] where asked for.
 
     Tokenised once per corpus, tokenizer and framing, under cache_dir/tokens. num_proc: processes that encode; None:
     one, with the tokenizer's threads. The store is the same for any number.
     Raises UserError where the tokenizer has no such framing token, a file of the corpus cannot be read, or the cache
     cannot be written.
     """
-    frame = {"add_bos": add_bos, "add_eos": add_eos}
-    return Tokenization(corpus, tokenizer, cache_dir, num_proc=num_proc, **frame).store(progress)
-
-
-class Tokenization:
-    """A corpus that is to be tokenised, as tokenize_corpus says."""
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.table import Table
 
@@ -11,7 +10,7 @@ from ..metrics.comparison import differences
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
-from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, wide_console, with_bounds, write_json
+from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, wide_console, with_bounds
 
 
 @dataclass
@@ -137,8 +136,3 @@ def print_comparison(result: ModelComparison) -> None:
                 f"{row['second_alone']:,} {a.rows}",
                 markup=False,
             )
-
-
-def write_comparison(result: ModelComparison, path: Path) -> None:
-    """Write the result as JSON, complete or not at all."""
-    write_json(result.facts(), path)

@@ -289,12 +289,8 @@ def with_bounds(value: float, bounds: dict | None) -> str:
     return short_metric(value) + (f"  {between(bounds['low'], bounds['high'])}" if bounds else "")
 
 
-def write_evaluation(result: Evaluation, path: Path) -> None:
-    """Write the result as JSON, complete or not at all."""
-    write_json(result.facts(), path)
-
-
 def write_json(facts: dict, path: Path) -> None:
+    """Write a result as JSON, complete or not at all."""
     write_atomically(path, json_text(facts) + "\n")
 
 

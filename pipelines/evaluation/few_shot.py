@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import transformers
 from rich.table import Table
+from scipy.special import softmax
 
 import anyformer
 
@@ -32,7 +34,7 @@ from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.checkpoints.run_folder import package_versions
 from ..words import human_time
-from .evaluate import load, wide_console, with_bounds, write_json, write_lines
+from .evaluate import load, wide_console, with_bounds, write_lines
 from .likelihood import encode_pairs, log_likelihoods, most_tokens
 
 BETWEEN = "\n\n"  # between two examples of a prompt
@@ -228,8 +230,6 @@ def prompt_of(solved: Sequence[Question], question: Question, words: list[str]) 
 
 def class_scores(model, tokenizer, prompts: list[str], words: list[str], batch_size: int, normalized: bool):
     """((questions, classes) log-likelihoods of the words, how many prompts were cut)."""
-    import numpy as np
-
     answers = bool(model.config.is_encoder_decoder)
     pairs = encode_pairs(tokenizer, [(prompt, f" {word}") for prompt in prompts for word in words], answers)
     most = most_tokens(model.config)
@@ -241,8 +241,6 @@ def class_scores(model, tokenizer, prompts: list[str], words: list[str], batch_s
 
 def measured(recipe: Recipe, scores, questions: list[Question]) -> dict[str, dict]:
     """{"metrics", "intervals"} of the recipe's metrics; probabilities are of the words among themselves."""
-    from scipy.special import softmax
-
     true = [question.answer for question in questions]
     with kept_comparisons() as compared:
         metrics, _ = compute_metrics(
@@ -271,11 +269,6 @@ def print_few_shot(result: FewShotResult) -> None:
         shown = [with_bounds(row["metrics"][name], row["intervals"].get(name)) for name in names]
         table.add_row(str(number), *shown, f"{row['cut']:,}")
     console.print(table)
-
-
-def write_few_shot(result: FewShotResult, path: Path) -> None:
-    """Write the result as JSON, complete or not at all."""
-    write_json(result.facts(), path)
 
 
 def write_lm_eval_task(

@@ -14,7 +14,7 @@ from ..metrics.comparison import holm
 from ..recipes.schema import Recipe
 from ..words import human_time
 from .compare import ModelComparison, cells, check_loads, measure_pair, prepare_pair
-from .evaluate import Evaluation, measure, prepare_evaluation, wide_console, with_bounds, write_json
+from .evaluate import Evaluation, measure, prepare_evaluation, wide_console, with_bounds
 from .suite_file import Suite, read_suite
 
 Asked = dict[str, tuple[Recipe, str, int | None]]  # as Suite.recipes gives them
@@ -64,11 +64,6 @@ def print_suite(result: SuiteResult) -> None:
             shown = with_bounds(value, of_task.intervals.get(name))
             table.add_row("" if number else task, name.replace("_", " "), shown, *(["", ""] if number else about))
     console.print(table)
-
-
-def write_suite(result: "SuiteResult | SuiteComparison", path: Path) -> None:
-    """Write the result as JSON, complete or not at all."""
-    write_json(result.facts(), path)
 
 
 # ---------------------------------------------------------------------------------------------- two models

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..data.documents import grouped
 from ..errors import UserError, loading_reason, nearest
 from ..generation import HUB_NAME, RUNS
+from ..lazy import np
 from ..objectives.showing import pieces_text, token_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
@@ -206,15 +207,13 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "P
 
 def measure_tokenizer(tokenizer: "PreTrainedTokenizerFast", sample: Sample, name: str = "") -> Measured:
     """Encode the texts, without special tokens around them, and decode them again."""
-    import numpy as np
-
     from ..tokenizers.load import plain_backend
 
     backend = plain_backend(tokenizer)
     vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
     used = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
     seconds, failures = 0.0, 0
-    for group in _groups(sample.texts):
+    for group in grouped(sample.texts, _BATCH, len):
         start = time.perf_counter()
         encodings = backend.encode_batch_fast(group, add_special_tokens=False)
         seconds += time.perf_counter() - start
@@ -238,18 +237,6 @@ def measure_tokenizer(tokenizer: "PreTrainedTokenizerFast", sample: Sample, name
         never_used=float(np.mean(used[entries] == 0)) if entries else 0.0,
         longest_tokens=_longest(tokenizer, backend, entries),
     )
-
-
-def _groups(texts: list[str]) -> Iterator[list[str]]:
-    group, size = [], 0
-    for text in texts:
-        group.append(text)
-        size += len(text)
-        if size >= _BATCH:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _longest(tokenizer, backend, entries: list[int]) -> list[str]:

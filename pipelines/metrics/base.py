@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import datasets
 import evaluate
+import numpy as np
 
 
 class OfflineMetric(evaluate.Metric, abc.ABC):
@@ -49,7 +50,6 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
 
         The bootstrap calls it a thousand times, so a subclass that can does not go over the examples again.
         """
-        import numpy as np
 
         def score(weights) -> float:
             drawn = np.repeat(np.arange(len(references)), weights)
@@ -77,8 +77,6 @@ class CountedMetric(OfflineMetric):
         return self.of_sums(*map(sum, zip(*self.counts(predictions, references))))
 
     def weighted(self, predictions, references):
-        import numpy as np
-
         counts = np.asarray(self.counts(predictions, references))
         return lambda weights: float(self.of_sums(*(weights @ counts).tolist()))
 

@@ -1,5 +1,7 @@
 """Metrics of class numbers, and of sets of classes (rows of 0 and 1, one for each class), by scikit-learn."""
 
+import numpy as np
+
 from ..errors import UserError
 from .base import OfflineMetric, pairs_of
 
@@ -17,8 +19,6 @@ class ClassMetric(OfflineMetric):
 
     def weighted(self, predictions, references):
         """From the different pairs of prediction and reference, which are few, and how often each is drawn."""
-        import numpy as np
-
         pairs, number = np.unique(np.stack([predictions, references], axis=1), axis=0, return_inverse=True)
 
         def score(weights) -> float:
@@ -33,8 +33,6 @@ class Accuracy(ClassMetric):
     function = "accuracy_score"
 
     def right(self, predictions, references):
-        import numpy as np
-
         same = np.asarray(predictions) == np.asarray(references)
         return same.reshape(len(same), -1).all(-1)
 

@@ -2,7 +2,7 @@
 
 An Objective owns every decision that depends on what is learned: its settings, the data it reads, rows and batches,
 the model's head, metrics, what is shown at the end. The rest of the pipelines calls this interface and asks for no
-names. Standard library at import: recipes are checked with it, so torch is imported inside methods.
+names. Recipes are checked with it before any work, so numpy and torch are those of lazy.py.
 """
 
 from abc import ABC, abstractmethod

@@ -1,5 +1,6 @@
 """Next-token prediction over packed rows."""
 
+from ..lazy import torch
 from ..plugins import register_objective
 from .text import TextObjective
 
@@ -54,8 +55,6 @@ class CausalCollator:
         self.keys = ("input_ids", "labels", "position_ids") if packed else ("input_ids", "labels")
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
         from ..data.sample_ids import row_ids
 
         return {key: torch.stack([row[key] for row in rows]) for key in self.keys} | row_ids(rows)

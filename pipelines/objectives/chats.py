@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..data.documents import Corpus, Document, SkipCounts
 from ..errors import UserError
+from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
@@ -16,6 +16,7 @@ from .base import SAMPLES, FinishedModel
 from .examples import TextTask
 
 if TYPE_CHECKING:
+    from ..data.documents import Corpus
     from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
 
@@ -139,9 +140,21 @@ class ChatTask(TextTask):
 
     # ---- tokens
 
+    def corpus(self, source: "Examples") -> "Corpus":
+        from ..data.examples import ExampleTexts
+
+        def texts(place: str, row: dict) -> list[str]:
+            # With the template's marks, of which a vocabulary of characters has to hold every one.
+            return [
+                "".join(f"<|{part['role']}|>\n{part['content']}\n" for part in messages)
+                for messages in self.conversations(place, row)
+            ]
+
+        return ExampleTexts(source, texts, {"texts": "chats", "system": self.settings.system})
+
     def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
         """Raises UserError for a tokenizer without end-of-text token, or with a template that cannot be used."""
-        self.processor = self.train_or_load_tokenizer(ChatTexts(splits["train"], self), cache, progress)
+        self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         self.need_tokens(eos="an end-of-text")
         tokenizer = self.tokenizer
         if tokenizer.chat_template is None:
@@ -309,8 +322,6 @@ class ChatTask(TextTask):
 
     def answer(self, model, messages: Messages) -> str:
         """The model's likeliest answer, of evaluation.sample_tokens tokens at most."""
-        import torch
-
         from ..generation import free_positions
 
         inputs = self.tokenizer.apply_chat_template(
@@ -340,20 +351,3 @@ def list_in_json(text: str) -> list | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, list) else None
-
-
-class ChatTexts(Corpus):
-    """The texts of conversations as documents, for a tokenizer to be trained on."""
-
-    def __init__(self, examples: "Examples", task: ChatTask):
-        self.examples, self.task = examples, task
-        self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
-
-    def documents(self) -> Iterator[Document]:
-        for place, row in self.examples:
-            for messages in self.task.conversations(place, row):
-                # With the template's marks, of which a vocabulary of characters has to hold every one.
-                yield Document("".join(f"<|{part['role']}|>\n{part['content']}\n" for part in messages), place)
-
-    def identity(self) -> Any:
-        return {"examples": self.examples.identity(), "texts": "chats", "system": self.task.settings.system}

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError, did_you_mean
+from ..lazy import torch
+from ..metrics import check_metrics, compute_metrics
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
+from .losses import WeightedClasses
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
@@ -46,8 +49,6 @@ class ClassScores:
 
         (B, 2 + C), with the probabilities of the classes, where a metric compares them.
         """
-        import torch
-
         found = torch.stack([logits.argmax(-1), labels], dim=-1)
         if not self._compares_probabilities():
             return found
@@ -55,8 +56,6 @@ class ClassScores:
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of the predictions of all rows, an array of shape (rows, 2) or (rows, 2 + C)."""
-        from ..metrics import compute_metrics
-
         given, true = predictions[:, :2].astype(int).T.tolist()
         probabilities = predictions[:, 2:] if predictions.shape[1] > 2 else None
         return compute_metrics(self.recipe.evaluation.metrics, given, true, probabilities)[0]
@@ -122,8 +121,6 @@ class ClassTask(ClassScores):
             )
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
         names = self.settings.label_names
         check_metrics(
             self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(names) if names else None
@@ -148,8 +145,6 @@ class ClassTask(ClassScores):
             )
 
     def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
-        from ..metrics import check_metrics
-
         super().prepare(splits, cache, progress)
         self.data_names = self.settings.label_names or names_in_data(
             self.label_setting, self.label_column, splits, cache, self.classes_in
@@ -188,8 +183,6 @@ class ClassTask(ClassScores):
 
     def class_histogram(self, labels) -> dict[str, int]:
         """How many of some class numbers are of which class, by name."""
-        import torch
-
         found = torch.bincount(torch.as_tensor(labels, dtype=torch.long), minlength=len(self.label_names)).tolist()
         return dict(zip(self.label_names, found))
 
@@ -225,8 +218,6 @@ class ClassTask(ClassScores):
         return [sum(counts) / (len(counts) * count) for count in counts]
 
     def loss(self):
-        from .losses import WeightedClasses
-
         return None if self.given_weights is None else WeightedClasses(self.class_weights())
 
 

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
+from ..tokenizers.special_tokens import MASK
 from .reconstruction import Reconstruction, SourceTargetCollator
 from .text import TextSettings
 
@@ -67,8 +69,6 @@ class Denoising(Reconstruction):
             raise UserError(f"{words} are shares of the same tokens; together they must be at most 1")
 
     def further_tokens(self) -> list[str]:
-        from ..tokenizers.special_tokens import MASK
-
         return [MASK]
 
     def use_tokenizer(self, tokenizer) -> None:
@@ -101,8 +101,6 @@ class DenoisingCollator(SourceTargetCollator):
         self.sentences = SentenceEnds(tokenizer) if settings.permute_rate else None
 
     def corrupt(self, tokens, starts, generator) -> tuple:
-        import numpy as np
-
         section = self.settings
         parts = [self._unframed(part) for part in np.split(tokens, starts[1:])]
         lengths = [len(content) for _, content, _ in parts]
@@ -126,8 +124,6 @@ class DenoisingCollator(SourceTargetCollator):
 
     def _hide(self, content, infilled: int, masked: int, deleted: int, generator):
         """The content with that many tokens infilled, masked and deleted."""
-        import numpy as np
-
         spans = span_lengths(infilled, self.settings.mean_span_length, generator)
         gaps = np.sort(generator.integers(len(content) - infilled + 1, size=len(spans)))  # before which kept token
         begins = gaps + np.cumsum(spans) - spans
@@ -144,8 +140,6 @@ class DenoisingCollator(SourceTargetCollator):
 
 def counts(lengths: list[int], rate: float):
     """How many items of each part a rate comes to, rounded so that of all parts together none is over."""
-    import numpy as np
-
     ends = np.floor(np.cumsum([0, *lengths]) * rate + 0.5).astype(np.int64)
     return np.diff(ends)
 
@@ -156,8 +150,6 @@ def span_lengths(total: int, mean: float, generator):
     At most `total` of them, so that a text with a mask for each is not longer than it was: those of no token that are
     over are left out, which a mean of 3 does in no text of some length.
     """
-    import numpy as np
-
     lengths, left = [], total
     while left > 0:
         lengths.append(min(int(generator.poisson(mean)), left))
@@ -170,8 +162,6 @@ def span_lengths(total: int, mean: float, generator):
 
 def permuted(content, sentences, rate: float, generator):
     """The content with round(rate * sentences) of its sentences in each other's places; `sentences`: their lengths."""
-    import numpy as np
-
     number = round(rate * len(sentences))
     if number < 2:
         return content

@@ -55,7 +55,12 @@ class TextTask(Tokenized, Objective):
     def corpus(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts
 
-        return ExampleTexts(source, self.text_columns(), self.text_in)
+        columns = self.text_columns()
+
+        def texts(place: str, row: dict) -> list[str]:
+            return [self.text_in(row, column, field, place) for field, column in columns.items()]
+
+        return ExampleTexts(source, texts, {"texts": columns})
 
     def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)

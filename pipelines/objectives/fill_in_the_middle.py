@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from ..errors import UserError
+from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from .text import TextObjective, TextSettings
@@ -130,10 +131,6 @@ class FillInTheMiddleCollator:
         self.packed, self.seed, self.length = packed, seed, length
 
     def __call__(self, rows: list[dict]) -> dict:
-        import numpy as np
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
         from ..data.length_batching import pad
         from ..data.packing import document_parts
         from ..data.sample_ids import row_generators, row_ids
@@ -156,10 +153,6 @@ class FillInTheMiddleCollator:
 
     def rearrange(self, part, generator):
         """A document's part (2, T), tokens above their labels, as it is or with its middle at the end."""
-        import numpy as np
-
-        from ..data.batch_keys import IGNORE_INDEX
-
         draw, by_suffix = generator.random(2)
         content = part[:, :-1] if part[0, -1] == self.eos else part
         size = content.shape[1]

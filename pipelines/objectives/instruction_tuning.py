@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.batch_keys import IGNORE_INDEX
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
@@ -73,7 +74,6 @@ class InstructionTuning(TokenPredictions, ChatTask):
         return PackedExamples(encoded, self.settings.max_length, self.padding)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.batch_keys import IGNORE_INDEX
         from ..data.example_store import in_batches
 
         longest = self.settings.max_length

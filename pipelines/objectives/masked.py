@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..data.batch_keys import IGNORE_INDEX
+from ..lazy import np, torch
 from ..plugins import register_objective
 from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider
 from .text import TextSettings
@@ -52,10 +54,6 @@ class MaskedCollator:
         self.packed, self.seed, self.hider = packed, seed, TokenHider(tokenizer, **hiding)
 
     def __call__(self, rows: list[dict]) -> dict:
-        import numpy as np
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
         from ..data.sample_ids import row_generators, row_ids
 
         input_ids = np.stack([row["input_ids"].numpy() for row in rows])

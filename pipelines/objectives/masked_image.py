@@ -5,8 +5,10 @@ from pathlib import Path
 
 from anyformer.modeling.families import FAMILIES
 
+from ..data.batch_keys import IGNORE_INDEX
 from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
@@ -105,8 +107,6 @@ class MaskedImageRows(Rows):
         return len(self.store)
 
     def __getitem__(self, index: int) -> dict:
-        import torch
-
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         return {"pixel_values": self.store.images([index])[0], "labels": torch.tensor(0)}
@@ -120,15 +120,10 @@ class MaskedImageCollator:
     """
 
     def __init__(self, ratio: float, patches: int, *, mean: list[float], std: list[float], seed: int):
-        import torch
-
         self.hidden, self.patches, self.seed = hidden_patches(ratio, patches), patches, seed
         self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
         from ..data.sample_ids import row_generators, row_ids
 
         masked = torch.zeros(len(rows), self.patches, dtype=torch.bool)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError
+from ..lazy import np, torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import MASK
@@ -118,8 +119,6 @@ class MaskingObjective(TextObjective):
 
     def fill(self, model: Any, prompt: str) -> str:
         """`train 31.2 %, car 10.0 %, ...`: what `model` predicts for each mask of a prompt."""
-        import torch
-
         tokenizer = self.tokenizer
         inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
         with torch.no_grad():
@@ -189,8 +188,6 @@ class TokenHider:
         span_probability: float = 0.2,
         max_span_length: int = 10,
     ):
-        import numpy as np
-
         self.mask_id, self.masking = tokenizer.mask_token_id, masking
         self.mask_probability, self.mask_replace, self.random_replace = mask_probability, mask_replace, random_replace
         special = np.array(tokenizer.all_special_ids)
@@ -211,8 +208,6 @@ class TokenHider:
         ids, labels: int arrays (T,). choosable: bool (T,), the tokens that may be hidden. generator: numpy's, for this
         row. begins: bool (T,), where documents begin, which no word or span crosses.
         """
-        import numpy as np
-
         places = np.flatnonzero(choosable)
         if not len(places):
             return
@@ -236,8 +231,6 @@ class TokenHider:
     def words(self, ids, choosable, begins=None) -> tuple:
         """First place of each word among the choosable tokens, the place after its last one, and whether the word
         before it ends there, in the same document; arrays."""
-        import numpy as np
-
         breaks = np.zeros(len(ids), dtype=bool) if begins is None else begins
         after_other = np.concatenate([[True], ~choosable[:-1]])
         starts = choosable & (self.marks.word_starts(ids) | breaks | after_other)
@@ -247,8 +240,6 @@ class TokenHider:
 
     def spans(self, ids, choosable, number: int, generator, begins=None) -> list[tuple[int, int]]:
         """(first place, place after the last one) of the words or spans of words that are hidden together."""
-        import numpy as np
-
         firsts, ends, joined = self.words(ids, choosable, begins)
         sizes, left, found = ends - firsts, number, []
         order = generator.permutation(len(firsts))

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
+from ..lazy import torch
 from ..plugins import OBJECTIVES, register_objective
 from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, doc
@@ -22,9 +23,6 @@ from .base import FamiliesWith, FinishedModel, Objective
 from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, SeveralParts
 from .text import TextObjective, TokenPredictions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 KEYS = {"input_ids", "labels", "position_ids", "attention_mask", "token_type_ids", "next_sentence_label"}  # of a batch
 # After a row's end in a wider batch, and of rows whose own batches lack the key; of input_ids padding.
@@ -376,8 +374,6 @@ class JointCollator:
 
     def agree(self, batches: list[dict]) -> None:
         """Give all batches the same keys: those of pairs, and position_ids or an attention_mask where it takes one."""
-        import torch
-
         if self.has_pairs:
             for batch in batches:
                 batch.setdefault("token_type_ids", torch.zeros_like(batch["input_ids"]))
@@ -397,10 +393,8 @@ class JointCollator:
         """How wide `key` is in a batch that several become."""
         return max([batch[key].shape[1] for batch in batches] + ([self.widths[key == "labels"]] if self.widths else []))
 
-    def join(self, key: str, tensors: "list[Tensor]", order: list[int]) -> "Tensor":
+    def join(self, key: str, tensors: "list[torch.Tensor]", order: list[int]) -> "torch.Tensor":
         """(B, T) of several (B_i, T_i), or (B,) of (B_i,), row i of which becomes row order[i]."""
-        import torch
-
         if tensors[0].dim() == 1:
             return torch.cat(tensors)[torch.tensor(order).argsort()]
         width = self.width(key, [{key: tensor} for tensor in tensors])
@@ -417,12 +411,10 @@ class JointCollator:
         return joined
 
 
-def positions_of(mask: "Tensor", width: int) -> "Tensor":
+def positions_of(mask: "torch.Tensor", width: int) -> "torch.Tensor":
     """(B, width) positions of rows that are one document each, and padding, which is one, too.
 
     mask: (B, T), 0 at the padding; beyond T all is padding.
     """
-    import torch
-
     places, sizes = torch.arange(width), mask.sum(dim=1, keepdim=True)
     return torch.where(places < sizes, places, places - sizes)

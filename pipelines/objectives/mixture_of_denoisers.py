@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..tokenizers.special_tokens import SENTINELS
@@ -129,16 +130,12 @@ class MixtureOfDenoisersCollator(SourceTargetCollator):
     """
 
     def __init__(self, tokenizer, sentinels, denoisers: list[Denoiser], modes: dict, seed: int, lengths=(None, None)):
-        import numpy as np
-
         super().__init__(tokenizer, seed, lengths)
         self.sentinels, self.denoisers, self.modes = sentinels, denoisers, modes
         weights = np.array([part.weight for part in denoisers])
         self.shares = weights / weights.sum()
 
     def corrupt(self, tokens, starts, generator) -> tuple:
-        import numpy as np
-
         part = self.denoisers[generator.choice(len(self.denoisers), p=self.shares)]
         source, target = leave_out_spans(tokens, *part.noise, self.sentinels, generator)
         if part.mode_token is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows
+from ..lazy import np, torch
 
 if TYPE_CHECKING:
     from ..data.endless import EndlessStream
@@ -80,8 +81,6 @@ class PlacedStream(Rows):
         self._start = self._state = state
 
     def __iter__(self) -> Iterator[dict]:
-        import torch
-
         start, self._start = self._start, {}
         given = {label: 0 for label in self.labels} | start.get("given", {})
         places = dict(start.get("places", {}))
@@ -125,9 +124,6 @@ class Shuffled:
         self._start = state["rows"]
 
     def __iter__(self) -> Iterator[dict]:
-        import numpy as np
-        import torch
-
         start, self._start = self._start, 0
         epoch = self._epoch
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.rows))

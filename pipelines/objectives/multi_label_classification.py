@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
+from ..lazy import torch
+from ..metrics import compute_metrics
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .classes import ClassTask, NamedClassSettings, held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
+from .losses import SeveralLabels
 
 IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi_hot and task.label_names"
 
@@ -122,22 +125,16 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         return super().config_fields() | {"problem_type": "multi_label_classification"}
 
     def loss(self):
-        from .losses import SeveralLabels
-
         return SeveralLabels(None if self.given_weights is None else self.class_weights())
 
     # ---- measuring
 
     def predictions(self, logits, labels):
         """(B, C) and (B, C) -> (B, 2 C): for each class whether a row is given it, then whether it has it."""
-        import torch
-
         given = logits.float().sigmoid() >= self.settings.threshold
         return torch.cat([given.to(labels.dtype), labels], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
-        from ..metrics import compute_metrics
-
         number = len(self.label_names)
         given, true = predictions[:, :number].tolist(), predictions[:, number:].tolist()
         return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]

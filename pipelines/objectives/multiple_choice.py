@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..lazy import torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
@@ -245,8 +246,6 @@ class ChoiceCollator:
         self.pad = pad
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
         from ..data.sample_ids import row_ids
 
         texts = []

@@ -4,7 +4,10 @@ import math
 from contextlib import suppress
 from typing import Any
 
+from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
+from ..lazy import torch
+from ..metrics import check_metrics, compute_metrics
 
 
 class NumberTask:
@@ -17,8 +20,6 @@ class NumberTask:
     loss_unit = "squared error"
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
 
     # ---- labels
@@ -28,8 +29,6 @@ class NumberTask:
 
     def label_of(self, value: Any, place: str) -> float:
         """The number in a column's value, as `number_of` reads it. Raises UserError."""
-        from ..data.batch_keys import IGNORE_INDEX
-
         field = f"task.label_field={self.settings.label_field!r}"
         number = number_of(value, field, place)
         if number == IGNORE_INDEX:
@@ -48,14 +47,10 @@ class NumberTask:
 
     def predictions(self, logits, labels):
         """(B, 1) and (B,) -> (B, 2): the number a row is given, and the one it has."""
-        import torch
-
         return torch.stack([logits.float().squeeze(-1), labels.float()], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
-        from ..metrics import compute_metrics
-
         given, true = predictions.T.tolist()
         return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
 

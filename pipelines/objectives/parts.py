@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import np
 from ..recipes.schema import DataSection
 from ..recipes.types import show
 
@@ -217,8 +218,6 @@ class MixedRows(Rows):
 
     @cached_property
     def row_lengths(self):
-        import numpy as np
-
         lengths = {name: rows.row_lengths for name, rows in self.parts.items()}
         if any(own is None for own in lengths.values()):
             return None

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
 from .base import FinishedModel
+from .classes import held, names_in_data
 from .images import ImageObjective
 
 PICTURE = "completions.png"
@@ -105,10 +107,6 @@ class Pixels(ImageObjective):
 
         Raises UserError for what is no class.
         """
-        import numpy as np
-
-        from .classes import held, names_in_data
-
         column = self.settings.label_field
         names = names_in_data("label_field", column, splits, cache, section="objective")
         numbers, found = {name: number for number, name in enumerate(names)}, {}
@@ -154,8 +152,6 @@ class Pixels(ImageObjective):
     @property
     def clusters(self):
         """Colours (K, 3) from -1 to 1, float32."""
-        import numpy as np
-
         return np.asarray(self.processor.clusters, dtype=np.float32)
 
     @property
@@ -222,8 +218,6 @@ class Pixels(ImageObjective):
 
     def pictures(self, codes):
         """Colour numbers (B, S * S) -> bytes (B, S, S, 3)."""
-        import numpy as np
-
         from ..images.color_clusters import to_bytes
 
         return to_bytes(self.clusters)[np.asarray(codes)].reshape(len(codes), *self.shape[1:], 3)
@@ -231,8 +225,6 @@ class Pixels(ImageObjective):
     # ---- words
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        import torch
-
         from .showing import MOST, image_text
 
         codes = row["labels"].tolist()
@@ -256,9 +248,6 @@ class PixelRows(Rows):
         return len(self.codes)
 
     def __getitem__(self, index: int) -> dict:
-        import numpy as np
-        import torch
-
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         labels = torch.from_numpy(self.codes[index].astype(np.int64))
@@ -270,8 +259,6 @@ def stack_pixels(rows: list[dict]) -> dict:
 
     They are there twice, as a decoder of ours calls such labels shift_labels.
     """
-    import torch
-
     from ..data.sample_ids import row_ids
 
     batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}

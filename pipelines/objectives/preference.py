@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
+from ..lazy import np, torch
+from ..metrics import check_metrics, compute_metrics
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import watched
@@ -144,8 +146,6 @@ class Preference(ChatTask):
 
     def _log_probabilities(self, rows, reference: str, progress: bool):
         """(N, 2) float32: what the reference model gives the two answers of each row."""
-        import numpy as np
-        import torch
         import transformers
 
         import anyformer
@@ -189,20 +189,14 @@ class Preference(ChatTask):
         return PreferenceLoss(self.settings.beta)
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
 
     def predictions(self, logits, labels):
         """(B, 2) rewards and (B,) -> (B, 3): rewards of the chosen and the rejected answer, and the label."""
-        import torch
-
         return torch.cat([logits.float(), labels[:, None].float()], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of the predictions of all rows, an array of shape (rows, 3)."""
-        from ..metrics import compute_metrics
-
         chosen, rejected = predictions[:, 0].tolist(), predictions[:, 1].tolist()
         return compute_metrics(self.recipe.evaluation.metrics, chosen, rejected)[0]
 
@@ -248,8 +242,6 @@ class PairCollator:
         self.pad_token_id = pad_token_id
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
         from ..data.length_batching import pad, real_places
         from ..data.sample_ids import row_ids
 
@@ -269,8 +261,6 @@ class PairCollator:
 
 def answer_log_probs(logits, batch: dict):
     """(2B, T, V) logits of a PairCollator's batch -> (B, 2): log-probabilities of chosen and rejected answers."""
-    import torch
-
     labels = batch["input_ids"].masked_fill(~batch[ANSWERS], IGNORE_INDEX)[:, 1:]
     labels = torch.nn.functional.pad(labels, (0, 1), value=IGNORE_INDEX)  # of each place, and no logits are copied
     losses = torch.nn.functional.cross_entropy(
@@ -302,9 +292,7 @@ class PreferenceLoss(OwnLoss):
         return self.weights(batch).repeat(2) / 2  # the chosen conversations of all pairs come first
 
     def total(self, outputs, batch, label_smoothing=0.0):
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(
+        return torch.nn.functional.cross_entropy(
             self.logits(outputs, batch),
             batch["labels"],
             ignore_index=IGNORE_INDEX,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError, loading_reason
 from ..plugins import register_objective
 from ..recipes.schema import doc
@@ -135,7 +136,6 @@ class PrefixCollator(CausalCollator):
         self.shares, self.seed = shares, seed
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.batch_keys import IGNORE_INDEX
         from ..data.packing import document_parts
         from ..data.sample_ids import row_generators
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.batch_keys import EPOCH, ROW_IDS
 from ..errors import UserError
+from ..lazy import np, torch
+from ..metrics import check_metrics, compute_metrics
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -91,8 +94,6 @@ class QuestionAnswering(TextTask):
             )
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
         check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
 
     def columns(self) -> dict[str, str]:
@@ -288,8 +289,6 @@ class QuestionAnswering(TextTask):
 
     def some_rows(self, rows: "EncodedExamples", most: int) -> list[int]:
         """All windows of at most `most` questions, which are the same ones whatever the tokenizer."""
-        import numpy as np
-
         of_window = rows.numbers("number")
         questions = np.unique(of_window)
         return np.flatnonzero(np.isin(of_window, questions[evenly_spread(len(questions), most)])).tolist()
@@ -310,8 +309,6 @@ class QuestionAnswering(TextTask):
 
     def measure_answers(self, questions: list[dict]) -> dict[str, float]:
         """Metrics of answers given, as `answers` has them."""
-        from ..metrics import compute_metrics
-
         given, right = [each["given"] for each in questions], [each["right"] for each in questions]
         numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, given, right)
         return numbers
@@ -321,8 +318,6 @@ class QuestionAnswering(TextTask):
 
         Every process scores a share of the windows.
         """
-        import numpy as np
-
         of_window = rows.numbers("number")
         wanted = np.flatnonzero(np.isin(of_window, of_window[list(numbers)]))
         found = finished.shared(
@@ -345,8 +340,6 @@ class QuestionAnswering(TextTask):
 
     def _candidates(self, model, rows: "EncodedExamples", numbers: list[int], batch_size: int) -> list[tuple]:
         """(score of no answer, [(score, first character, one after the last)]) of each of the windows `numbers`."""
-        import torch
-
         from ..data.example_store import in_batches
 
         collate, section, found = self.collator(packed=False), self.settings, {}
@@ -389,8 +382,6 @@ class WindowCollator:
         self.pad = pad
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.batch_keys import EPOCH, ROW_IDS
-
         kept = (*MODEL_INPUTS, ROW_IDS, EPOCH)
         batch = self.pad([{name: row[name] for name in kept if name in row} for row in rows])
         labels = batch["labels"]

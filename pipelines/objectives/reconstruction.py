@@ -4,7 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
+from ..lazy import np
 from .text import TextObjective
 
 if TYPE_CHECKING:
@@ -72,9 +74,6 @@ class SourceTargetCollator(ABC):
         """
 
     def __call__(self, rows: list[dict]) -> dict:
-        import numpy as np
-
-        from ..data.batch_keys import IGNORE_INDEX
         from ..data.length_batching import pad, real_places
         from ..data.sample_ids import row_generators, row_ids
 

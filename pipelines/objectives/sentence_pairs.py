@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
+from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
@@ -148,8 +150,6 @@ class SentencePairs(MaskingObjective):
     # ---- words
 
     def show(self, console, rows: "SentencePairRows", number: int, row: dict) -> None:
-        import torch
-
         batch = self.collated(rows, number, row)
         pair = self.collator(False).pair_of({"row_ids": number, "epoch": 0} | row)
         labels = batch["labels"][0]
@@ -184,10 +184,6 @@ class SentencePairCollator:
         return row["rows"].pair(row["piece"], row_generators([row], self.seed)[0])
 
     def __call__(self, rows: list[dict]) -> dict:
-        import numpy as np
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
         from ..data.length_batching import pad, real_places
         from ..data.sample_ids import row_generators, row_ids
 
@@ -221,14 +217,10 @@ class PairLosses:
 
         num_items_in_batch: by which the model has divided its loss; None: the number of masked tokens.
         """
-        from torch.nn.functional import cross_entropy
-
-        from ..data.batch_keys import IGNORE_INDEX
-
         answers = batch["next_sentence_label"]
         masked, pairs = (batch["labels"] != IGNORE_INDEX).sum(), (answers != IGNORE_INDEX).sum()
         logits = outputs["seq_relationship_logits"].detach().float()
-        pair_loss = cross_entropy(logits, answers, ignore_index=IGNORE_INDEX, reduction="sum")
+        pair_loss = torch.nn.functional.cross_entropy(logits, answers, ignore_index=IGNORE_INDEX, reduction="sum")
         divided_by = masked if num_items_in_batch is None else num_items_in_batch
         return {
             "masked_loss": (outputs["masked_lm_loss"].detach().float() * divided_by, masked),

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .labelled_texts import LabelledTexts, LabelledTextSettings
+from .losses import Cosine, InBatchNegatives
 from .numbers import NumberTask
 
 if TYPE_CHECKING:
-    import torch
-
     from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
 
@@ -181,8 +181,6 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
                 parameter.requires_grad_(False)  # several processes would wait for its gradient
 
     def loss(self):
-        from .losses import Cosine, InBatchNegatives
-
         section = self.settings
         if self.ranks:
             return InBatchNegatives(section.pooling, section.scale, section.positive_from)
@@ -242,8 +240,6 @@ class PositivePairs(Rows):
     """The pairs of `rows` whose label is at least `least`; raises UserError where there are not two."""
 
     def __init__(self, rows: "EncodedExamples", least: float):
-        import numpy as np
-
         self.rows, self.numbers = rows, np.flatnonzero(np.asarray(rows.texts("labels")) >= least)
         if len(self.numbers) < 2:
             raise UserError(f"task.positive_from={least}: {rows.name} holds fewer than two pairs with such a label")
@@ -269,8 +265,6 @@ class PairCollator:
         pads.left = False  # the first token's vector is at the first place
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
         from ..data.sample_ids import row_ids
 
         batch = self.pads([{"input_ids": ids} for row in rows for ids in halves(row)])

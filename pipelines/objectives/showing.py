@@ -5,6 +5,7 @@ import re
 from rich.text import Text
 
 from ..data.batch_keys import IGNORE_INDEX
+from ..lazy import torch
 
 DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
 NOT_PREDICTED = "underline"
@@ -203,8 +204,6 @@ def answer_text(ids: list[int], first: int, last: int, tokenizer) -> Text:
 
 def image_text(pixels) -> Text:
     """(C, H, W) normalised pixels as shades of grey, scaled down to at most MOST_PIXELS wide."""
-    import torch
-
     grey = pixels.float().mean(dim=0)
     step = -(-max(grey.shape) // MOST_PIXELS)
     grey = torch.nn.functional.avg_pool2d(grey[None], step, ceil_mode=True)[0]
@@ -215,8 +214,6 @@ def image_text(pixels) -> Text:
 
 def patches_text(pixels, hidden) -> Text:
     """An image as `image_text`, with ▒ at the hidden patches: a bool tensor (rows, columns)."""
-    import torch
-
     text = image_text(pixels)
     if max(pixels.shape[-2:]) > MOST_PIXELS:  # several pixels to a character
         return text

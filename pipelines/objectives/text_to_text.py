@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError
+from ..metrics import check_metrics, compute_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
+from .classes import class_number, names_in_data, numbers_name
+from .numbers import number_of
 from .translation import Translation, WritingSettings
 
 if TYPE_CHECKING:
@@ -99,8 +102,6 @@ class TextToText(Translation):
         super(Translation, self).check()
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
         for name in self.metrics:
             if name in METRICS and METRICS[name].compares == "probabilities":
                 raise UserError(
@@ -117,16 +118,14 @@ class TextToText(Translation):
         return fields | {"target_field": self.settings.target_field}
 
     def corpus(self, source: "Examples") -> "Corpus":
-        from ..data.examples import RenderedTexts
+        from ..data.examples import ExampleTexts
 
         def render(place: str, row: dict) -> list[str]:
             return [self.read(row, place), self.answer(row, place)[0]]
 
-        return RenderedTexts(source, render, self.encoding_key())
+        return ExampleTexts(source, render, {"rendered": self.encoding_key()})
 
     def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
-        from ..metrics import check_metrics
-
         self.find_classes(splits, cache)
         if self.settings.answers == "classes":
             check_metrics(self.metrics, self.compared, "evaluation.metrics", len(self.label_names))
@@ -136,8 +135,6 @@ class TextToText(Translation):
 
     def find_classes(self, splits: "dict[str, Examples]", cache: Path) -> None:
         """Learn the classes' names, which the answers are, where they are classes. Raises UserError."""
-        from .classes import names_in_data, numbers_name
-
         if self.settings.answers == "classes":
             given, column = self.settings.label_names, self.settings.target_field
             self.label_names = given or names_in_data("target_field", column, splits, cache)
@@ -192,9 +189,6 @@ class TextToText(Translation):
 
     def answer(self, row: dict, place: str) -> tuple[str, str]:
         """(what has to be written of an example, what an answer is compared with). Raises UserError."""
-        from .classes import class_number
-        from .numbers import number_of
-
         section, column = self.settings, self.settings.target_field
         value, field = row[column], f"task.target_field={column!r}"
         if section.answers == "texts":
@@ -209,8 +203,6 @@ class TextToText(Translation):
     # ---- measuring
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        from ..metrics import compute_metrics
-
         if self.settings.answers == "texts":
             given, true = predictions, references
         elif self.settings.answers == "numbers":

@@ -7,7 +7,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
+from ..lazy import torch
+from ..metrics import compute_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -133,7 +136,6 @@ class TokenClassification(ClassTask, TextTask):
 
     def _batches(self, examples: "Examples", labelled: str, learns_spaces=False) -> Iterator[dict[str, list]]:
         """learns_spaces: whether spaces that are tokens of their own have tags: pipelines take them for words."""
-        from ..data.batch_keys import IGNORE_INDEX
         from ..data.example_store import in_batches
 
         tokenizer = text_tokenizer(self.tokenizer)
@@ -244,18 +246,12 @@ class TokenClassification(ClassTask, TextTask):
 
     def predictions(self, logits, labels):
         """(B, T, C) and (B, T) -> (words, 3): whether a sentence begins, the tag a word is given, and its own."""
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
-
         counts = labels != IGNORE_INDEX
         first = counts & (counts.cumsum(-1) == 1)
         return torch.stack([first[counts].long(), logits.argmax(-1)[counts], labels[counts]], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of all words, an array of shape (words, 3)."""
-        from ..metrics import compute_metrics
-
         sentences: list[tuple[list[str], list[str]]] = []
         for begins, *tags in predictions.tolist():
             if begins:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..lazy import torch
+from ..metrics import check_metrics, compute_metrics
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -76,8 +78,6 @@ class Translation(TextTask):
             self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
         check_metrics(self.metrics, self.compares, "evaluation.metrics")
 
     def columns(self) -> dict[str, str]:
@@ -230,8 +230,6 @@ class Translation(TextTask):
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Metrics of translations."""
-        from ..metrics import compute_metrics
-
         numbers, self.signatures = compute_metrics(self.metrics, predictions, references)
         return numbers
 
@@ -250,16 +248,12 @@ class Translation(TextTask):
 
     def generate_texts(self, model, sources: list[str]) -> list[str]:
         """Translations of texts that stand in no row."""
-        import torch
-
         tokenizer, longest = text_tokenizer(self.tokenizer), self.settings.max_length
         read = [self.source_text(text) for text in sources]
         ids = tokenizer(read, truncation=True, max_length=longest)["input_ids"]
         return self._answers(model, [torch.tensor(self._ended(row, longest)) for row in ids])
 
     def _answers(self, model, ids: list) -> list[str]:
-        import torch
-
         inputs = self.collator(packed=False)([{"input_ids": row} for row in ids])
         with torch.inference_mode():
             output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})

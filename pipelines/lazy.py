@@ -1,0 +1,14 @@
+"""numpy and torch, imported where they are first used: for modules with which recipes are checked before any work."""
+
+import importlib
+from types import ModuleType
+
+
+class Lazy(ModuleType):
+    """A module that is imported when something in it is asked for."""
+
+    def __getattr__(self, name: str):
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+np, torch = Lazy("numpy"), Lazy("torch")
