@@ -19,8 +19,9 @@ from ..errors import UserError
 from ..lazy import np
 from ..recipes.schema import DataSection
 from ..words import counted
+from .cells import texts_of
 from .documents import Corpus, Document
-from .examples import Example, Examples, ExampleSource, texts_of
+from .examples import Example, Examples, ExampleSource
 
 CHOICES = 4
 BLOCK = 1000  # documents, from which the wrong choices of each of them are taken

@@ -98,27 +98,6 @@ class Limits:
         return Document(text, source) if reason is None else Skipped(reason, source)
 
 
-def cell(row: dict[str, Any], name: str) -> Any:
-    """The value under a key of the row, or under keys within keys, joined by dots; raises KeyError."""
-    if name in row:
-        return row[name]
-    value: Any = row
-    for key in name.split("."):
-        if not isinstance(value, dict):
-            raise KeyError(name)
-        value = value[key]
-    return value
-
-
-def cell_names(row: dict[str, Any], before: str = "") -> list[str]:
-    """Every name that `cell` finds in the row, in order."""
-    names = []
-    for key, value in row.items():
-        names.append(f"{before}{key}")
-        names += cell_names(value, f"{before}{key}.") if isinstance(value, dict) else []
-    return names
-
-
 def text_document(value: Any, source: str, limits: Limits, field: str) -> Document | Skipped:
     """Check one cell of a table: nothing counts as empty, anything but text is a UserError that begins with `field`."""
     if value is None:
@@ -128,17 +107,17 @@ def text_document(value: Any, source: str, limits: Limits, field: str) -> Docume
     return limits.checked(value, source)
 
 
-def grouped(items: Iterable[Any], size: int, weight: Callable[[Any], int] = lambda item: 1) -> Iterator[list]:
+def in_batches(items: Iterable[Any], size: int = 1000, weight: Callable[[Any], int] = lambda item: 1) -> Iterator[list]:
     """The items in lists, each of which ends where its weight has come to `size`; the last one may be lighter."""
-    group, total = [], 0
+    batch, total = [], 0
     for item in items:
-        group.append(item)
+        batch.append(item)
         total += weight(item)
         if total >= size:
-            yield group
-            group, total = [], 0
-    if group:
-        yield group
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def counted_from(place: int | None, items: Iterator[Any]) -> Iterator[tuple[Any, int]]:

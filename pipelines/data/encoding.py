@@ -9,7 +9,7 @@ import numpy as np
 
 from ..tokenizers.control_tokens import text_backend
 from ..tokenizers.load import tokenizer_fingerprint
-from .documents import Document, grouped
+from .documents import Document, in_batches
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,7 +45,7 @@ class Encoder:
         ahead: a thread encodes the next documents while the caller works on these. Then nothing else may use the
         tokenizer meanwhile: it refuses to be changed while it encodes.
         """
-        batches = grouped(documents, _BATCH, lambda document: len(document.text))
+        batches = in_batches(documents, _BATCH, lambda document: len(document.text))
         if not ahead:
             for batch in batches:
                 yield from zip(batch, self.encode([document.text for document in batch]))
@@ -71,7 +71,7 @@ class Encoder:
 
     def _encode_pieces(self, pieces: list[str]) -> Iterator[np.ndarray]:
         # An encoding holds about a hundred bytes per token until its ids are taken out.
-        for group in grouped(pieces, _BATCH, len):
+        for group in in_batches(pieces, _BATCH, len):
             for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
                 yield np.array(encoding.ids, dtype=np.uint32)
 

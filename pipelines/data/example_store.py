@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 
 from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
-from .documents import grouped
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _FORMAT = 2  # raise it when the files or the way to make them change
-BATCH = 1000  # examples encoded at once
 ARROW = "examples.arrow"
 
 
@@ -47,9 +45,7 @@ class EncodedExamples(MappedStore, Rows, Dataset):
         return len(self._table)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        index %= len(self)
+        index = self.inside(index)
         chunk = int(np.searchsorted(self._ends, index, side="right"))
         place = index - (int(self._ends[chunk - 1]) if chunk else 0)
         return {name: to_tensor(chunks[chunk][place]) for name, chunks in self._chunks.items()}
@@ -129,8 +125,3 @@ def add_up(total: dict, more: dict) -> None:
             add_up(total.setdefault(name, {}), value)
         else:
             total[name] = total.get(name, 0) + value
-
-
-def in_batches(items: Iterable, size: int = BATCH) -> Iterator[list]:
-    """Lists of `size` items; the last one is shorter."""
-    return grouped(items, size)

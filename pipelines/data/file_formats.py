@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError, first_line
-from .documents import Limits, cell
+from .cells import cell
+from .documents import Limits
 from .files import bounded_lines, open_file, readable
 
 NOT_UTF8 = "not UTF-8; data.encoding=cp1252, or what it is, reads another encoding"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .documents import Document, Limits, Skipped, Source, cell, cell_names, counted_from, text_document
+from .cells import cell, cell_names
+from .documents import Document, Limits, Skipped, Source, counted_from, text_document
 
 
 class HubSource(Source):

@@ -13,7 +13,7 @@ from ..recipes.schema import DataSection
 from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
-from .examples import Example, ExampleFiles, Examples, ExampleSource, HubExamples, open_examples
+from .examples import Example, ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples, open_examples
 from .file_formats import FileFormat
 from .files import readable
 from .patterns import find_files
@@ -26,25 +26,18 @@ def is_image_file(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-class ImageFiles(ExampleSource):
+class ImageFiles(ExamplesInFiles):
     """Image files, whose class is the name of the folder they lie in: `data/*/*.png`.
 
     Raises UserError where a pattern matches nothing, or matches images and other files together.
     """
 
-    def __init__(
-        self,
-        patterns: str | list[str],
-        columns: dict[str, str],
-        limits: Limits,
-        field: str,
-        without: Collection[str] = (),
-    ):
-        self.field, self.columns, self.limits = field, columns, limits
-        self.paths = list(find_files(field, patterns, without))
+    def check(self) -> None:
         other = next((path for path in self.paths if not is_image_file(path)), None)
         if other is not None:
-            raise UserError(f"{field} names images and other files ({other}); a pattern such as *.png leaves them out")
+            raise UserError(
+                f"{self.field} names images and other files ({other}); a pattern such as *.png leaves them out"
+            )
         folders = sorted({path.parent.name for path in self.paths})
         self.name = (
             f"{counted(len(self.paths), 'image')} in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"

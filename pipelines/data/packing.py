@@ -197,9 +197,7 @@ class PackedDataset(Rows, Dataset):
         }
 
     def _bounds(self, index: int) -> tuple[int, int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        start = int(self._starts(index % len(self)))
+        start = int(self._starts(self.inside(index)))
         return start, min(start + self.sequence_length, self.store.num_tokens)
 
     def _in_pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -79,10 +79,9 @@ class SentencePairRows(Rows, Dataset):
         return len(self.pieces)
 
     def __getitem__(self, index: int) -> dict:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        tokens = torch.from_numpy(self.tokens(tuple(self.pieces[index])))
-        return {"input_ids": tokens, "labels": tokens.clone(), "piece": int(index) % len(self), "rows": self}
+        piece = self.inside(index)
+        tokens = torch.from_numpy(self.tokens(tuple(self.pieces[piece])))
+        return {"input_ids": tokens, "labels": tokens.clone(), "piece": int(piece), "rows": self}
 
     def segment(self, place: tuple[int, int]) -> np.ndarray:
         """The tokens of a segment, int64; a first one without the space before it, as at a document's beginning, gets

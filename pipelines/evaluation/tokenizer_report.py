@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..data.documents import grouped
+from ..data.documents import in_batches
 from ..errors import UserError, loading_reason, nearest
 from ..generation import HUB_NAME, RUNS
 from ..lazy import np
@@ -213,7 +213,7 @@ def measure_tokenizer(tokenizer: "PreTrainedTokenizerFast", sample: Sample, name
     vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
     used = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
     seconds, failures = 0.0, 0
-    for group in grouped(sample.texts, _BATCH, len):
+    for group in in_batches(sample.texts, _BATCH, len):
         start = time.perf_counter()
         encodings = backend.encode_batch_fast(group, add_special_tokens=False)
         seconds += time.perf_counter() - start

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..data.cells import kind_of
 from ..errors import UserError
 from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
+from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
 from .base import SAMPLES, FinishedModel
@@ -103,11 +105,10 @@ class ChatTask(TextTask):
         if isinstance(value, str):
             value = list_in_json(value) if role is None else [{"role": role, "content": value}]
         if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-            held = "null" if row[column] is None else type(row[column]).__name__
             wanted = "neither a text nor a list of messages {role, content}"
             if role is None:
                 wanted = "which is no list of messages {role, content}, nor its JSON"
-            raise UserError(f"{where} holds {held}, {wanted}")
+            raise UserError(f"{where} holds {kind_of(row[column])}, {wanted}")
         for message in value:
             for name in ("role", "content"):
                 if not isinstance(message.get(name), str):
@@ -249,7 +250,6 @@ class ChatTask(TextTask):
         """
         from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
 
         if split != "train":
             columns = columns | {"prompt": "string", "answer": "string"}

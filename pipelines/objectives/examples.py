@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..data.cells import text_of
 from ..errors import UserError
+from ..storage.cache import sha
 from .base import Objective, check_examples
 from .text import UNLIMITED, Tokenized
 
@@ -39,8 +41,6 @@ class TextTask(Tokenized, Objective):
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text in one of the `text_columns` of an example; raises UserError for what is none."""
-        from ..data.examples import text_of
-
         return text_of(row, column, field, place)
 
     def check(self) -> None:
@@ -80,7 +80,6 @@ class TextTask(Tokenized, Objective):
         """
         from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
 
         key = sha([examples_fingerprint(source), self.processor_fingerprint(), *settings])
         make = make or self._batches

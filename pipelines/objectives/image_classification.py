@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.rows import Rows
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .classes import ClassSettings, ClassTask
 from .how_to_use import pipeline_command
-from .images import ImageObjective, NormalizedSettings
+from .images import ImageObjective, NormalizedSettings, StoredImages
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
@@ -127,21 +126,15 @@ class ImageClassification(ClassTask, ImageObjective):
         )
 
 
-class ImageRows(Rows):
+class ImageRows(StoredImages):
     """The rows of a store; `augment` in a row tells the collator that it is one of the training set's."""
 
     def __init__(self, store, augment: bool):
-        self.store, self.augment = store, augment
-        self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
-
-    def __len__(self) -> int:
-        return len(self.store)
+        super().__init__(store)
+        self.augment = augment
 
     def __getitem__(self, index: int) -> dict:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        row = self.store[index]
-        return row | {"augment": True} if self.augment else row
+        return self.__getitems__([self.inside(index)])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict]:
         """Rows read together."""

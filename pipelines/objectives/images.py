@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.rows import Rows
 from ..errors import UserError, need_package
 from ..recipes import introspection
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
@@ -82,3 +83,14 @@ class ImageObjective(Objective):
                 raise UserError(f"{path}={show(values)} must be {channels} numbers, as model.num_channels says")
             if field == "image_std" and min(values) <= 0:
                 raise UserError(f"{path}={show(values)} must be above 0")
+
+
+class StoredImages(Rows):
+    """The images of a store (data/image_store.py) as rows; a subclass says what a row is."""
+
+    def __init__(self, store):
+        self.store = store
+        self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
+
+    def __len__(self) -> int:
+        return len(self.store)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.batch_keys import IGNORE_INDEX
+from ..data.documents import in_batches
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
@@ -74,8 +75,6 @@ class InstructionTuning(TokenPredictions, ChatTask):
         return PackedExamples(encoded, self.settings.max_length, self.padding)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-
         longest = self.settings.max_length
         for batch in in_batches(examples):
             columns: dict[str, list] = {name: [] for name in ("input_ids", "labels", "prompt", "answer", "left_out")}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..data.cells import filled_text_of
+from ..data.documents import in_batches
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -83,9 +85,6 @@ class LabelledTexts(TextTask):
         return tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-        from ..data.examples import filled_text_of
-
         columns = self.text_columns()
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):

@@ -6,13 +6,12 @@ from pathlib import Path
 from anyformer.modeling.families import FAMILIES
 
 from ..data.batch_keys import IGNORE_INDEX
-from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from .images import ImageObjective, NormalizedSettings
+from .images import ImageObjective, NormalizedSettings, StoredImages
 
 
 @dataclass
@@ -96,20 +95,11 @@ def hidden_patches(ratio: float, patches: int) -> int:
     return max(1, round(ratio * patches))
 
 
-class MaskedImageRows(Rows):
+class MaskedImageRows(StoredImages):
     """Rows {"pixel_values" uint8 (C, H, W), "labels" ()}: the label only says, by -100, which rows fill a batch up."""
 
-    def __init__(self, store):
-        self.store = store
-        self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
-
-    def __len__(self) -> int:
-        return len(self.store)
-
     def __getitem__(self, index: int) -> dict:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        return {"pixel_values": self.store.images([index])[0], "labels": torch.tensor(0)}
+        return {"pixel_values": self.store.images([self.inside(index)])[0], "labels": torch.tensor(0)}
 
 
 class MaskedImageCollator:

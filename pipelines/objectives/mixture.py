@@ -395,20 +395,16 @@ class JointCollator:
 
     def join(self, key: str, tensors: "list[torch.Tensor]", order: list[int]) -> "torch.Tensor":
         """(B, T) of several (B_i, T_i), or (B,) of (B_i,), row i of which becomes row order[i]."""
-        if tensors[0].dim() == 1:
-            return torch.cat(tensors)[torch.tensor(order).argsort()]
+        from ..data.length_batching import pad
+
+        found = {place: row for place, row in zip(order, (row for tensor in tensors for row in tensor))}
+        rows = [found[place] for place in range(len(order))]
+        if rows[0].dim() == 0:
+            return torch.stack(rows)
         width = self.width(key, [{key: tensor} for tensor in tensors])
-        joined = torch.full((len(order), width), FILL.get(key, self.pad), dtype=tensors[0].dtype)
         if key == "position_ids":
-            joined[:] = torch.arange(width)
-        first = 0
-        for tensor in tensors:
-            places = torch.tensor(order[first : first + len(tensor)])
-            first += len(tensor)
-            joined[places, : tensor.shape[1]] = tensor
-            if key == "position_ids":
-                joined[places, tensor.shape[1] :] -= tensor.shape[1]
-        return joined
+            return torch.stack([torch.cat([row, torch.arange(width - len(row))]) for row in rows])
+        return pad(rows, FILL.get(key, self.pad), width=width)
 
 
 def positions_of(mask: "torch.Tensor", width: int) -> "torch.Tensor":

@@ -6,6 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.cells import texts_of
+from ..data.documents import in_batches
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import METRICS, register_objective
@@ -91,8 +93,6 @@ class MultipleChoice(ClassScores, TextTask):
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text of a column, or the choices of a list, one on each line."""
-        from ..data.examples import texts_of
-
         if field == "choices_field":
             return "\n".join(texts_of(row, column, field, place, "choice"))
         return super().text_in(row, column, field, place)
@@ -108,8 +108,6 @@ class MultipleChoice(ClassScores, TextTask):
         return self.stored(source, cache, columns, [section.max_length, *fields, list(columns)])
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-
         tokenizer = text_tokenizer(self.tokenizer)
         number = by_letter = None
         for batch in in_batches(examples):
@@ -140,8 +138,6 @@ class MultipleChoice(ClassScores, TextTask):
 
     def _pairs(self, row: dict, place: str) -> list[tuple[str, str]]:
         """(what all choices go with, a choice) of each choice of an example."""
-        from ..data.examples import texts_of
-
         section = self.settings
         texts = {field: self.text_in(row, column, field, place) for field, column in self.text_columns().items()}
         if isinstance(section.choices_field, str):

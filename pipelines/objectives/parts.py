@@ -230,9 +230,7 @@ class MixedRows(Rows):
 
     def turn(self, number: int) -> tuple[str, int, int]:
         """(part, number in it, how often that row came before in the epoch) of a row."""
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"row {number} of {len(self)}")
-        number %= len(self)
+        number = self.inside(number)
         for name, count in self.counts.items():
             if number < count:
                 return name, number % len(self.parts[name]), number // len(self.parts[name])

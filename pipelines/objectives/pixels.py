@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
@@ -13,7 +12,7 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
 from .base import FinishedModel
 from .classes import held, names_in_data
-from .images import ImageObjective
+from .images import ImageObjective, StoredImages
 
 PICTURE = "completions.png"
 
@@ -236,21 +235,16 @@ class Pixels(ImageObjective):
         console.print(f"read: {tokens} ...; predicted: {predicted} ...", markup=False, style="dim")
 
 
-class PixelRows(Rows):
+class PixelRows(StoredImages):
     """Rows {"input_ids", "labels"} of S * S tokens each; `codes` are (N, S * S), `labels`, classes, (N,) or None."""
 
     def __init__(self, store, codes, start: int, labels):
-        self.store, self.codes, self.start, self.labels = store, codes, start, labels
-        self.fingerprint, self.name = store.fingerprint, store.name
+        super().__init__(store)
+        self.codes, self.start, self.labels = codes, start, labels
         self.facts = store.facts | {"tokens": int(codes.size)}
 
-    def __len__(self) -> int:
-        return len(self.codes)
-
     def __getitem__(self, index: int) -> dict:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        labels = torch.from_numpy(self.codes[index].astype(np.int64))
+        labels = torch.from_numpy(self.codes[self.inside(index)].astype(np.int64))
         return {"input_ids": torch.cat([torch.tensor([self.start]), labels[:-1]]), "labels": labels}
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import IGNORE_INDEX
+from ..data.documents import in_batches
 from ..errors import UserError
 from ..lazy import np, torch
 from ..metrics import check_metrics, compute_metrics
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from ..storage.cache import sha
 from ..words import watched
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
@@ -104,8 +106,6 @@ class Preference(ChatTask):
         return {split: self._with_reference(encoded, cache, progress) for split, encoded in rows.items()}
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-
         longest = self.settings.max_length
         names = ["input_ids", "labels", "prompt", "answer", "left_out", *PLACES]
         for batch in in_batches(examples):
@@ -137,7 +137,6 @@ class Preference(ChatTask):
 
     def _with_reference(self, encoded, cache: Path, progress: bool) -> "WithReference":
         from ..data.reference import WithReference, weights_identity
-        from ..storage.cache import sha
 
         reference = self.settings.reference
         reference = str(Path(reference).expanduser()) if Path(reference).expanduser().is_dir() else reference
@@ -151,7 +150,6 @@ class Preference(ChatTask):
         import anyformer
 
         from ..adapters import load_model
-        from ..data.example_store import in_batches
         from ..errors import loading_reason
 
         anyformer.register()

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.cells import filled_text_of
+from ..data.documents import in_batches
 from ..errors import UserError
 from ..lazy import np, torch
 from ..metrics import check_metrics, compute_metrics
@@ -105,8 +107,6 @@ class QuestionAnswering(TextTask):
         return {"question_field": self.settings.question_field, "context_field": self.settings.context_field}
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
-        from ..data.examples import filled_text_of
-
         return filled_text_of(row, column, field, place)
 
     # ---- data
@@ -131,8 +131,6 @@ class QuestionAnswering(TextTask):
         return self.stored(source, cache, columns, [*settings, list(columns)])
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-
         tokenizer = text_tokenizer(self.tokenizer)
         before = 0
         for batch in in_batches(examples, 200):
@@ -340,8 +338,6 @@ class QuestionAnswering(TextTask):
 
     def _candidates(self, model, rows: "EncodedExamples", numbers: list[int], batch_size: int) -> list[tuple]:
         """(score of no answer, [(score, first character, one after the last)]) of each of the windows `numbers`."""
-        from ..data.example_store import in_batches
-
         collate, section, found = self.collator(packed=False), self.settings, {}
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
         for batch in watched(list(in_batches(longest_first, batch_size)), "answering, batch"):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.cells import text_of
 from ..plugins import register_objective
 from .classes import ClassSettings, ClassTask
 from .labelled_texts import LabelledTexts, LabelledTextSettings
@@ -46,8 +47,6 @@ class SequenceClassification(ClassTask, LabelledTexts):
         return ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
 
     def questions(self, source: "Examples") -> Iterator[tuple[dict[str, str], int]]:
-        from ..data.examples import text_of
-
         columns = self.text_columns()
         for place, row in source:
             texts = {column: text_of(row, column, field, place) for field, column in columns.items()}

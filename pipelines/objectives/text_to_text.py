@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..data.cells import kind_of
 from ..errors import UserError
 from ..metrics import check_metrics, compute_metrics
 from ..plugins import METRICS, register_objective
@@ -179,8 +180,7 @@ class TextToText(Translation):
             if column is not None:
                 value = row[column]
                 if not isinstance(value, str | int | float) or isinstance(value, bool):
-                    held = "null" if value is None else type(value).__name__
-                    raise UserError(f"task.source: {place} holds {held} in {column!r}, not text")
+                    raise UserError(f"task.source: {place} holds {kind_of(value)} in {column!r}, not text")
                 found.append(str(value))
         if not any(str(row[column]).strip() for column in columns):
             names = " and ".join(map(repr, columns))

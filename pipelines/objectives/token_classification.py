@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..data.batch_keys import IGNORE_INDEX
+from ..data.cells import texts_of
+from ..data.documents import in_batches
 from ..errors import UserError
 from ..lazy import torch
 from ..metrics import compute_metrics
@@ -92,8 +94,6 @@ class TokenClassification(ClassTask, TextTask):
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The words, joined by spaces."""
-        from ..data.examples import texts_of
-
         return " ".join(texts_of(row, column, field, place, "word"))
 
     def learned_names(self, names: list[str]) -> list[str]:
@@ -136,8 +136,6 @@ class TokenClassification(ClassTask, TextTask):
 
     def _batches(self, examples: "Examples", labelled: str, learns_spaces=False) -> Iterator[dict[str, list]]:
         """learns_spaces: whether spaces that are tokens of their own have tags: pipelines take them for words."""
-        from ..data.example_store import in_batches
-
         tokenizer = text_tokenizer(self.tokenizer)
         longest = self.settings.max_length
         for batch in in_batches(examples):
@@ -182,8 +180,6 @@ class TokenClassification(ClassTask, TextTask):
 
     def _sentence(self, row: dict, place: str) -> tuple[list[str], list[str]]:
         """The words of an example and their tags."""
-        from ..data.examples import texts_of
-
         section = self.settings
         words = texts_of(row, section.tokens_field, "tokens_field", place, "word")
         tags = [self._name_in_data(tag, where) for where, tag in self.classes_in(row[section.tags_field], place)]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.cells import filled_text_of
+from ..data.documents import in_batches
 from ..errors import UserError
 from ..lazy import torch
 from ..metrics import check_metrics, compute_metrics
@@ -84,8 +86,6 @@ class Translation(TextTask):
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
-        from ..data.examples import filled_text_of
-
         return filled_text_of(row, column, field, place)
 
     def lengths(self) -> dict[str, int | None]:
@@ -126,8 +126,6 @@ class Translation(TextTask):
         return []
 
     def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
             source, target, reference = self.texts_of(batch)

@@ -217,30 +217,24 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
     task = objective_facts(facts.recipe).hub_task or _kind(model.config).task
     datasets = facts.hub_datasets
     source = datasets[0] if len(facts.sources) == 1 and datasets else None  # the Hub data set that all text is from
+    # (type and name of the data, split, metric, value); by the type and the split the Hub tells results apart.
+    rows = [
+        (source or "custom", source or facts.source_names or "custom", *row)
+        for row in facts.metrics
+        if not row[1].startswith("unigram")
+    ]
+    rows += [(suite_task, suite_task, *row) for suite_task, *row in facts.suite_metrics]
     scores = [
         EvalResult(
             task_type=task or "other",
-            dataset_type=source or "custom",
-            dataset_name=source or facts.source_names or "custom",
+            dataset_type=kind,
+            dataset_name=data,
             dataset_split=split,
             metric_type=metric,
             metric_name=metric.replace("_", " "),
             metric_value=round(value, 6),
         )
-        for split, metric, value in facts.metrics
-        if math.isfinite(value) and not metric.startswith("unigram")
-    ]
-    scores += [
-        EvalResult(
-            task_type=task or "other",
-            dataset_type=suite_task,  # by it and the split, not by the name, the Hub tells results apart
-            dataset_name=suite_task,
-            dataset_split=split,
-            metric_type=metric,
-            metric_name=metric.replace("_", " "),
-            metric_value=round(value, 6),
-        )
-        for suite_task, split, metric, value in facts.suite_metrics
+        for kind, data, split, metric, value in rows
         if math.isfinite(value)
     ]
     family = [model.config["model_type"].removeprefix(introspection.OURS)] if "model_type" in model.config else []
