@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..data.cells import kind_of
+from ..data.documents import Corpus
 from ..errors import UserError
 from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
@@ -18,7 +19,6 @@ from .base import SAMPLES, FinishedModel
 from .examples import TextTask
 
 if TYPE_CHECKING:
-    from ..data.documents import Corpus
     from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
 

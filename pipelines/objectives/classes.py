@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ..errors import UserError, did_you_mean
 from ..lazy import torch
@@ -12,9 +12,6 @@ from ..metrics import check_metrics, compute_metrics
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .losses import WeightedClasses
-
-if TYPE_CHECKING:
-    from ..data.examples import Examples
 
 
 @dataclass
@@ -126,7 +123,7 @@ class ClassTask(ClassScores):
             self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(names) if names else None
         )
 
-    def adopt(self, config, source: "Examples") -> None:
+    def adopt(self, config, source) -> None:
         """The classes of the model that is measured, in the order of its outputs.
 
         Raises UserError where the recipe, or else the data, has other classes or another order of them.
@@ -144,7 +141,7 @@ class ClassTask(ClassScores):
                 f"task.label_names='[{', '.join(model)}]'"
             )
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.data_names = self.settings.label_names or names_in_data(
             self.label_setting, self.label_column, splits, cache, self.classes_in
@@ -247,7 +244,7 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
     return int(value)
 
 
-def numbers_name(names: list[str], column: str, splits: "dict[str, Examples]") -> bool:
+def numbers_name(names: list[str], column: str, splits) -> bool:
     """Whether classes whose names were taken from the data are named after the numbers in it."""
     return all(name.isdecimal() for name in names) and splits["train"].source.class_names(column) is None
 
@@ -274,7 +271,7 @@ def the_value(value: Any, place: str) -> list[tuple[str, Any]]:
 def names_in_data(
     setting: str,
     column: str,
-    splits: "dict[str, Examples]",
+    splits,
     cache: Path,
     classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
     section: str = "task",
@@ -305,7 +302,7 @@ def names_in_data(
     return json.loads((folder / "names.json").read_text())
 
 
-def _scan(field: str, column: str, splits: "dict[str, Examples]", classes_in: Callable) -> list[str]:
+def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
     found, kind = set(), None
     for split, examples in splits.items():
         for place, row in examples.only(column):

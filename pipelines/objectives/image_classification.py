@@ -12,7 +12,6 @@ from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
 
 if TYPE_CHECKING:
-    from ..data.examples import Examples
     from ..images.augmentation import ImageCollator
 
 
@@ -65,7 +64,7 @@ class ImageClassification(ClassTask, ImageObjective):
     def columns(self) -> dict[str, str]:
         return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "ImageRows":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> "ImageRows":
         """Decoded images with their class numbers; those of the training split are for augmentation."""
         from ..images.processors import prepare_images, settle_normalisation
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..data.rows import Rows
 from ..errors import UserError, need_package
@@ -10,9 +10,6 @@ from ..recipes import introspection
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
 from .base import Objective, check_examples
-
-if TYPE_CHECKING:
-    from ..data.examples import Examples
 
 
 @dataclass
@@ -50,13 +47,13 @@ class ImageObjective(Objective):
             if value != default and not (field == "name_or_path" and value == self.recipe.model.name_or_path):
                 raise UserError(f"tokenizer.{field} has no effect with {self.setting}; images have no text")
 
-    def open(self) -> "dict[str, Examples]":
+    def open(self) -> dict[str, Any]:
         from ..data.image_files import open_images
 
         need_package(self.setting, "pillow", "vision", module="PIL")
         return open_images(self.recipe.data, self.columns())
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         from ..images.processors import image_shape, recipe_image_processor
 
         self.shape = image_shape(self.recipe)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
@@ -15,9 +16,7 @@ from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .text import TokenPredictions
 
 if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.packed_examples import PackedExamples
+    pass
 
 
 @dataclass
@@ -63,9 +62,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
     # ---- rows
 
-    def rows(
-        self, source: "Examples", split: str, cache: Path, progress: bool = False
-    ) -> "EncodedExamples | PackedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The conversations as input_ids and labels (-100 but for answers), one or several to a row."""
         encoded = self.encoded(source, split, cache, {"input_ids": "int32[]", "labels": "int32[]"})
         if not self.settings.packing:
@@ -74,7 +71,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
         return PackedExamples(encoded, self.settings.max_length, self.padding)
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         longest = self.settings.max_length
         for batch in in_batches(examples):
             columns: dict[str, list] = {name: [] for name in ("input_ids", "labels", "prompt", "answer", "left_out")}
@@ -104,7 +101,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
         return CausalCollator(packed) if self.settings.packing else PaddingCollator(self.padding)
 
-    def describe(self, rows: "EncodedExamples | PackedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         number = facts["examples"]
         answers = f"{facts['answer_tokens'] / number:.0f} are answers"

@@ -4,20 +4,17 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..data.cells import filled_text_of
 from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .examples import TextTask
 from .how_to_use import pipeline_command
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
 
 
 @dataclass
@@ -70,7 +67,7 @@ class LabelledTexts(TextTask):
         pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
         return {"text_field": section.text_field, **pair}
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The examples as what `encoded` gives, and labels."""
         columns = self.encoded_columns() | {"labels": self.label_type}
         return self.stored(source, cache, columns, [self.settings.max_length, self.label_identity(), list(columns)])
@@ -84,7 +81,7 @@ class LabelledTexts(TextTask):
         """The texts of some examples, one list for each column, as columns of rows."""
         return tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         columns = self.text_columns()
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
@@ -113,7 +110,7 @@ class LabelledTexts(TextTask):
             **self.label_facts(batch["labels"]),
         }
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         return (
             f"{counted(facts['examples'], 'example')} of {rows.name}, "

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
 from ..recipes.schema import ObjectiveSettings, doc
@@ -12,9 +13,6 @@ from ..tokenizers.special_tokens import MASK
 from .base import FinishedModel
 from .how_to_use import pipeline_command
 from .text import TextObjective
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
 PREDICTIONS = 5  # words that are shown for a mask

@@ -1,6 +1,6 @@
 """The right one of several texts that may go on after a text or answer a question (SWAG, RACE, CommonsenseQA)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.cells import texts_of
 from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import METRICS, register_objective
@@ -19,9 +20,7 @@ from .classes import ClassScores, held
 from .examples import TextTask
 
 if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.length_batching import PaddingCollator
+    pass
 
 
 @dataclass
@@ -99,7 +98,7 @@ class MultipleChoice(ClassScores, TextTask):
 
     # ---- data
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Examples as input_ids and token_type_ids of all choices, one after the other, where they end, and labels."""
         section, columns = self.settings, {"input_ids": "int32[]", "choice_ends": "int32[]", "labels": "int32"}
         if "token_type_ids" in self.tokenizer.model_input_names:
@@ -107,7 +106,7 @@ class MultipleChoice(ClassScores, TextTask):
         fields = [section.context_field, section.question_field, section.choices_field]
         return self.stored(source, cache, columns, [section.max_length, *fields, list(columns)])
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(self.tokenizer)
         number = by_letter = None
         for batch in in_batches(examples):
@@ -200,7 +199,7 @@ class MultipleChoice(ClassScores, TextTask):
         tokens = sum(map(len, batch["input_ids"]))
         return {"examples": len(batch["labels"]), "tokens": tokens, "classes": rights, **batch["facts"]}
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         choices = facts["choices"]
         return (
@@ -238,7 +237,7 @@ class ChoiceCollator:
     pad: the PaddingCollator that fills up the choices.
     """
 
-    def __init__(self, pad: "PaddingCollator"):
+    def __init__(self, pad: Callable[[list[dict]], dict]):
         self.pad = pad
 
     def __call__(self, rows: list[dict]) -> dict:

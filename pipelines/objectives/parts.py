@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..data.documents import Corpus
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np
@@ -19,7 +20,6 @@ from ..recipes.schema import DataSection
 from ..recipes.types import show
 
 if TYPE_CHECKING:
-    from ..data.documents import Corpus
     from ..data.tokenization import Share
     from .base import Objective
 

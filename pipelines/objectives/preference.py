@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
 from ..metrics import check_metrics, compute_metrics
@@ -19,9 +20,7 @@ from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
 
 if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.reference import WithReference
+    pass
 
 ANSWERS, REFERENCE = "answers", "reference"  # of a batch: which tokens are answers; what the reference says of them
 PARTS = ("chosen", "rejected")
@@ -96,16 +95,16 @@ class Preference(ChatTask):
 
     # ---- rows
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Pairs: the tokens of both conversations one after the other, and where answers begin."""
         columns = {"input_ids": "int32[]", "labels": "int32"} | dict.fromkeys(PLACES, "int32")
         return self.encoded(source, split, cache, columns)
 
-    def completed(self, rows: dict, cache: Path, progress: bool) -> "dict[str, WithReference]":
+    def completed(self, rows: dict, cache: Path, progress: bool) -> dict[str, Rows]:
         """With what the reference model says of them."""
         return {split: self._with_reference(encoded, cache, progress) for split, encoded in rows.items()}
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         longest = self.settings.max_length
         names = ["input_ids", "labels", "prompt", "answer", "left_out", *PLACES]
         for batch in in_batches(examples):
@@ -135,7 +134,7 @@ class Preference(ChatTask):
             "left_out": sum(batch["left_out"]),
         }
 
-    def _with_reference(self, encoded, cache: Path, progress: bool) -> "WithReference":
+    def _with_reference(self, encoded, cache: Path, progress: bool) -> Rows:
         from ..data.reference import WithReference, weights_identity
 
         reference = self.settings.reference
@@ -177,7 +176,7 @@ class Preference(ChatTask):
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         return PairCollator(self.padding)
 
-    def describe(self, rows: "WithReference") -> str:
+    def describe(self, rows) -> str:
         tokens = rows.facts["tokens"] / (2 * rows.facts["examples"])
         return self.described(rows, f"{tokens:.0f} tokens in each of the two conversations")
 

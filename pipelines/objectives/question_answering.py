@@ -1,7 +1,7 @@
 """The answer to a question, as a span of a context (SQuAD)."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.cells import filled_text_of
 from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
 from ..metrics import check_metrics, compute_metrics
@@ -22,9 +23,7 @@ from .examples import TextTask
 from .losses import Spans
 
 if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.length_batching import PaddingCollator
+    pass
 
 SPECIAL = 8  # tokens that a tokenizer may put around question and context, at most
 MODEL_INPUTS = ("input_ids", "token_type_ids", "labels")
@@ -111,11 +110,11 @@ class QuestionAnswering(TextTask):
 
     # ---- data
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.need_offsets()
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Windows as input_ids, labels (2,) and token_type_ids; for measuring also what they were made of.
 
         Beside windows that are not trained on stand the number of their question, the question, their part of the
@@ -130,7 +129,7 @@ class QuestionAnswering(TextTask):
         settings = [section.max_length, section.stride, section.max_question_length, section.no_answer]
         return self.stored(source, cache, columns, [*settings, list(columns)])
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(self.tokenizer)
         before = 0
         for batch in in_batches(examples, 200):
@@ -234,7 +233,7 @@ class QuestionAnswering(TextTask):
             "tokens": sum(map(len, batch["input_ids"])),
         }
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts, section = rows.facts, self.settings
         lines = [
             f"{counted(facts['examples'], 'question')} of {rows.name} in {counted(facts['windows'], 'window')} of "
@@ -285,7 +284,7 @@ class QuestionAnswering(TextTask):
             ]
         return metrics, samples
 
-    def some_rows(self, rows: "EncodedExamples", most: int) -> list[int]:
+    def some_rows(self, rows, most: int) -> list[int]:
         """All windows of at most `most` questions, which are the same ones whatever the tokenizer."""
         of_window = rows.numbers("number")
         questions = np.unique(of_window)
@@ -311,7 +310,7 @@ class QuestionAnswering(TextTask):
         numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, given, right)
         return numbers
 
-    def answers(self, finished: FinishedModel, rows: "EncodedExamples", numbers: Sequence[int]) -> list[dict]:
+    def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
         """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order.
 
         Every process scores a share of the windows.
@@ -336,7 +335,7 @@ class QuestionAnswering(TextTask):
             answer["given"] = text
         return list(answers.values())
 
-    def _candidates(self, model, rows: "EncodedExamples", numbers: list[int], batch_size: int) -> list[tuple]:
+    def _candidates(self, model, rows, numbers: list[int], batch_size: int) -> list[tuple]:
         """(score of no answer, [(score, first character, one after the last)]) of each of the windows `numbers`."""
         collate, section, found = self.collator(packed=False), self.settings, {}
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
@@ -374,7 +373,7 @@ class WindowCollator:
     pad: the PaddingCollator that fills up input_ids. Labels are places, which padding on the left moves.
     """
 
-    def __init__(self, pad: "PaddingCollator"):
+    def __init__(self, pad: Callable[[list[dict]], dict]):
         self.pad = pad
 
     def __call__(self, rows: list[dict]) -> dict:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..data.batch_keys import IGNORE_INDEX
+from ..data.documents import Corpus
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
@@ -16,7 +17,6 @@ from ..words import counted
 from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider, token_logits
 
 if TYPE_CHECKING:
-    from ..data.corpora import Corpus
     from ..data.sentence_pairs import Pair, SentencePairRows
 
 AROUND = 3  # special tokens of a pair: [CLS] first [SEP] second [SEP]

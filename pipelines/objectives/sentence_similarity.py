@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..data.rows import Rows
 from ..errors import UserError
@@ -19,10 +19,6 @@ from ..recipes.types import show
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import Cosine, InBatchNegatives
 from .numbers import NumberTask
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
 MODULES = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
@@ -148,7 +144,7 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     def lengths_of(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
         return [(at, len(ids) - at) for ids, at in zip(batch["input_ids"], batch[SECOND])]
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         rows = super().rows(source, split, cache, progress)
         if split != "train" or not self.ranks or self.settings.label_field is None:
             return rows
@@ -239,7 +235,7 @@ def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":
 class PositivePairs(Rows):
     """The pairs of `rows` whose label is at least `least`; raises UserError where there are not two."""
 
-    def __init__(self, rows: "EncodedExamples", least: float):
+    def __init__(self, rows, least: float):
         self.rows, self.numbers = rows, np.flatnonzero(np.asarray(rows.texts("labels")) >= least)
         if len(self.numbers) < 2:
             raise UserError(f"task.positive_from={least}: {rows.name} holds fewer than two pairs with such a label")

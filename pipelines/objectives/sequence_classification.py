@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.cells import text_of
 from ..plugins import register_objective
 from .classes import ClassSettings, ClassTask
 from .labelled_texts import LabelledTexts, LabelledTextSettings
-
-if TYPE_CHECKING:
-    from ..data.examples import Examples
 
 
 @dataclass
@@ -46,7 +43,7 @@ class SequenceClassification(ClassTask, LabelledTexts):
     def label_words(self, facts: dict[str, Any]) -> str:
         return ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
 
-    def questions(self, source: "Examples") -> Iterator[tuple[dict[str, str], int]]:
+    def questions(self, source) -> Iterator[tuple[dict[str, str], int]]:
         columns = self.text_columns()
         for place, row in source:
             texts = {column: text_of(row, column, field, place) for field, column in columns.items()}

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ..data.documents import Corpus
+from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
@@ -16,8 +18,6 @@ from ..words import working
 from .base import FinishedModel, Objective
 
 if TYPE_CHECKING:
-    from ..data.documents import Corpus
-    from ..data.rows import Rows
     from ..data.tokenization import Share, Tokenization
 
 UNLIMITED = 10**9  # transformers' way to say that nobody set a tokenizer's model_max_length is a number above this

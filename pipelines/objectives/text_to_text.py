@@ -4,9 +4,10 @@ import re
 import string
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..data.cells import kind_of
+from ..data.documents import Corpus
 from ..errors import UserError
 from ..metrics import check_metrics, compute_metrics
 from ..plugins import METRICS, register_objective
@@ -15,10 +16,6 @@ from ..recipes.types import show
 from .classes import class_number, names_in_data, numbers_name
 from .numbers import number_of
 from .translation import Translation, WritingSettings
-
-if TYPE_CHECKING:
-    from ..data.documents import Corpus
-    from ..data.examples import Examples
 
 # Kind of answers -> what metrics compare of them, and those that are reported where the recipe names none.
 COMPARED = {
@@ -118,7 +115,7 @@ class TextToText(Translation):
         fields = {"source" if number == 0 else f"source.{number}": name for number, name in enumerate(names)}
         return fields | {"target_field": self.settings.target_field}
 
-    def corpus(self, source: "Examples") -> "Corpus":
+    def corpus(self, source) -> Corpus:
         from ..data.examples import ExampleTexts
 
         def render(place: str, row: dict) -> list[str]:
@@ -126,7 +123,7 @@ class TextToText(Translation):
 
         return ExampleTexts(source, render, {"rendered": self.encoding_key()})
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         self.find_classes(splits, cache)
         if self.settings.answers == "classes":
             check_metrics(self.metrics, self.compared, "evaluation.metrics", len(self.label_names))
@@ -134,7 +131,7 @@ class TextToText(Translation):
         if self.settings.answers == "classes":
             self._written = self.names_as_written()
 
-    def find_classes(self, splits: "dict[str, Examples]", cache: Path) -> None:
+    def find_classes(self, splits, cache: Path) -> None:
         """Learn the classes' names, which the answers are, where they are classes. Raises UserError."""
         if self.settings.answers == "classes":
             given, column = self.settings.label_names, self.settings.target_field

@@ -1,6 +1,6 @@
 """A tag for each word of a sentence: named entities, parts of speech."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..data.batch_keys import IGNORE_INDEX
 from ..data.cells import texts_of
 from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
 from ..metrics import compute_metrics
@@ -37,9 +38,7 @@ from .tags import (
 STRATEGIES = {"first": "first", "last": None, "all": "simple"}
 
 if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.length_batching import PaddingCollator
+    pass
 
 
 @dataclass
@@ -107,7 +106,7 @@ class TokenClassification(ClassTask, TextTask):
 
     # ---- data
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.need_offsets()
         self.scheme = self.settings.scheme or scheme_of(self.data_names)
@@ -119,7 +118,7 @@ class TokenClassification(ClassTask, TextTask):
                     f"mark none (B-..., I-..., O); name them by task.label_names, or use tag_accuracy"
                 )
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The sentences as input_ids and labels, one beside each token: -100 where none is learned."""
         labelled = self.settings.labelled_token
         if split != "train" and labelled == "all":
@@ -134,7 +133,7 @@ class TokenClassification(ClassTask, TextTask):
         self.remember_classes(split, rows.facts.get("tags", {}))
         return rows
 
-    def _batches(self, examples: "Examples", labelled: str, learns_spaces=False) -> Iterator[dict[str, list]]:
+    def _batches(self, examples, labelled: str, learns_spaces=False) -> Iterator[dict[str, list]]:
         """learns_spaces: whether spaces that are tokens of their own have tags: pipelines take them for words."""
         tokenizer = text_tokenizer(self.tokenizer)
         longest = self.settings.max_length
@@ -206,7 +205,7 @@ class TokenClassification(ClassTask, TextTask):
     def _facts(batch: dict[str, list]) -> dict:
         return {"tokens": sum(map(len, batch["input_ids"])), **batch["facts"]}
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = {"words": 0, "words_cut": 0, "words_without_token": 0, "tags": {}} | rows.facts
         section = self.settings
         words = (
@@ -227,7 +226,7 @@ class TokenClassification(ClassTask, TextTask):
             lines.append(f"{counted(facts['broken_tags'], 'tag')} out of order for {self.scheme}{hint}")
         return "\n".join([words, *lines])
 
-    def collator(self, packed: bool) -> "PaddingCollator":
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator
 
         return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left", labels_of_tokens=True)

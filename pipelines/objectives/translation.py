@@ -1,12 +1,13 @@
 """A text in one language from a text in another, or any other text from a text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..data.cells import filled_text_of
 from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
 from ..metrics import check_metrics, compute_metrics
@@ -18,9 +19,7 @@ from .base import SAMPLES, FinishedModel
 from .examples import TextTask
 
 if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.length_batching import PaddingCollator
+    pass
 
 
 @dataclass
@@ -104,12 +103,12 @@ class Translation(TextTask):
         self.max_target_length = section.max_target_length or section.max_length
         self.max_new_tokens = section.max_new_tokens or self.max_target_length
 
-    def collator(self, packed: bool) -> "PaddingCollator":
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator
 
         return PaddingCollator(self.tokenizer.pad_token_id)
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The examples as input_ids and labels (unshifted), with the raw texts beside them for measuring."""
         columns = {"input_ids": "int32[]", "labels": "int32[]"}
         if split != "train":
@@ -125,7 +124,7 @@ class Translation(TextTask):
         """Further settings that the encoded examples depend on, as JSON."""
         return []
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
             source, target, reference = self.texts_of(batch)
@@ -169,7 +168,7 @@ class Translation(TextTask):
             "at_max_length": full,
         }
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         number, target = facts["examples"], facts["target_tokens"]
         return (
@@ -231,11 +230,11 @@ class Translation(TextTask):
         numbers, self.signatures = compute_metrics(self.metrics, predictions, references)
         return numbers
 
-    def answers(self, finished: FinishedModel, rows: "EncodedExamples", numbers: Sequence[int]) -> list[str]:
+    def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[str]:
         """Translations of the rows `numbers`, in that order; every process answers for a share of them."""
         return finished.shared(numbers, lambda mine: self.generate(finished.model, rows, mine, finished.batch_size))
 
-    def generate(self, model, rows: "EncodedExamples", numbers: list[int], batch_size: int) -> list[str]:
+    def generate(self, model, rows, numbers: list[int], batch_size: int) -> list[str]:
         """Translations of the rows `numbers`, in that order, by the model's generation config."""
         from ..data.length_batching import batches_by_tokens
 
