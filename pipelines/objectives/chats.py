@@ -278,8 +278,6 @@ class ChatTask(TextTask):
     def _facts(self, batch: dict[str, list]) -> dict:
         """Numbers of one batch that are worth telling."""
 
-    # ---- the model
-
     def prepare_model(self, model) -> None:
         """Let generation stop at the mark that ends an answer."""
         config = model.generation_config

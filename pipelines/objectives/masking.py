@@ -131,8 +131,6 @@ class MaskingObjective(TextObjective):
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("fill-mask", folder, f"your {self.tokenizer.mask_token} text")
 
-    # ---- words
-
     def show_hidden(self, console, title: str, row: dict, batch: dict, documents: list, note: str = "") -> None:
         """A row with what is predicted of it. row: as it was; batch: of this row alone; documents: as Rows has them."""
         from .showing import documents_line, is_label, masked_table, masked_text, print_lines

@@ -89,8 +89,6 @@ class MultiTask(SeveralParts, Translation):
         parts = enumerate(self.settings.parts)
         return super().lengths() | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
 
-    # ---- data
-
     def prepare(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
         """One tokenizer, trained on as much text of each part, in turn."""
         for name, part in self.parts.items():
@@ -147,5 +145,3 @@ class MultiTask(SeveralParts, Translation):
                 self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
         self.prepare_model(finished.model)  # in training, its generation config is saved with it
         return metrics
-
-    # ---- words

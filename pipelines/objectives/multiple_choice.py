@@ -212,8 +212,6 @@ class MultipleChoice(ClassScores, TextTask):
     def collator(self, packed: bool) -> "ChoiceCollator":
         return ChoiceCollator(super().collator(packed))
 
-    # ---- words
-
     def show(self, console, rows, number: int, row: dict) -> None:
         from rich.text import Text
 

@@ -174,8 +174,6 @@ class SeveralParts:
         losses = {name: result[name] for name in names if name in result}
         return losses | super().metrics_of_pass(metrics, result, rows, train)
 
-    # ---- words
-
     def show(self, console, rows: "MixedRows", number: int, row: dict) -> None:
         label, inside = rows.place(number)
         console.print(f"{label}:", markup=False)

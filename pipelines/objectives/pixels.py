@@ -221,8 +221,6 @@ class Pixels(ImageObjective):
 
         return to_bytes(self.clusters)[np.asarray(codes)].reshape(len(codes), *self.shape[1:], 3)
 
-    # ---- words
-
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import MOST, image_text
 

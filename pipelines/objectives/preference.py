@@ -197,8 +197,6 @@ class Preference(ChatTask):
         chosen, rejected = predictions[:, 0].tolist(), predictions[:, 1].tolist()
         return compute_metrics(self.recipe.evaluation.metrics, chosen, rejected)[0]
 
-    # ---- words
-
     def show(self, console, rows, number: int, row: dict) -> None:
         from rich.text import Text
 

@@ -254,8 +254,6 @@ class QuestionAnswering(TextTask):
     def collator(self, packed: bool) -> "WindowCollator":
         return WindowCollator(super().collator(packed))
 
-    # ---- the model
-
     def loss(self) -> Spans:
         return Spans()
 
@@ -356,8 +354,6 @@ class QuestionAnswering(TextTask):
                 characters = [(score, begins[i - first], stops[j - first]) for score, i, j in spans]
                 found[number] = ((start[null] + end[null]).item(), characters)
         return [found[i] for i in numbers]
-
-    # ---- words
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import answer_text

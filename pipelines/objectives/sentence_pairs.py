@@ -147,8 +147,6 @@ class SentencePairs(MaskingObjective):
         parts = {name: result[name] for name in (*PairLosses.losses, *metrics) if name in result}
         return parts | super().metrics_of_pass(of_tokens, result, rows, train)
 
-    # ---- words
-
     def show(self, console, rows: "SentencePairRows", number: int, row: dict) -> None:
         batch = self.collated(rows, number, row)
         pair = self.collator(False).pair_of({"row_ids": number, "epoch": 0} | row)

@@ -46,7 +46,5 @@ class SequenceRegression(NumberTask, LabelledTexts):
     def planned_fields(self) -> dict[str, Any]:
         return {"num_labels": 1}
 
-    # ---- words
-
     def show(self, console, rows, number: int, row: dict) -> None:
         self.show_label(console, number, row, f"label {float(row['labels']):.4g}")

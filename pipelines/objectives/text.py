@@ -285,15 +285,11 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
 
         return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
 
-    # ---- the model
-
     def prepare_model(self, model) -> None:
         """Give the tokenizer the model's context where it says none, or less than the rows have."""
         length, longest = self.settings.sequence_length, self.tokenizer.model_max_length
         if longest < length or longest > UNLIMITED:
             self.tokenizer.model_max_length = max(getattr(model.config, "max_position_embeddings", None) or 0, length)
-
-    # ---- measuring
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         needs_train = any(METRICS[name].needs_train for name in metrics) and not self.recipe.data.streaming

@@ -217,8 +217,6 @@ class TextToText(Translation):
         """The class whose name was written; where it is none, one that is wrong."""
         return self._written.get(text.strip(), (right + 1) % len(self.label_names))
 
-    # ---- words
-
 
 def source_columns(template: str) -> list[str]:
     """The columns in braces, each once, in their order. Raises ValueError for braces that do not match."""

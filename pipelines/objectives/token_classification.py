@@ -231,8 +231,6 @@ class TokenClassification(ClassTask, TextTask):
 
         return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left", labels_of_tokens=True)
 
-    # ---- the model
-
     def config_fields(self) -> dict:
         """The tags' names are what `pipeline()` answers with, and makes entities of."""
         return {name: value for name, value in super().config_fields().items() if name != "problem_type"}

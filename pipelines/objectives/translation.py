@@ -256,8 +256,6 @@ class Translation(TextTask):
             output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
         return self.tokenizer.batch_decode(output, skip_special_tokens=True)
 
-    # ---- words
-
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import show_source_and_target
 
