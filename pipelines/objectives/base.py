@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .losses import OwnLoss
 
 SAMPLES = 3  # generated texts that are shown at the end
+# Bounds of settings, as `doc` takes them: of shares and probabilities, and of the tokens of a text.
+SHARE, TOKENS = {"at_least": 0, "at_most": 1}, {"at_least": 2, "at_most": 2**20}
 
 
 @dataclass

@@ -15,7 +15,7 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
-from .base import SAMPLES, FinishedModel
+from .base import SAMPLES, TOKENS, FinishedModel
 from .examples import TextTask
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ChatSettings(ObjectiveSettings):
         "column of a text that belongs to it, put after an empty line where there is one; null: none", "input"
     )
     system: str | None = doc("text of a system message before each conversation that has none")
-    max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, at_least=2, at_most=2**20)
+    max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, **TOKENS)
 
 
 class ChatTask(TextTask):

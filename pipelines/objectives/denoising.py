@@ -8,6 +8,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import MASK
+from .base import SHARE
 from .reconstruction import Reconstruction, SourceTargetCollator
 from .text import TextSettings
 
@@ -25,14 +26,11 @@ class DenoisingSettings(TextSettings):
     )
     mask_rate: float = doc("token masking: share of the tokens that the mask token hides", 0.0, at_least=0, below=1)
     delete_rate: float = doc("token deletion: share of the tokens that are left out", 0.0, at_least=0, below=1)
-    permute_rate: float = doc(
-        "sentence permutation: share of the sentences that change places", 1.0, at_least=0, at_most=1
-    )
+    permute_rate: float = doc("sentence permutation: share of the sentences that change places", 1.0, **SHARE)
     rotate_rate: float = doc(
         "document rotation: share of the documents that begin at a random token, their beginning at the end",
         0.0,
-        at_least=0,
-        at_most=1,
+        **SHARE,
     )
 
 

@@ -8,6 +8,7 @@ from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from .base import SHARE
 from .text import TextObjective, TextSettings
 
 ADDED = 4  # tokens that a rearranged document may have more: three sentinels and the end of the text
@@ -15,12 +16,8 @@ ADDED = 4  # tokens that a rearranged document may have more: three sentinels an
 
 @dataclass
 class FillInTheMiddleSettings(TextSettings):
-    fim_rate: float = doc(
-        "share of the documents that are rearranged; the rest is read as it is", 0.5, at_least=0, at_most=1
-    )
-    spm_rate: float = doc(
-        "share of those with the suffix first; the others begin with the prefix", 0.5, at_least=0, at_most=1
-    )
+    fim_rate: float = doc("share of the documents that are rearranged; the rest is read as it is", 0.5, **SHARE)
+    spm_rate: float = doc("share of those with the suffix first; the others begin with the prefix", 0.5, **SHARE)
     shortest: int = doc("documents, or parts of them in a row, with fewer tokens stay as they are", 16, at_least=2)
     prefix_token: str = doc("special token before the text's beginning", "<|fim_prefix|>")
     middle_token: str = doc("special token before what is to be filled in", "<|fim_middle|>")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
+from .base import SHARE
 from .classes import ClassSettings, ClassTask
 from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
@@ -20,7 +21,7 @@ class ImageClassificationSettings(ClassSettings, NormalizedSettings):
     crop_padding: int = doc(
         "training images are shifted at random by up to so many pixels", 0, at_least=0, at_most=2**16
     )
-    horizontal_flip: float = doc("probability that a training image is mirrored", 0.0, at_least=0, at_most=1)
+    horizontal_flip: float = doc("probability that a training image is mirrored", 0.0, **SHARE)
     mixup_alpha: float = doc(
         "each training image is blended with another, by shares of Beta(alpha, alpha); 0: off",
         0.0,

@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
+from .base import TOKENS
 from .examples import TextTask
 from .how_to_use import pipeline_command
 
@@ -21,9 +22,7 @@ from .how_to_use import pipeline_command
 class LabelledTextSettings(ObjectiveSettings):
     text_field: str = doc("column that holds the text", "text")
     text_pair_field: str | None = doc("column of a second text, judged together with the first")
-    max_length: int = doc(
-        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
-    )
+    max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
 
 
 class LabelledTexts(TextTask):

@@ -10,7 +10,7 @@ from ..lazy import np, torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import MASK
-from .base import FinishedModel
+from .base import SHARE, FinishedModel
 from .how_to_use import pipeline_command
 from .text import TextObjective
 
@@ -28,10 +28,8 @@ class MaskingSettings(ObjectiveSettings):
     """Which tokens are hidden, and what stands in their place."""
 
     mask_probability: float = doc("share of a row's tokens that is predicted", 0.15, above=0, below=1)
-    mask_replace: float = doc("share of those that the mask token hides", 0.8, at_least=0, at_most=1)
-    random_replace: float = doc(
-        "share of those that a random token replaces; the rest stays", 0.1, at_least=0, at_most=1
-    )
+    mask_replace: float = doc("share of those that the mask token hides", 0.8, **SHARE)
+    random_replace: float = doc("share of those that a random token replaces; the rest stays", 0.1, **SHARE)
     masking: Literal["token", "whole_word", "span"] = doc(
         "what is chosen at once: a token, all tokens of a word, or a span of whole words (SpanBERT)", "token"
     )

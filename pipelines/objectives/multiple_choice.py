@@ -16,6 +16,7 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
+from .base import TOKENS
 from .classes import ClassScores, held
 from .examples import TextTask
 
@@ -35,10 +36,7 @@ class MultipleChoiceSettings(ObjectiveSettings):
         "column with the right choice: its number, from 0, also as digits in a text, or its letter (A, B, ...)", "label"
     )
     max_length: int = doc(
-        "tokens per choice with its context, special ones included; longer texts are cut",
-        256,
-        at_least=2,
-        at_most=2**20,
+        "tokens per choice with its context, special ones included; longer texts are cut", 256, **TOKENS
     )
 
 

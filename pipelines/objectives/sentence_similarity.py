@@ -16,6 +16,7 @@ from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
+from .base import SHARE
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import Cosine, InBatchNegatives
 from .numbers import NumberTask
@@ -44,10 +45,7 @@ class SentenceSimilaritySettings(LabelledTextSettings):
     )
     scale: float = doc("in_batch_negatives: what cosines are multiplied by before the softmax", 20.0, above=0)
     positive_from: float = doc(
-        "in_batch_negatives: pairs whose label, as a cosine, is lower are left out of training and loss",
-        0.8,
-        at_least=0,
-        at_most=1,
+        "in_batch_negatives: pairs whose label, as a cosine, is lower are left out of training and loss", 0.8, **SHARE
     )
 
 

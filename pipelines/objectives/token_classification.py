@@ -18,6 +18,7 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
+from .base import TOKENS
 from .classes import ClassTask, NamedClassSettings, held
 from .examples import TextTask
 from .how_to_use import pipeline_command
@@ -56,8 +57,7 @@ class TokenClassificationSettings(NamedClassSettings):
     max_length: int = doc(
         "tokens per sentence, special ones included; longer ones are cut, and the words beyond are counted",
         256,
-        at_least=2,
-        at_most=2**20,
+        **TOKENS,
     )
 
 

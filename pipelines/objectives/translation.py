@@ -15,7 +15,7 @@ from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
-from .base import SAMPLES, FinishedModel
+from .base import SAMPLES, TOKENS, FinishedModel
 from .examples import TextTask
 
 if TYPE_CHECKING:
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 class WritingSettings(ObjectiveSettings):
     """How long texts are that are read and written, and how the finished model searches for one."""
 
-    max_length: int = doc(
-        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
-    )
-    max_target_length: int | None = doc("tokens per answer; null: as max_length", at_least=2, at_most=2**20)
+    max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
+    max_target_length: int | None = doc("tokens per answer; null: as max_length", **TOKENS)
     num_beams: int = doc("beams of the search; 1: greedy", 1, at_least=1, at_most=1000)
     length_penalty: float = doc(
         "above 0 the search prefers longer texts, below 0 shorter ones", 1.0, at_least=-100, at_most=100
