@@ -2,7 +2,8 @@
 
 import difflib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from .aliases import ours_for
 
@@ -39,6 +40,15 @@ def loading_reason(error: BaseException) -> str:
     if "trust_remote_code" in str(error):  # transformers names its own argument, in several lines
         return "it has code of its own, which runs only with --trust-remote-code (trust_remote_code=True in Python)"
     return first_line(error).rstrip(".")
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """What transformers raises for a checkpoint that cannot be loaded becomes a UserError about `what`."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"{what} cannot be loaded: {loading_reason(error)}") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

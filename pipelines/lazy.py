@@ -1,4 +1,4 @@
-"""numpy and torch, imported where they are first used: for modules with which recipes are checked before any work."""
+"""Large libraries, imported where they are first used: for modules with which a command is checked before any work."""
 
 import importlib
 from types import ModuleType
@@ -12,3 +12,4 @@ class Lazy(ModuleType):
 
 
 np, torch = Lazy("numpy"), Lazy("torch")
+tokenizers, transformers = Lazy("tokenizers"), Lazy("transformers")

@@ -3,17 +3,13 @@
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..lazy import tokenizers, transformers
 from ..tokenizers.control_tokens import text_backend
 from ..tokenizers.load import tokenizer_fingerprint
 from .documents import Document, in_batches
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
 
 _BATCH = 500_000  # characters encoded at once, enough to keep all cores busy
 _PIECE = 200_000  # characters; a longer text is encoded in pieces, in parallel
@@ -29,12 +25,12 @@ class Encoder:
     or end of a text specially. A text without such a line break is encoded whole.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
+    def __init__(self, tokenizer: "transformers.PreTrainedTokenizerFast"):
         self._own = tokenizer.backend_tokenizer
         self.fingerprint = tokenizer_fingerprint(tokenizer)
 
     @cached_property
-    def _backend(self) -> "Tokenizer":
+    def _backend(self) -> "tokenizers.Tokenizer":
         return text_backend(self._own)
 
     def encode_documents(

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -13,14 +13,12 @@ import pyarrow.compute
 import torch
 from torch.utils.data import Dataset
 
+from ..lazy import transformers
 from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 _FORMAT = 2  # raise it when the files or the way to make them change
 ARROW = "examples.arrow"
@@ -91,7 +89,7 @@ def encode_examples(
     schema: pyarrow.Schema,
     batches: Callable[[Examples], Iterable[dict[str, list]]],
     facts: Callable[[dict[str, list]], dict[str, int | dict]],
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: "transformers.PreTrainedTokenizerFast",
 ) -> EncodedExamples:
     """The examples that `batches` makes of `source`, column-wise, stored under cache/examples/key.
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..lazy import transformers
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
 from .documents import Corpus
@@ -21,9 +22,6 @@ from .encoded_stream import BEGINNING, Border, EncodedStream, Framing
 from .encoding import Encoder
 from .mapped_store import META
 from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 _FORMAT = 2  # raise it when the files or the way to make them change
 SHARD_BYTES = 2**26  # of text: some seconds of work
@@ -45,7 +43,12 @@ WHOLE = Share(1, 1)
 
 
 def tokenize_corpus(
-    corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", cache_dir: Path, *, progress: bool, **options: Any
+    corpus: Corpus,
+    tokenizer: "transformers.PreTrainedTokenizerFast",
+    cache_dir: Path,
+    *,
+    progress: bool,
+    **options: Any,
 ) -> TokenStore:
     """The tokens of every document; options: as of Tokenization, and errors as its."""
     return Tokenization(corpus, tokenizer, cache_dir, **options).store(progress)
@@ -63,7 +66,7 @@ class Tokenization:
     def __init__(
         self,
         corpus: Corpus,
-        tokenizer: "PreTrainedTokenizerFast",
+        tokenizer: "transformers.PreTrainedTokenizerFast",
         cache_dir: Path,
         *,
         add_bos: bool,

@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -18,7 +18,7 @@ from rich.text import Text
 from ..data.documents import in_batches
 from ..errors import UserError, loading_reason, nearest
 from ..generation import HUB_NAME, RUNS
-from ..lazy import np
+from ..lazy import np, transformers
 from ..objectives.showing import pieces_text, token_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
@@ -27,9 +27,6 @@ from ..recipes.schema import DataSection, Recipe
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically
 from ..words import counted
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 SPLITS = ("validation", "test", "train")
 LONGEST = 6  # tokens that are named
@@ -182,18 +179,16 @@ def _sample(corpus, name: str, most: int) -> Sample:
 # ---------------------------------------------------------------------------------------------------- measuring
 
 
-def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
+def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "transformers.PreTrainedTokenizerFast":
     """The tokenizer of a recipe (trained, or taken from the cache) or of a folder or Hub repository."""
     if place.is_recipe:
         place.recipe.trust_remote_code |= trust_remote_code
         objective = objective_of(place.recipe)
         objective.prepare(objective.open(), cache_folder(place.recipe.data.cache_dir), progress)
         return objective.tokenizer
-    from transformers import AutoTokenizer
-
     folder = Path(place.name).expanduser()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
         if folder.is_dir():
             raise UserError(f"{place.name!r}: no tokenizer in this folder ({loading_reason(error)})") from error
@@ -205,7 +200,7 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "P
     return tokenizer
 
 
-def measure_tokenizer(tokenizer: "PreTrainedTokenizerFast", sample: Sample, name: str = "") -> Measured:
+def measure_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", sample: Sample, name: str = "") -> Measured:
     """Encode the texts, without special tokens around them, and decode them again."""
     from ..tokenizers.load import plain_backend
 

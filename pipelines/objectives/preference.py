@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..adapters import load_model
 from ..data.batch_keys import IGNORE_INDEX
 from ..data.documents import in_batches
 from ..data.rows import Rows
-from ..errors import UserError
-from ..lazy import np, torch
+from ..errors import UserError, loading
+from ..lazy import np, torch, transformers
 from ..metrics import check_metrics, compute_metrics
 from ..plugins import register_objective
 from ..recipes.schema import doc
@@ -144,20 +145,13 @@ class Preference(ChatTask):
 
     def _log_probabilities(self, rows, reference: str, progress: bool):
         """(N, 2) float32: what the reference model gives the two answers of each row."""
-        import transformers
-
         import anyformer
-
-        from ..adapters import load_model
-        from ..errors import loading_reason
 
         anyformer.register()
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-        try:
-            trust = {"trust_remote_code": self.recipe.trust_remote_code}
+        trust = {"trust_remote_code": self.recipe.trust_remote_code}
+        with loading(f"task.reference={reference!r}"):
             model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
-        except (OSError, ValueError, ImportError) as error:
-            raise UserError(f"task.reference={reference!r} cannot be loaded: {loading_reason(error)}") from error
         model, collator = model.to(device).eval(), self.collator(packed=False)
         found = np.zeros((len(rows), 2), dtype=np.float32)
         batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), self._reference_batch()))

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..adapters import load_config
 from ..data.batch_keys import IGNORE_INDEX
-from ..errors import UserError, loading_reason
+from ..errors import UserError, loading
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
@@ -53,17 +54,11 @@ class PrefixLM(Reconstruction):
         section = self.recipe.model
         if section.name_or_path is None:
             return self.family.has_decoder
-        from transformers import AutoConfig
-
         import anyformer
 
         anyformer.register()
-        try:
-            config = AutoConfig.from_pretrained(section.name_or_path, trust_remote_code=self.recipe.trust_remote_code)
-        except (OSError, ValueError, ImportError) as error:
-            raise UserError(
-                f"model.name_or_path={section.name_or_path!r} cannot be loaded: {loading_reason(error)}"
-            ) from error
+        with loading(f"model.name_or_path={section.name_or_path!r}"):
+            config = load_config(section.name_or_path, trust_remote_code=self.recipe.trust_remote_code)
         return bool(config.is_encoder_decoder)
 
     @property
