@@ -13,3 +13,4 @@ class Lazy(ModuleType):
 
 np, torch = Lazy("numpy"), Lazy("torch")
 tokenizers, transformers = Lazy("tokenizers"), Lazy("transformers")
+rich_text = Lazy("rich.text")

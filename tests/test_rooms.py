@@ -18,6 +18,7 @@ LEAVES = {
     "errors",
     "generation",
     "json_text",
+    "lazy",
     "plots",
     "plugins",
     "transformers_logging",

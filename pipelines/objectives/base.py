@@ -23,6 +23,7 @@ from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DERIVED_FROM_TEXT, DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
 from ..words import counted
+from .showing import legend
 
 if TYPE_CHECKING:
     from ..data.tokenization import Share
@@ -490,8 +491,6 @@ class Objective(ABC):
 
     def legend(self):
         """What the marks of `show` mean: a rich Text."""
-        from .showing import legend
-
         return legend(self.legend_words)
 
     def show(self, console, rows: Rows, number: int, row: dict) -> None:

@@ -2,6 +2,7 @@
 
 from ..lazy import torch
 from ..plugins import register_objective
+from .showing import documents_line, head_table, is_label, print_lines, row_text
 from .text import TextObjective
 
 
@@ -33,8 +34,6 @@ class Causal(TextObjective):
         return CausalCollator(packed)
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import documents_line, head_table, is_label, print_lines, row_text
-
         documents = rows.documents(number, row)
         predicted = int(is_label(row["labels"]).sum())
         console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")

@@ -9,6 +9,7 @@ from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from .base import SHARE
+from .showing import arranged_text, documents_line, is_label
 from .text import TextObjective, TextSettings
 
 ADDED = 4  # tokens that a rearranged document may have more: three sentinels and the end of the text
@@ -100,8 +101,6 @@ class FillInTheMiddle(TextObjective):
         )
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import arranged_text, documents_line, is_label
-
         batch = self.collator(packed=True)([{ROW_IDS: number, EPOCH: 0} | row])
         changed = {name: batch[name][0] for name in ("input_ids", "labels", "position_ids")}
         predicted = int(is_label(changed["labels"]).sum())

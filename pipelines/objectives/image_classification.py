@@ -11,6 +11,7 @@ from .base import SHARE
 from .classes import ClassSettings, ClassTask
 from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
+from .showing import image_text, shares_text
 
 if TYPE_CHECKING:
     from ..images.augmentation import ImageCollator
@@ -111,8 +112,6 @@ class ImageClassification(ClassTask, ImageObjective):
         return pipeline_command("image-classification", folder, "your_image.png")
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import image_text, shares_text
-
         batch, names = self.collated(rows, number, row), self.label_names
         pixels = batch["pixel_values"][0]
         console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")

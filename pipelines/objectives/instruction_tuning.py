@@ -13,6 +13,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
+from .showing import is_label, row_text
 from .text import TokenPredictions
 
 if TYPE_CHECKING:
@@ -116,8 +117,6 @@ class InstructionTuning(TokenPredictions, ChatTask):
         return f"rows x {self.settings.max_length} tokens" if self.settings.packing else "conversations"
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import is_label, row_text
-
         documents = rows.documents(number, row) or [(number, 0, len(row["input_ids"]))]
         learned = int(is_label(row["labels"]).sum())
         what = counted(len(documents), "conversation")

@@ -16,6 +16,7 @@ from ..words import at_limit, counted
 from .base import TOKENS
 from .examples import TextTask
 from .how_to_use import pipeline_command
+from .showing import sequence_text
 
 
 @dataclass
@@ -129,7 +130,5 @@ class LabelledTexts(TextTask):
 
     def show_label(self, console, number: int, row: dict, label: str) -> None:
         """Print a row as the model reads it, under its number, length and label."""
-        from .showing import sequence_text
-
         console.rule(f"row {number}: {len(row['input_ids'])} tokens, {label}", align="left")
         console.print(sequence_text(row["input_ids"].tolist(), self.tokenizer))

@@ -12,6 +12,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .images import ImageObjective, NormalizedSettings, StoredImages
+from .showing import patches_text
 
 
 @dataclass
@@ -82,8 +83,6 @@ class MaskedImage(ImageObjective):
         )
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import patches_text
-
         batch = self.collated(rows, number, row)
         pixels, masked = batch["pixel_values"][0], batch["bool_masked_pos"][0]
         console.rule(f"row {number}: {int(masked.sum())} of {len(masked)} patches hidden", align="left")

@@ -12,6 +12,7 @@ from ..recipes.types import show
 from ..tokenizers.special_tokens import MASK
 from .base import SHARE, FinishedModel
 from .how_to_use import pipeline_command
+from .showing import documents_line, is_label, masked_table, masked_text, print_lines
 from .text import TextObjective
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
@@ -131,8 +132,6 @@ class MaskingObjective(TextObjective):
 
     def show_hidden(self, console, title: str, row: dict, batch: dict, documents: list, note: str = "") -> None:
         """A row with what is predicted of it. row: as it was; batch: of this row alone; documents: as Rows has them."""
-        from .showing import documents_line, is_label, masked_table, masked_text, print_lines
-
         predicted = is_label(batch["labels"][0])
         seen, true = batch["input_ids"][0][predicted], row["input_ids"][predicted]
         hidden, kept = int((seen == self.tokenizer.mask_token_id).sum()), int((seen == true).sum())

@@ -14,7 +14,7 @@ from typing import Any
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
-from ..lazy import torch
+from ..lazy import rich_text, torch
 from ..plugins import OBJECTIVES, register_objective
 from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, doc
@@ -298,9 +298,8 @@ class Mixture(SeveralParts, TextObjective):
         return (self.parts[self.speaker] if self.speaker else super()).how_to_use(folder)
 
     def legend(self):
-        from rich.text import Text
-
-        return Text("\n").join(Text.assemble(f"{label}: ", part.legend()) for label, part in self.parts.items())
+        lines = (rich_text.Text.assemble(f"{label}: ", part.legend()) for label, part in self.parts.items())
+        return rich_text.Text("\n").join(lines)
 
     def show(self, console, rows: "PlacedRows | PlacedStream", number: int, row: dict) -> None:
         place = row[PLACE]

@@ -10,7 +10,7 @@ from ..data.cells import texts_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
-from ..lazy import torch
+from ..lazy import rich_text, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
@@ -19,6 +19,7 @@ from ..words import at_limit, counted
 from .base import TOKENS
 from .classes import ClassScores, held
 from .examples import TextTask
+from .showing import sequence_text
 
 if TYPE_CHECKING:
     pass
@@ -211,15 +212,12 @@ class MultipleChoice(ClassScores, TextTask):
         return ChoiceCollator(super().collator(packed))
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from rich.text import Text
-
-        from .showing import sequence_text
-
         ends, right = row["choice_ends"].tolist(), int(row["labels"])
         console.rule(f"example {number}: {len(ends)} choices, {right} is right", align="left")
         for choice, (start, end) in enumerate(zip([0, *ends], ends)):
             mark = ("→ ", "bold green") if choice == right else "  "
-            console.print(Text.assemble(mark, sequence_text(row["input_ids"][start:end].tolist(), self.tokenizer)))
+            text = sequence_text(row["input_ids"][start:end].tolist(), self.tokenizer)
+            console.print(rich_text.Text.assemble(mark, text))
 
 
 def is_letter(value: Any) -> bool:

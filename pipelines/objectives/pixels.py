@@ -13,6 +13,7 @@ from ..words import counted
 from .base import FinishedModel
 from .classes import held, names_in_data
 from .images import ImageObjective, StoredImages
+from .showing import MOST, image_text
 
 PICTURE = "completions.png"
 
@@ -222,8 +223,6 @@ class Pixels(ImageObjective):
         return to_bytes(self.clusters)[np.asarray(codes)].reshape(len(codes), *self.shape[1:], 3)
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import MOST, image_text
-
         codes = row["labels"].tolist()
         console.rule(f"row {number}: {len(codes)} pixels, {len(set(codes))} colours", align="left")
         picture = torch.from_numpy(self.pictures([codes])[0])

@@ -11,7 +11,7 @@ from ..data.batch_keys import IGNORE_INDEX
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError, loading
-from ..lazy import np, torch, transformers
+from ..lazy import np, rich_text, torch, transformers
 from ..metrics import check_metrics, compute_metrics
 from ..plugins import register_objective
 from ..recipes.schema import doc
@@ -19,6 +19,7 @@ from ..storage.cache import sha
 from ..words import watched
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
+from .showing import DOCUMENT_COLORS, NOT_PREDICTED, token_text
 
 if TYPE_CHECKING:
     pass
@@ -192,13 +193,9 @@ class Preference(ChatTask):
         return compute_metrics(self.recipe.evaluation.metrics, chosen, rejected)[0]
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from rich.text import Text
-
-        from .showing import DOCUMENT_COLORS, NOT_PREDICTED, token_text
-
         console.rule(f"pair {number}: {len(row['input_ids'])} tokens", align="left")
         for (name, ids, start), log_prob, color in zip(parts_of(row), row[REFERENCE].tolist(), DOCUMENT_COLORS):
-            text = Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"))
+            text = rich_text.Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"))
             for place, token in enumerate(ids.tolist()):
                 style = f"{color} {NOT_PREDICTED}" if place < start else color
                 text.append(token_text(self.tokenizer, token), style=style)

@@ -21,6 +21,7 @@ from .answer_spans import best_spans, context_of, tokens_of_answer
 from .base import SAMPLES, FinishedModel, evenly_spread
 from .examples import TextTask
 from .losses import Spans
+from .showing import answer_text
 
 if TYPE_CHECKING:
     pass
@@ -356,8 +357,6 @@ class QuestionAnswering(TextTask):
         return [found[i] for i in numbers]
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import answer_text
-
         first, last = row["labels"].tolist()
         console.rule(f"window {number}: {len(row['input_ids'])} tokens, answer at {first} to {last}", align="left")
         console.print(answer_text(row["input_ids"].tolist(), first, last, self.tokenizer))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..lazy import np
+from .showing import show_source_and_target
 from .text import TextObjective
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ class Reconstruction(TextObjective):
         return self.batch_widths() if self.has_one_width else (None, None)
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import show_source_and_target
-
         show_source_and_target(console, self, rows, number, row)
 
 

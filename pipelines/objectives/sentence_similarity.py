@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..data.rows import Rows
 from ..errors import UserError
-from ..lazy import np, torch
+from ..lazy import np, rich_text, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
@@ -20,6 +20,7 @@ from .base import SHARE
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import Cosine, InBatchNegatives
 from .numbers import NumberTask
+from .showing import sequence_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
 MODULES = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
@@ -213,15 +214,11 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
         return f'python -c "import anyformer; from sentence_transformers import SentenceTransformer; print({call})"'
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from rich.text import Text
-
-        from .showing import sequence_text
-
         texts = halves(row)
         sizes = " and ".join(str(len(ids)) for ids in texts)
         console.rule(f"row {number}: {sizes} tokens, cosine {float(row['labels']):.4g}", align="left")
         for name, ids in zip(("first", "second"), texts):
-            console.print(Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), self.tokenizer)))
+            console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), self.tokenizer)))
 
 
 def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":

@@ -22,6 +22,7 @@ from .base import TOKENS
 from .classes import ClassTask, NamedClassSettings, held
 from .examples import TextTask
 from .how_to_use import pipeline_command
+from .showing import tagged_text
 from .tags import (
     OUTSIDE,
     as_bio,
@@ -269,8 +270,6 @@ class TokenClassification(ClassTask, TextTask):
         return pipeline_command("token-classification", folder, *self.example_of_use(vars(self.settings)))
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import tagged_text
-
         ids, labels = row["input_ids"].tolist(), row["labels"].tolist()
         tags = [self.label_names[label] if label >= 0 else None for label in labels]
         kinds = sorted({parts(name)[1] or name for name in self.label_names if name != OUTSIDE})

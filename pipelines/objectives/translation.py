@@ -17,6 +17,7 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
 from .base import SAMPLES, TOKENS, FinishedModel
 from .examples import TextTask
+from .showing import show_source_and_target
 
 if TYPE_CHECKING:
     pass
@@ -255,6 +256,4 @@ class Translation(TextTask):
         return self.tokenizer.batch_decode(output, skip_special_tokens=True)
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import show_source_and_target
-
         show_source_and_target(console, self, rows, number, row)
