@@ -65,3 +65,10 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     if near is not None:
         return f"; did you mean {prefix}{near}?"
     return f"; known: {', '.join(known)}" if len(known) <= 24 else ""
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise UserError for the first of some keys of a file that is not known."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"{where}: {name!r} is not known{did_you_mean(name, known)}")

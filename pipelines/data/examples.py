@@ -252,12 +252,6 @@ class Examples:
             "most": self.most
         }
 
-    def check_not_empty(self) -> None:
-        """Raise UserError where there is no example, or the first ones lack a column."""
-        if next(iter(self), None) is None:
-            what = f" (data.validation_fraction={self.rule.fraction} leaves none)" if self.rule else ""
-            raise UserError(f"data: {self.name} holds no example for {self.split}{what}")
-
 
 def open_examples(
     data: DataSection, columns: dict[str, str], *, files: Callable = ExampleFiles, hub: Callable = HubExamples
@@ -308,7 +302,9 @@ def open_examples(
         mine = rule if split != "test" else None
         most = data.max_documents if split == "train" or mine is not None else None
         splits[split] = Examples(split, source, rule=mine, validation=split == "validation", most=most)
-        splits[split].check_not_empty()
+        if next(iter(splits[split]), None) is None:  # or the first ones lack a column
+            what = f" (data.validation_fraction={mine.fraction} leaves none)" if mine else ""
+            raise UserError(f"data: {source.name} holds no example for {split}{what}")
     return splits
 
 

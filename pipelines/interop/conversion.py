@@ -118,7 +118,9 @@ def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pre
     config = load_config(name_or_path, **from_pretrained_kwargs)
     heads = [family_row(_family(config)).pretraining, "AutoModel"]
     if config.architectures:
-        heads = [_auto_class_of_config(config)]
+        heads = [_auto_class_named(config.architectures[0], config)]
+        if heads[0] is None:
+            raise UserError(f"a checkpoint of {config.architectures[0]} has no counterpart")
     for head in heads:
         auto_class = getattr(transformers, WITHOUT_AUTO_CLASS.get((config.model_type, head), head))
         with loading(f"MODEL={name_or_path}"):
@@ -155,14 +157,6 @@ def _auto_class_named(class_name: str, config) -> str | None:
         if class_name in ARCHITECTURES[config.model_type].class_fields:
             return next(auto for auto in names if class_name in native_classes(config.model_type, auto))
     return next((auto for auto, name in names.items() if name == class_name), None)
-
-
-def _auto_class_of_config(config) -> str:
-    """The Auto class of the architecture a checkpoint names."""
-    name = _auto_class_named(config.architectures[0], config)
-    if name is None:
-        raise UserError(f"a checkpoint of {config.architectures[0]} has no counterpart")
-    return name
 
 
 def _family(config) -> str:

@@ -337,7 +337,7 @@ class Objective(ABC):
 
     @abstractmethod
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        """What makes a batch of rows. packed: whether some row holds several documents."""
+        """What makes a batch of rows. packed: whether some row holds several documents, where that matters."""
 
     @abstractmethod
     def processor_fingerprint(self) -> str:
@@ -431,7 +431,7 @@ class Objective(ABC):
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         """The splits whose rows it takes to measure `split`: itself, and `train` where a metric compares with it."""
-        return [split]
+        return [split, "train"] if any(METRICS[name].needs_train for name in metrics) else [split]
 
     def metrics_of_pass(
         self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None

@@ -232,7 +232,8 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
         value = int(value)
     if isinstance(value, str):
         if value not in numbers:
-            raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, list(numbers))}")
+            near = did_you_mean(value, list(numbers)) or f"; there are {len(numbers)} classes"
+            raise UserError(f"{field}: {place} is of the unknown class {value!r}{near}")
         return numbers[value]
     if not isinstance(value, int):
         raise UserError(f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)")
@@ -252,10 +253,6 @@ def numbers_name(names: list[str], column: str, splits) -> bool:
 def are_unnamed(names: list[str]) -> bool:
     """Whether classes have numbers alone, and are called LABEL_0, LABEL_1, ..., as transformers does."""
     return names == [f"LABEL_{number}" for number in range(len(names))]
-
-
-def near(name: str, known: list[str]) -> str:
-    return did_you_mean(name, known) or f"; there are {len(known)} classes"
 
 
 def held(value: Any) -> str:

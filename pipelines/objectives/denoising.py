@@ -79,7 +79,6 @@ class Denoising(Reconstruction):
         return self.settings.sequence_length - 1
 
     def collator(self, packed: bool) -> "DenoisingCollator":
-        """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         return DenoisingCollator(self.tokenizer, self.settings, self.seed, self.batch_lengths())
 
 

@@ -68,7 +68,6 @@ class MaskedImage(ImageObjective):
         return MaskedImageRows(store)
 
     def collator(self, packed: bool) -> "MaskedImageCollator":
-        """packed has no meaning here: each row is one image."""
         from ..images.processors import normalisation
 
         mean, std = normalisation(self.processor, self.shape[0])

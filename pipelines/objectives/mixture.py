@@ -5,6 +5,7 @@ each time. Rows of all parts share batches, so that each step learns from all of
 are no epochs, and the rows of all parts are one stream (mixture_stream.py).
 """
 
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
@@ -248,16 +249,10 @@ class Mixture(SeveralParts, TextObjective):
     # ---- the model
 
     def config_fields(self) -> dict[str, Any]:
-        found = {}
-        for part in self.parts.values():
-            found |= part.config_fields()
-        return found
+        return dict(ChainMap(*(part.config_fields() for part in reversed(self.parts.values()))))
 
     def planned_fields(self) -> dict[str, Any]:
-        found = {}
-        for part in self.parts.values():
-            found |= part.planned_fields()
-        return found
+        return dict(ChainMap(*(part.planned_fields() for part in reversed(self.parts.values()))))
 
     def prepare_model(self, model) -> None:
         for part in self.parts.values():

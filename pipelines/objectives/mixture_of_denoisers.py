@@ -114,7 +114,6 @@ class MixtureOfDenoisers(Reconstruction):
         )
 
     def collator(self, packed: bool) -> "MixtureOfDenoisersCollator":
-        """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         section = self.settings
         lengths = self.batch_lengths()
         return MixtureOfDenoisersCollator(

@@ -139,7 +139,6 @@ class Pixels(ImageObjective):
         return PixelRows(store, store_codes(store, self.clusters, cache), len(self.clusters), self.classes.get(split))
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        """packed has no meaning here: each row is one image."""
         return stack_pixels
 
     def describe(self, rows: "PixelRows") -> str:
@@ -176,9 +175,6 @@ class Pixels(ImageObjective):
         return self.sizes(self.settings.clusters, self.settings.image_size**2)
 
     # ---- measuring
-
-    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        return [split, "train"] if any(METRICS[name].needs_train for name in metrics) else [split]
 
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
         from .perplexity import PixelLosses

@@ -105,7 +105,6 @@ class SentencePairs(MaskingObjective):
         return {"add_bos": False, "add_eos": False}
 
     def collator(self, packed: bool) -> "SentencePairCollator":
-        """packed has no meaning here: each row is one pair."""
         return SentencePairCollator(self.tokenizer, seed=self.seed, **self.hiding())
 
     def describe(self, rows: "SentencePairRows") -> str:

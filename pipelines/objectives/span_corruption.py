@@ -65,7 +65,6 @@ class SpanCorruption(Reconstruction):
         return self.row_lengths()
 
     def collator(self, packed: bool) -> "SpanCorruptionCollator":
-        """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         section = self.settings
         return SpanCorruptionCollator(
             self.tokenizer,

@@ -292,8 +292,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
             self.tokenizer.model_max_length = max(getattr(model.config, "max_position_embeddings", None) or 0, length)
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        needs_train = any(METRICS[name].needs_train for name in metrics) and not self.recipe.data.streaming
-        return [split, "train"] if needs_train else [split]
+        return [split] if self.recipe.data.streaming else super().splits_to_measure(split, metrics)
 
     # ---- the end of a run
 
