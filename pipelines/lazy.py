@@ -13,4 +13,4 @@ class Lazy(ModuleType):
 
 np, torch = Lazy("numpy"), Lazy("torch")
 tokenizers, transformers = Lazy("tokenizers"), Lazy("transformers")
-rich_text = Lazy("rich.text")
+datasets, hub, pyarrow, rich_text = map(Lazy, ("datasets", "huggingface_hub", "pyarrow", "rich.text"))

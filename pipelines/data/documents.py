@@ -219,3 +219,14 @@ class Corpus(ABC):
     def notes(self) -> list[str]:
         """Sentences a user should read once the documents have been iterated."""
         return [str(self.skipped), *self.skipped_by_name()] if self.skipped.total else []
+
+
+@dataclass(frozen=True)
+class Share:
+    """One machine's share of the work: share `number` of `of`, counted from 1."""
+
+    number: int
+    of: int
+
+    def holds(self, index: int) -> bool:
+        return index % self.of == self.number - 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..lazy import datasets
 from ..recipes.schema import DataSection
 from ..storage.checksums import content_hash
 from ..words import counted
@@ -74,10 +75,9 @@ class HubImages(HubExamples):
     """A data set on the Hub or in a folder (also a folder of image folders); images stay encoded until `decode`."""
 
     def _rows(self):
-        from datasets import Image
-
         rows, column = super()._rows(), self.columns.get("image_field")
-        return rows.cast_column(column, Image(decode=False)) if isinstance(rows.features.get(column), Image) else rows
+        is_image = isinstance(rows.features.get(column), datasets.Image)
+        return rows.cast_column(column, datasets.Image(decode=False)) if is_image else rows
 
 
 def open_images(data: DataSection, columns: dict[str, str]) -> dict[str, Examples]:

@@ -9,7 +9,7 @@ the whole corpus, which is byte for byte what one process would have written, an
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from ..lazy import transformers
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
-from .documents import Corpus
+from .documents import Corpus, Share
 from .encoded_stream import BEGINNING, Border, EncodedStream, Framing
 from .encoding import Encoder
 from .mapped_store import META
@@ -26,17 +26,6 @@ from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
 _FORMAT = 2  # raise it when the files or the way to make them change
 SHARD_BYTES = 2**26  # of text: some seconds of work
 PART_BYTES = 2**30  # of files: what a machine reads alone
-
-
-@dataclass(frozen=True)
-class Share:
-    """One machine's share of the work: share `number` of `of`, counted from 1."""
-
-    number: int
-    of: int
-
-    def holds(self, index: int) -> bool:
-        return index % self.of == self.number - 1
 
 
 WHOLE = Share(1, 1)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from anyformer.modeling.families import Family
 
 from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.documents import Share
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
@@ -23,11 +24,8 @@ from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DERIVED_FROM_TEXT, DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
 from ..words import counted
+from .losses import OwnLoss
 from .showing import legend
-
-if TYPE_CHECKING:
-    from ..data.tokenization import Share
-    from .losses import OwnLoss
 
 SAMPLES = 3  # generated texts that are shown at the end
 # Bounds of settings, as `doc` takes them: of shares and probabilities, and of the tokens of a text.
@@ -320,7 +318,7 @@ class Objective(ABC):
     def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> Rows:
         """The rows of one split; those of `train` are asked for first. Raises UserError."""
 
-    def prepare_share(self, source: Any, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
+    def prepare_share(self, source: Any, split: str, cache: Path, share: Share, progress: bool = False) -> int:
         """Make one machine's share of what `rows` of this split reads; return how many shards that was.
 
         `rows`, with the same cache, then finds the shares of all machines. Asked where check_shares raises nothing.
@@ -356,7 +354,7 @@ class Objective(ABC):
     def prepare_model(self, model) -> None:
         """Change a model before it is trained or measured, such as its generation config."""
 
-    def loss(self) -> "OwnLoss | None":
+    def loss(self) -> OwnLoss | None:
         """What computes the loss of the model's outputs, after the training rows are made; None: the model itself."""
         return None
 

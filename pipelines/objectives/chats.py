@@ -5,10 +5,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..data.cells import kind_of
 from ..data.documents import Corpus
+from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
@@ -17,10 +18,6 @@ from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
 from .base import SAMPLES, TOKENS, FinishedModel
 from .examples import TextTask
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
 
 # For a tokenizer that has none: the role in a line of its own, then the text, ended by the end-of-text token. All of
 # these are in every vocabulary, so a model of any tokenizer learns them without a new embedding, and generation stops
@@ -141,7 +138,7 @@ class ChatTask(TextTask):
 
     # ---- tokens
 
-    def corpus(self, source: "Examples") -> "Corpus":
+    def corpus(self, source) -> Corpus:
         from ..data.examples import ExampleTexts
 
         def texts(place: str, row: dict) -> list[str]:
@@ -153,7 +150,7 @@ class ChatTask(TextTask):
 
         return ExampleTexts(source, texts, {"texts": "chats", "system": self.settings.system})
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         """Raises UserError for a tokenizer without end-of-text token, or with a template that cannot be used."""
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         self.need_tokens(eos="an end-of-text")
@@ -243,7 +240,7 @@ class ChatTask(TextTask):
                     begin += len(part)
             yield ids, offsets
 
-    def encoded(self, source: "Examples", split: str, cache: Path, columns: dict[str, str]) -> "EncodedExamples":
+    def encoded(self, source, split: str, cache: Path, columns: dict[str, str]) -> Rows:
         """What `_batches` makes of a split, stored: these columns of numbers, as schema_of takes them.
 
         A split that is not trained on also has the prompt and the answer of each row as texts.
@@ -263,7 +260,7 @@ class ChatTask(TextTask):
             )
         return rows
 
-    def described(self, rows: "EncodedExamples", tokens: str) -> str:
+    def described(self, rows: Rows, tokens: str) -> str:
         """The encoded conversations in a line. tokens: how many each has, in words."""
         number, left_out = rows.facts["examples"], rows.facts["left_out"]
         limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
@@ -271,7 +268,7 @@ class ChatTask(TextTask):
         return f"{counted(number, self.noun)} of {rows.name}, {tokens}; {limit}{more}"
 
     @abstractmethod
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         """The rows of the examples, column-wise, some at a time."""
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..plugins import register_objective
 from ..recipes.schema import doc
@@ -12,9 +11,6 @@ from .classes import ClassSettings, ClassTask
 from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
 from .showing import image_text, shares_text
-
-if TYPE_CHECKING:
-    from ..images.augmentation import ImageCollator
 
 
 @dataclass
@@ -85,7 +81,7 @@ class ImageClassification(ClassTask, ImageObjective):
             settle_normalisation(self.processor, store)
         return ImageRows(store, augment=split == "train")
 
-    def collator(self, packed: bool) -> "ImageCollator":
+    def collator(self, packed: bool):
         """For rows of all splits."""
         from ..images.augmentation import Augmentation, ImageCollator
         from ..images.processors import normalisation

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..data.documents import in_batches
@@ -15,9 +14,6 @@ from ..words import counted
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .showing import is_label, row_text
 from .text import TokenPredictions
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

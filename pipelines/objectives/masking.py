@@ -107,7 +107,7 @@ class MaskingObjective(TextObjective):
             found.append(text)
         return found
 
-    def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
+    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
         """Each prompt with the likeliest tokens for its masks and their probabilities, a line per mask."""
         return [
             {"prompt": prompt, "text": self.fill(finished.model, prompt)}

@@ -8,14 +8,11 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows
 from ..lazy import np, torch
-
-if TYPE_CHECKING:
-    from ..data.endless import EndlessStream
 
 PLACE = "place"  # key of a row: its Place
 
@@ -99,7 +96,7 @@ class PlacedStream(Rows):
         own = {label: copy.deepcopy(rows, memo) if rows.is_stream else rows for label, rows in self.parts.items()}
         return PlacedStream(own, self.weights, self.seed)
 
-    def _endless(self, label: str) -> "EndlessStream":
+    def _endless(self, label: str):
         from ..data.endless import EndlessStream
 
         rows = self.parts[label]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.cells import texts_of
 from ..data.documents import in_batches
@@ -20,9 +20,6 @@ from .base import TOKENS
 from .classes import ClassScores, held
 from .examples import TextTask
 from .showing import sequence_text
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

@@ -10,18 +10,15 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from ..data.documents import Corpus
+from ..data.documents import Corpus, Share
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np
 from ..recipes.schema import DataSection
 from ..recipes.types import show
-
-if TYPE_CHECKING:
-    from ..data.tokenization import Share
-    from .base import Objective
+from .base import Objective
 
 
 class SeveralParts:
@@ -39,7 +36,7 @@ class SeveralParts:
     reads_recipes_data: bool = False
 
     @abstractmethod
-    def bound(self, part: Any) -> "Objective":
+    def bound(self, part: Any) -> Objective:
         """The objective or task that the settings `part` are of, bound to a recipe of its own."""
 
     def label_of(self, part: Any) -> str:
@@ -61,7 +58,7 @@ class SeveralParts:
                 )
 
     @cached_property
-    def parts(self) -> "dict[str, Objective]":
+    def parts(self) -> dict[str, Objective]:
         """The parts by label; raises UserError as check_labels does."""
         self.check_labels()
         return {self.label_of(part): self.bound(part) for part in self.settings.parts}
@@ -74,7 +71,7 @@ class SeveralParts:
         except UserError as error:
             raise UserError(f"{self.section}.parts, {label}: {error}") from error
 
-    def of_each(self, ask: "Callable[[Objective], Any]") -> dict[str, Any]:
+    def of_each(self, ask: Callable[[Objective], Any]) -> dict[str, Any]:
         """{label: what `ask` returns of the part}; its UserError says of which one."""
         found = {}
         for label, part in self.parts.items():
@@ -115,7 +112,7 @@ class SeveralParts:
                 splits[split][label] = source
         return {split: sources for split, sources in splits.items() if sources}
 
-    def corpus(self, source: dict[str, Any]) -> "Corpus":
+    def corpus(self, source: dict[str, Any]) -> Corpus:
         """Text of all parts, as much of each, in turn; parts with the same text count as one."""
         from ..data.mixture import MixtureCorpus
 
@@ -145,7 +142,7 @@ class SeveralParts:
     def check_shares(self) -> None:
         self.of_each(lambda part: part.check_shares())
 
-    def prepare_share(self, source: dict, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
+    def prepare_share(self, source: dict, split: str, cache: Path, share: Share, progress: bool = False) -> int:
         made = 0
         for label, own in source.items():
             with self.of_part(label):

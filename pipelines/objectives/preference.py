@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..adapters import load_model
 from ..data.batch_keys import IGNORE_INDEX
@@ -20,9 +20,6 @@ from ..words import watched
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
 from .showing import DOCUMENT_COLORS, NOT_PREDICTED, token_text
-
-if TYPE_CHECKING:
-    pass
 
 ANSWERS, REFERENCE = "answers", "reference"  # of a batch: which tokens are answers; what the reference says of them
 PARTS = ("chosen", "rejected")

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.cells import filled_text_of
@@ -22,9 +21,6 @@ from .base import SAMPLES, FinishedModel, evenly_spread
 from .examples import TextTask
 from .losses import Spans
 from .showing import answer_text
-
-if TYPE_CHECKING:
-    pass
 
 SPECIAL = 8  # tokens that a tokenizer may put around question and context, at most
 MODEL_INPUTS = ("input_ids", "token_type_ids", "labels")

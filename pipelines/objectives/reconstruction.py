@@ -2,17 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..lazy import np
 from .showing import show_source_and_target
 from .text import TextObjective
-
-if TYPE_CHECKING:
-    from numpy import ndarray
-    from numpy.random import Generator
 
 
 class Reconstruction(TextObjective):
@@ -66,7 +61,9 @@ class SourceTargetCollator(ABC):
         self.input_length, self.target_length = lengths
 
     @abstractmethod
-    def corrupt(self, tokens: "ndarray", starts: "ndarray", generator: "Generator") -> "tuple[ndarray, ndarray]":
+    def corrupt(
+        self, tokens: "np.ndarray", starts: "np.ndarray", generator: "np.random.Generator"
+    ) -> "tuple[np.ndarray, np.ndarray]":
         """Source and target, arrays of ids without the eos at their ends, of one row of raw tokens.
 
         starts: places in the row where a document, or the rest of one, begins; the first is 0.

@@ -4,10 +4,11 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..data.documents import Corpus
+from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
@@ -15,9 +16,6 @@ from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
 from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider, token_logits
-
-if TYPE_CHECKING:
-    from ..data.sentence_pairs import Pair, SentencePairRows
 
 AROUND = 3  # special tokens of a pair: [CLS] first [SEP] second [SEP]
 WRONG = {"next_sentence": "from another document", "sentence_order": "what came before it"}
@@ -95,7 +93,7 @@ class SentencePairs(MaskingObjective):
         self.need_tokens(cls="a first (CLS)", sep="a separating (SEP)", pad="a padding")
         self.marks = WordMarks(tokenizer)
 
-    def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "SentencePairRows":
+    def rows(self, source: Corpus, split: str, cache: Path, progress: bool = False) -> Rows:
         from ..data.sentence_pairs import SentencePairRows
 
         store = self.tokenization(source, cache).store(progress)
@@ -107,7 +105,7 @@ class SentencePairs(MaskingObjective):
     def collator(self, packed: bool) -> "SentencePairCollator":
         return SentencePairCollator(self.tokenizer, seed=self.seed, **self.hiding())
 
-    def describe(self, rows: "SentencePairRows") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         return (
             f"{counted(len(rows), 'pair')} of up to {self.settings.sequence_length} tokens, the second segment of half "
@@ -146,7 +144,7 @@ class SentencePairs(MaskingObjective):
         parts = {name: result[name] for name in (*PairLosses.losses, *metrics) if name in result}
         return parts | super().metrics_of_pass(of_tokens, result, rows, train)
 
-    def show(self, console, rows: "SentencePairRows", number: int, row: dict) -> None:
+    def show(self, console, rows, number: int, row: dict) -> None:
         batch = self.collated(rows, number, row)
         pair = self.collator(False).pair_of({"row_ids": number, "epoch": 0} | row)
         labels = batch["labels"][0]
@@ -174,7 +172,7 @@ class SentencePairCollator:
         self.cls, self.sep, self.pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
         self.seed, self.hider = seed, TokenHider(tokenizer, **hiding)
 
-    def pair_of(self, row: dict) -> "Pair":
+    def pair_of(self, row: dict):
         """The pair that a row with its sample id and epoch becomes."""
         from ..data.sample_ids import row_generators
 

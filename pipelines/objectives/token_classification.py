@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..data.cells import texts_of
@@ -38,9 +38,6 @@ from .tags import (
 # labelled_token -> the aggregation_strategy by which transformers' pipeline reads the tokens that learned a word's tag;
 # None: it has no strategy for last tokens.
 STRATEGIES = {"first": "first", "last": None, "all": "simple"}
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

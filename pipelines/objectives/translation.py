@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..data.cells import filled_text_of
 from ..data.documents import in_batches
@@ -18,9 +17,6 @@ from ..words import at_limit, counted, watched
 from .base import SAMPLES, TOKENS, FinishedModel
 from .examples import TextTask
 from .showing import show_source_and_target
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass

@@ -16,6 +16,7 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.rules.serving import ENGINES, VLLM, refusal
 
 from ..adapters import base_of
+from ..lazy import hub
 from ..recipes import introspection
 from ..storage.checkpoints import write_atomically
 from ..storage.local_facts import path_name
@@ -212,8 +213,6 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
 
 def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | None):
     """The card's YAML header, as the Hub reads it."""
-    from huggingface_hub import EvalResult, ModelCardData
-
     task = objective_facts(facts.recipe).hub_task or _kind(model.config).task
     datasets = facts.hub_datasets
     source = datasets[0] if len(facts.sources) == 1 and datasets else None  # the Hub data set that all text is from
@@ -225,7 +224,7 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
     ]
     rows += [(suite_task, suite_task, *row) for suite_task, *row in facts.suite_metrics]
     scores = [
-        EvalResult(
+        hub.EvalResult(
             task_type=task or "other",
             dataset_type=kind,
             dataset_name=data,
@@ -238,7 +237,7 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         if math.isfinite(value)
     ]
     family = [model.config["model_type"].removeprefix(introspection.OURS)] if "model_type" in model.config else []
-    return ModelCardData(
+    return hub.ModelCardData(
         library_name="peft" if model.is_adapter else "transformers",
         pipeline_tag=task,
         license=license,
