@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
-from .sample_ids import row_ids
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, pad, real_places, row_ids
 
 POOL = 50  # batches whose rows are sorted together: lengths in a batch are similar, the order stays mostly random
 MOST_OF_SHORT = 4  # times the rows of the longest batch: short texts may be answered at length
@@ -62,20 +61,6 @@ def batches_by_tokens(items: Iterable, rows: int, length: Callable = len) -> lis
         else:
             batches.append([item])
     return batches
-
-
-def pad(sequences: list, value: int, left: bool = False, width: int | None = None) -> torch.Tensor:
-    """Sequences of shape (T_i,), of torch or numpy, -> (B, width or max T_i), filled up with `value`."""
-    side, sequences = "left" if left else "right", list(map(torch.as_tensor, sequences))
-    rows = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=value, padding_side=side)
-    more = max(0, (width or 0) - rows.shape[1])
-    return torch.nn.functional.pad(rows, (more, 0) if left else (0, more), value=value)
-
-
-def real_places(lengths: list[int], width: int, left: bool = False) -> torch.Tensor:
-    """(B, width) of booleans: where rows of such lengths hold tokens and no padding."""
-    sizes, places = torch.tensor(lengths)[:, None], torch.arange(width)
-    return places >= width - sizes if left else places < sizes
 
 
 class PaddingCollator:

@@ -101,15 +101,6 @@ def row(
     return {"input_ids": input_ids, "labels": labels, "position_ids": positions}
 
 
-def document_parts(position_ids: np.ndarray) -> list[tuple[int, int]]:
-    """(first place, place after the last) of each document's part of a row, whose positions begin with 0.
-
-    Padding at the row's end counts as one.
-    """
-    starts = np.flatnonzero(position_ids == 0).tolist()
-    return list(zip(starts, [*starts[1:], len(position_ids)]))
-
-
 def check_length(length: int) -> None:
     if length < 2:
         raise UserError(

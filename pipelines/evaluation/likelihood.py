@@ -9,7 +9,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..data.length_batching import batches_by_tokens, pad, real_places
+from ..data.batch_keys import pad, real_places
+from ..data.length_batching import batches_by_tokens
 from ..objectives.text import UNLIMITED
 from ..words import watched
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..data.batch_keys import IGNORE_INDEX
-from ..data.sample_ids import row_generators, row_ids
+from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 
 # B rows, C channels, H height, W width, K classes
 

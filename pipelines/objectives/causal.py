@@ -1,5 +1,6 @@
 """Next-token prediction over packed rows."""
 
+from ..data.batch_keys import row_ids
 from ..lazy import torch
 from ..plugins import register_objective
 from .showing import documents_line, head_table, is_label, print_lines, row_text
@@ -54,6 +55,4 @@ class CausalCollator:
         self.keys = ("input_ids", "labels", "position_ids") if packed else ("input_ids", "labels")
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.sample_ids import row_ids
-
         return {key: torch.stack([row[key] for row in rows]) for key in self.keys} | row_ids(rows)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts, pad, row_generators, row_ids
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import register_objective
@@ -127,10 +127,6 @@ class FillInTheMiddleCollator:
         self.packed, self.seed, self.length = packed, seed, length
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.length_batching import pad
-        from ..data.packing import document_parts
-        from ..data.sample_ids import row_generators, row_ids
-
         changed = []
         for row, generator in zip(rows, row_generators(rows, self.seed)):
             pair = np.stack([row["input_ids"].numpy(), row["labels"].numpy()])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
 from ..plugins import register_objective
 from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider
@@ -54,8 +54,6 @@ class MaskedCollator:
         self.packed, self.seed, self.hider = packed, seed, TokenHider(tokenizer, **hiding)
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.sample_ids import row_generators, row_ids
-
         input_ids = np.stack([row["input_ids"].numpy() for row in rows])
         tokens = np.stack([row["labels"].numpy() for row in rows])  # -100: padding
         labels = np.full_like(tokens, IGNORE_INDEX)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from anyformer.modeling.families import FAMILIES
 
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
@@ -112,8 +112,6 @@ class MaskedImageCollator:
         self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.sample_ids import row_generators, row_ids
-
         masked = torch.zeros(len(rows), self.patches, dtype=torch.bool)
         for place, (row, generator) in enumerate(zip(rows, row_generators(rows, self.seed))):
             chosen = generator.permutation(self.patches)[: self.hidden]

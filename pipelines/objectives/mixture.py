@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, pad, row_ids
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..lazy import rich_text, torch
@@ -349,8 +349,6 @@ class JointCollator:
         self.has_pairs, self.widths = has_pairs, widths
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.sample_ids import row_ids
-
         places: dict[str, list[int]] = {}
         for place, row in enumerate(rows):
             places.setdefault(row[PLACE].part, []).append(place)
@@ -389,8 +387,6 @@ class JointCollator:
 
     def join(self, key: str, tensors: "list[torch.Tensor]", order: list[int]) -> "torch.Tensor":
         """(B, T) of several (B_i, T_i), or (B,) of (B_i,), row i of which becomes row order[i]."""
-        from ..data.length_batching import pad
-
         found = {place: row for place, row in zip(order, (row for tensor in tensors for row in tensor))}
         rows = [found[place] for place in range(len(order))]
         if rows[0].dim() == 0:

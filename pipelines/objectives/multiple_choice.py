@@ -6,6 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from ..data.batch_keys import row_ids
 from ..data.cells import texts_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
@@ -232,8 +233,6 @@ class ChoiceCollator:
         self.pad = pad
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.sample_ids import row_ids
-
         texts = []
         for row in rows:
             ends = row["choice_ends"].tolist()

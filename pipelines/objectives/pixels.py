@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..data.batch_keys import row_ids
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
@@ -246,7 +247,5 @@ def stack_pixels(rows: list[dict]) -> dict:
 
     They are there twice, as a decoder of ours calls such labels shift_labels.
     """
-    from ..data.sample_ids import row_ids
-
     batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
     return batch | {"shift_labels": batch["labels"]} | row_ids(rows)

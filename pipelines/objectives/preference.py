@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..adapters import load_model
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_ids
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError, loading
@@ -225,9 +225,6 @@ class PairCollator:
         self.pad_token_id = pad_token_id
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.length_batching import pad, real_places
-        from ..data.sample_ids import row_ids
-
         both = [parts_of(row) for row in rows]
         parts = [pair[side] for side in range(2) for pair in both]
         ids = pad([own for _, own, _ in parts], self.pad_token_id)

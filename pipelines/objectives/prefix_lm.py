@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..adapters import load_config
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
 from ..errors import UserError, loading
 from ..plugins import register_objective
 from ..recipes.schema import doc
@@ -131,9 +131,6 @@ class PrefixCollator(CausalCollator):
         self.shares, self.seed = shares, seed
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.packing import document_parts
-        from ..data.sample_ids import row_generators
-
         batch = super().__call__(rows)
         for labels, row, generator in zip(batch["labels"], rows, row_generators(rows, self.seed)):
             for begin, end in document_parts(row["position_ids"].numpy()):

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
 from ..errors import UserError
 from ..lazy import np
 from .showing import show_source_and_target
@@ -70,9 +70,6 @@ class SourceTargetCollator(ABC):
         """
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.length_batching import pad, real_places
-        from ..data.sample_ids import row_generators, row_ids
-
         sources, targets = [], []
         for row, generator in zip(rows, row_generators(rows, self.seed)):
             real = row["labels"].numpy() != IGNORE_INDEX

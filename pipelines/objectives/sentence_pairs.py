@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
 from ..data.documents import Corpus
 from ..data.rows import Rows
 from ..errors import UserError
@@ -174,14 +174,9 @@ class SentencePairCollator:
 
     def pair_of(self, row: dict):
         """The pair that a row with its sample id and epoch becomes."""
-        from ..data.sample_ids import row_generators
-
         return row["rows"].pair(row["piece"], row_generators([row], self.seed)[0])
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.length_batching import pad, real_places
-        from ..data.sample_ids import row_generators, row_ids
-
         texts, all_labels, types, answers = [], [], [], []
         for row, generator in zip(rows, row_generators(rows, self.seed)):
             pair = row["rows"].pair(row["piece"], generator)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..data.batch_keys import row_ids
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, rich_text, torch
@@ -256,7 +257,5 @@ class PairCollator:
         pads.left = False  # the first token's vector is at the first place
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.sample_ids import row_ids
-
         batch = self.pads([{"input_ids": ids} for row in rows for ids in halves(row)])
         return batch | {"labels": torch.stack([row["labels"] for row in rows])} | row_ids(rows)

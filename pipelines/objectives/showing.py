@@ -2,7 +2,7 @@
 
 import re
 
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, document_parts
 from ..lazy import rich_text, torch
 
 DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
@@ -107,8 +107,6 @@ def arranged_text(row: dict, sentinels: list[int], tokenizer) -> "rich_text.Text
 
     row: of the batch, whose position_ids say where documents begin; the last one without a label is padding.
     """
-    from ..data.packing import document_parts
-
     labels = row["labels"].tolist()
     parts = document_parts(row["position_ids"].numpy())
     if len(parts) > 1 and not is_label(row["labels"][parts[-1][0] :]).any():
