@@ -1,6 +1,6 @@
 """Random changes of training images: shifts, mirror images, mixup and cutmix, on whole batches.
 
-What happens to a row depends on the seed, the epoch and the row's number alone (data/sample_ids.py), so it is
+What happens to a row depends on the seed, the epoch and the row's number alone (data/batch_keys.py), so it is
 the same again after a kill, in another process, and in a batch of other rows. Therefore the image that one is mixed
 with comes from the whole training set, not from the batch.
 """

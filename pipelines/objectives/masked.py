@@ -44,7 +44,7 @@ class MaskedCollator:
     """Rows -> one batch: input_ids with hidden tokens, labels (B, T) that name them (-100 elsewhere).
 
     Tokens that are neither special nor padding are hidden by a TokenHider, which gets `hiding`. Which ones depends on
-    the seed, the epoch and the row's number alone (data/sample_ids.py).
+    the seed, the epoch and the row's number alone (data/batch_keys.py).
 
     packed: position_ids restart with each document and with padding, so that padding is a document of its own and no
     attention_mask is needed. Otherwise there is an attention_mask in batches with a padded row, and only there.

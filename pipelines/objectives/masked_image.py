@@ -103,7 +103,7 @@ class MaskedImageRows(StoredImages):
 class MaskedImageCollator:
     """Rows -> one batch: pixel_values float32 (B, C, H, W), normalised, and bool_masked_pos (B, N).
 
-    Which patches are hidden depends on the seed, the epoch and the row's number alone (data/sample_ids.py). labels
+    Which patches are hidden depends on the seed, the epoch and the row's number alone (data/batch_keys.py). labels
     (B, N) are 0 at hidden patches and -100 elsewhere, so that Trainer counts them; the model does not see them.
     """
 

@@ -51,7 +51,7 @@ class SourceTargetCollator(ABC):
 
     The model makes decoder_input_ids from the labels. What comes out shorter is padded, labels by -100, and the batch
     then has an attention_mask. How a row is changed depends on the seed, the epoch and the row's number alone
-    (data/sample_ids.py).
+    (data/batch_keys.py).
 
     lengths: T and U of every batch; None: those of its longest row.
     """

@@ -165,7 +165,7 @@ class SentencePairCollator:
     input_ids (B, T) with hidden tokens, labels (B, T) that name them, next_sentence_label (B,): 0 for a true pair, else
     1 (transformers' convention for both kinds), -100 for rows that fill up; token_type_ids (B, T), 1 in the second
     segment and its end; attention_mask where something is padded. Pair and hidden tokens depend on the seed, the epoch
-    and the row's number alone (data/sample_ids.py).
+    and the row's number alone (data/batch_keys.py).
     """
 
     def __init__(self, tokenizer, *, seed: int, **hiding):
