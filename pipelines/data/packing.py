@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from ..errors import UserError
 from ..storage.cache import sha
 from ..words import counted
-from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts
 from .documents import Corpus
 from .encoding import Encoder
 from .rows import Rows
@@ -77,8 +77,8 @@ class RowStarts:
 
 def row(
     tokens: np.ndarray, borders: np.ndarray, length: int, pad: int, shifts_labels: bool = True
-) -> dict[str, np.ndarray]:
-    """One row as int64 arrays of shape (length,): input_ids, labels, position_ids.
+) -> dict[str, torch.Tensor]:
+    """One row as int64 tensors of shape (length,): input_ids, labels, position_ids.
 
     tokens: of the row, without padding. borders: places in the row where documents begin, its first token excepted.
     labels are aligned with the tokens; padding is ignored. With shifts_labels the first token of each document part has
@@ -98,7 +98,8 @@ def row(
         labels[0] = IGNORE_INDEX
         labels[borders] = IGNORE_INDEX
     positions = np.arange(length) - np.maximum.accumulate(starts)
-    return {"input_ids": input_ids, "labels": labels, "position_ids": positions}
+    arrays = {"input_ids": input_ids, "labels": labels, "position_ids": positions}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def check_length(length: int) -> None:
@@ -153,8 +154,7 @@ class PackedDataset(Rows, Dataset):
         first, last = np.searchsorted(offsets, (start + 1, end))
         borders = offsets[first:last] - start
         tokens = self.store.tokens[start:end]
-        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
 
     def segments(self, index: int) -> list[tuple[int, int, int]]:
         """The document parts of a row, in order: (index of the document, first token in it, number of tokens)."""
@@ -287,10 +287,8 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
         """Numbered within the row, where their positions begin anew."""
-        positions = row["position_ids"].tolist()
-        starts = [i for i, p in enumerate(positions) if p == 0 or i == 0]
-        ends = [*starts[1:], len(positions)]
-        return [(part, positions[s], e - s) for part, (s, e) in enumerate(zip(starts, ends))]
+        parts = document_parts(row["position_ids"].numpy())
+        return [(part, 0, end - begin) for part, (begin, end) in enumerate(parts)]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; Trainer and accelerate call this."""
@@ -361,8 +359,7 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:
         borders = np.array(borders, dtype=np.int64)
-        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
 
 
 def packing_report(dataset: PackedDataset) -> str:

@@ -19,6 +19,7 @@ from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.documents import Share
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
+from ..metrics import compute_metrics
 from ..plugins import METRICS
 from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DERIVED_FROM_TEXT, DataSection, ObjectiveSettings, Recipe, doc
@@ -99,6 +100,7 @@ class Objective(ABC):
     shares_batches: whether its rows may stand in a batch beside other objectives' (mixture.py): they are of plain text,
     its batches hold what mixture.KEYS names alone, and the loss is the model's.
     in_stages: whether the last stage of a pipeline can compute its loss: that of a causal model, from its batch alone.
+    finishes_on: the processes on which `finish` has something to do with the saved model: "none", "one" or "all".
     in_parts_of_rows: whether processes may each hold a part of a row, whose labels stand beside their own tokens.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
@@ -133,6 +135,7 @@ class Objective(ABC):
     hub_tags: ClassVar[tuple[str, ...]] = ()
     shares_batches: ClassVar[bool] = False
     in_stages: ClassVar[bool] = False
+    finishes_on: str = "none"
     in_parts_of_rows: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs):
@@ -382,6 +385,11 @@ class Objective(ABC):
         compute_metrics(predictions), as an objective may itself. None: the loss alone is measured."""
         return self if hasattr(self, "predictions") else None
 
+    def compare(self, *compared: Any) -> dict[str, float]:
+        """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it."""
+        numbers, self.signatures = compute_metrics(self.metrics, *compared)
+        return numbers
+
     def named(self, value: Any) -> Any:
         """A prediction or reference of the metrics as JSON that people read, such as the name of a class."""
         return value
@@ -440,10 +448,6 @@ class Objective(ABC):
         train: rows of the training text, where they are at hand.
         """
         return {name: result[name] for name in metrics if name in result}
-
-    def finishes_on(self) -> str:
-        """The processes on which `finish` has something to do with the saved model: "none", "one" or "all"."""
-        return "none"
 
     def finish(self, finished: FinishedModel, splits: dict[str, Rows]) -> tuple[dict[str, float], list[dict]]:
         """({"validation_bleu": ...}, samples): what the finished model is measured by and what is shown of it."""

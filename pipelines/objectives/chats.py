@@ -58,6 +58,7 @@ class ChatTask(TextTask):
     special_tokens = "none"
     noun: ClassVar[str] = "conversation"
     hub_task = "text-generation"
+    finishes_on = "one"
     continues_prompts = True
     samples_are_answers = True
     sample_words = "answer to"
@@ -296,9 +297,6 @@ class ChatTask(TextTask):
     def check_model_length(self, most: int) -> None:
         super().check_model_length(most)
         self.check_prompts(most)
-
-    def finishes_on(self) -> str:
-        return "one"
 
     def samples(self, finished: FinishedModel, splits: dict[str, Any]) -> list[dict]:
         """Answers to the first conversations of the validation, or to evaluation.sample_prompts."""

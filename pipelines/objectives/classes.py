@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import UserError, did_you_mean
 from ..lazy import torch
-from ..metrics import check_metrics, compute_metrics
+from ..metrics import check_metrics
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .losses import WeightedClasses
@@ -55,7 +55,7 @@ class ClassScores:
         """Metrics of the predictions of all rows, an array of shape (rows, 2) or (rows, 2 + C)."""
         given, true = predictions[:, :2].astype(int).T.tolist()
         probabilities = predictions[:, 2:] if predictions.shape[1] > 2 else None
-        return compute_metrics(self.recipe.evaluation.metrics, given, true, probabilities)[0]
+        return self.compare(given, true, probabilities)
 
     def _compares_probabilities(self) -> bool:
         from ..plugins import METRICS

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from ..errors import UserError
 from ..lazy import torch
-from ..metrics import compute_metrics
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
@@ -137,7 +136,7 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     def compute_metrics(self, predictions) -> dict[str, float]:
         number = len(self.label_names)
         given, true = predictions[:, :number].tolist(), predictions[:, number:].tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
+        return self.compare(given, true)
 
     def named(self, value: list[int]) -> list[str]:
         return [name for name, given in zip(self.label_names, value) if given]

@@ -7,7 +7,7 @@ from typing import Any
 from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..lazy import torch
-from ..metrics import check_metrics, compute_metrics
+from ..metrics import check_metrics
 
 
 class NumberTask:
@@ -51,8 +51,7 @@ class NumberTask:
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
-        given, true = predictions.T.tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
+        return self.compare(*predictions.T.tolist())
 
 
 def number_of(value: Any, field: str, place: str) -> float:

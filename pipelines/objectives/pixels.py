@@ -46,6 +46,7 @@ class Pixels(ImageObjective):
     Settings = PixelSettings
     compares = "pixels"
     default_metrics = ("bits_per_pixel",)
+    finishes_on = "one"
     picture = PICTURE
     loss_unit = "nats per pixel"
     legend_words = (
@@ -183,9 +184,6 @@ class Pixels(ImageObjective):
         losses = PixelLosses(result["loss"], self.channels)
         rows_of = {name: METRICS[name] for name in metrics}
         return {name: row.of_losses(losses) for name, row in rows_of.items() if row.of_losses is not None}
-
-    def finishes_on(self) -> str:
-        return "one"
 
     def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
         from .linear_probe import linear_probe

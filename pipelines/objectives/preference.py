@@ -12,7 +12,7 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError, loading
 from ..lazy import np, rich_text, torch, transformers
-from ..metrics import check_metrics, compute_metrics
+from ..metrics import check_metrics
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..storage.cache import sha
@@ -186,8 +186,7 @@ class Preference(ChatTask):
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of the predictions of all rows, an array of shape (rows, 3)."""
-        chosen, rejected = predictions[:, 0].tolist(), predictions[:, 1].tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, chosen, rejected)[0]
+        return self.compare(predictions[:, 0].tolist(), predictions[:, 1].tolist())
 
     def show(self, console, rows, number: int, row: dict) -> None:
         console.rule(f"pair {number}: {len(row['input_ids'])} tokens", align="left")

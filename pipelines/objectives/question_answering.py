@@ -11,7 +11,7 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
-from ..metrics import check_metrics, compute_metrics
+from ..metrics import check_metrics
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -68,6 +68,7 @@ class QuestionAnswering(TextTask):
     compares = "answers"
     default_metrics = ("answer_exact_match", "answer_f1")
     hub_task = "question-answering"
+    finishes_on = "all"
     loss_unit = "nats per end of an answer"
     samples_are_answers = True
     sample_words = "answer to"
@@ -259,9 +260,6 @@ class QuestionAnswering(TextTask):
     def metrics_of_answers(self) -> list[str]:
         return list(self.recipe.evaluation.metrics)
 
-    def finishes_on(self) -> str:
-        return "all"
-
     def finish(self, finished: FinishedModel, splits: dict) -> tuple[dict[str, float], list[dict]]:
         metrics, samples = {}, []
         for split, rows in splits.items():
@@ -302,8 +300,7 @@ class QuestionAnswering(TextTask):
     def measure_answers(self, questions: list[dict]) -> dict[str, float]:
         """Metrics of answers given, as `answers` has them."""
         given, right = [each["given"] for each in questions], [each["right"] for each in questions]
-        numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, given, right)
-        return numbers
+        return self.compare(given, right)
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
         """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order.

@@ -297,6 +297,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         super().check_model_length(most)
         self.check_prompts(most)
 
+    @property
     def finishes_on(self) -> str:
         return "one" if self.recipe.evaluation.sample_prompts else "none"
 

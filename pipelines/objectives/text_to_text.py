@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..data.cells import kind_of
 from ..data.documents import Corpus
 from ..errors import UserError
-from ..metrics import check_metrics, compute_metrics
+from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
@@ -207,8 +207,7 @@ class TextToText(Translation):
         else:
             true = [self.label_names.index(text) for text in references]
             given = [self.class_written(text, right) for text, right in zip(predictions, true)]
-        numbers, self.signatures = compute_metrics(self.metrics, given, true)
-        return numbers
+        return self.compare(given, true)
 
     def named(self, value: Any) -> Any:
         return self.label_names[value] if self.settings.answers == "classes" else value

@@ -13,7 +13,6 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
-from ..metrics import compute_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -250,8 +249,7 @@ class TokenClassification(ClassTask, TextTask):
             for list_of, tag in zip(sentences[-1], tags):
                 list_of.append(self.label_names[tag])
         given, true = map(list, zip(*sentences))
-        numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, given, true)
-        return numbers
+        return self.compare(given, true)
 
     def named(self, value: list[str]) -> list[str]:
         return value  # metrics compare the names of tags

@@ -9,7 +9,7 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import torch
-from ..metrics import check_metrics, compute_metrics
+from ..metrics import check_metrics
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -56,6 +56,7 @@ class Translation(TextTask):
     continues_prompts = True
     hub_task = "translation"
     loss_unit = "nats per token"
+    finishes_on = "all"
     samples_are_answers = True
     sample_words = "translation of"
     legend_words = "source: what the encoder reads; target: what the decoder has to write"
@@ -197,9 +198,6 @@ class Translation(TextTask):
     def metrics_of_answers(self) -> list[str]:
         return list(self.metrics)
 
-    def finishes_on(self) -> str:
-        return "all"
-
     def finish(self, finished: FinishedModel, splits) -> tuple[dict[str, float], list[dict]]:
         metrics, samples = {}, []
         for split, rows in splits.items():
@@ -222,8 +220,7 @@ class Translation(TextTask):
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Metrics of translations."""
-        numbers, self.signatures = compute_metrics(self.metrics, predictions, references)
-        return numbers
+        return self.compare(predictions, references)
 
     def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[str]:
         """Translations of the rows `numbers`, in that order; every process answers for a share of them."""

@@ -439,7 +439,7 @@ def finish(trainer, recipe: Recipe, data: PreparedData) -> tuple[dict, list[dict
     """
     from accelerate.utils import gather_object
 
-    arguments, where = trainer.args, data.objective.finishes_on()
+    arguments, where = trainer.args, data.objective.finishes_on
     if where == "none" or (where == "one" and not trainer.accelerator.is_main_process):
         return {}, []
 
