@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from ..errors import UserError, did_you_mean
 from ..lazy import torch
 from ..metrics import check_metrics
+from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .losses import WeightedClasses
@@ -47,7 +48,7 @@ class ClassScores:
         (B, 2 + C), with the probabilities of the classes, where a metric compares them.
         """
         found = torch.stack([logits.argmax(-1), labels], dim=-1)
-        if not self._compares_probabilities():
+        if not any(METRICS[name].compares == "probabilities" for name in self.metrics):
             return found
         return torch.cat([found.float(), logits.float().softmax(-1)], dim=-1)
 
@@ -56,11 +57,6 @@ class ClassScores:
         given, true = predictions[:, :2].astype(int).T.tolist()
         probabilities = predictions[:, 2:] if predictions.shape[1] > 2 else None
         return self.compare(given, true, probabilities)
-
-    def _compares_probabilities(self) -> bool:
-        from ..plugins import METRICS
-
-        return any(METRICS[name].compares == "probabilities" for name in self.recipe.evaluation.metrics)
 
 
 class ClassTask(ClassScores):
@@ -119,9 +115,7 @@ class ClassTask(ClassScores):
 
     def check_metrics(self) -> None:
         names = self.settings.label_names
-        check_metrics(
-            self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(names) if names else None
-        )
+        check_metrics(self.metrics, self.compares, len(names) if names else None)
 
     def adopt(self, config, source) -> None:
         """The classes of the model that is measured, in the order of its outputs.
@@ -155,7 +149,7 @@ class ClassTask(ClassScores):
         self._learned = [self._numbers[name] for name in self.learned_names(self.data_names)]  # of each in the data
         names_were_given = self.settings.label_names is not None and not self._names_are_the_models
         self._labels_are_names = not names_were_given and numbers_name(self.data_names, self.label_column, splits)
-        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(self.label_names))
+        check_metrics(self.metrics, self.compares, len(self.label_names))
 
     def named(self, value: int) -> str:
         return self.label_names[value]

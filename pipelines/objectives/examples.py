@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 
 class TextTask(Tokenized, Objective):
-    """A subclass says which columns it reads (`columns`), and encodes examples to rows (`rows`)."""
+    """A subclass says which columns it reads (`columns`), and encodes examples to rows (`rows`).
+
+    labels_of_tokens: whether each token has a label.
+    """
 
     section = "task"
+    labels_of_tokens: ClassVar[bool] = False
     special_tokens = "cls_sep"
     row_noun = "example"
     loss_unit = "nats per example"
@@ -88,7 +92,7 @@ class TextTask(Tokenized, Objective):
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator
 
-        return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left")
+        return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left", self.labels_of_tokens)
 
     @property
     def pad_token_id(self) -> int:

@@ -20,7 +20,7 @@ class NumberTask:
     loss_unit = "squared error"
 
     def check_metrics(self) -> None:
-        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
+        check_metrics(self.metrics, self.compares)
 
     # ---- labels
 

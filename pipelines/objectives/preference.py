@@ -178,7 +178,7 @@ class Preference(ChatTask):
         return PreferenceLoss(self.settings.beta)
 
     def check_metrics(self) -> None:
-        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
+        check_metrics(self.metrics, self.compares)
 
     def predictions(self, logits, labels):
         """(B, 2) rewards and (B,) -> (B, 3): rewards of the chosen and the rejected answer, and the label."""

@@ -93,7 +93,7 @@ class QuestionAnswering(TextTask):
             )
 
     def check_metrics(self) -> None:
-        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
+        check_metrics(self.metrics, self.compares)
 
     def columns(self) -> dict[str, str]:
         section = self.settings

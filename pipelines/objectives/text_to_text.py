@@ -106,7 +106,7 @@ class TextToText(Translation):
                     f"evaluation.metrics={name!r} compares probabilities, but text_to_text writes its answers"
                 )
         names = self.settings.label_names
-        check_metrics(self.metrics, self.compared, "evaluation.metrics", len(names) if names else None)
+        check_metrics(self.metrics, self.compared, len(names) if names else None)
 
     # ---- data
 
@@ -126,7 +126,7 @@ class TextToText(Translation):
     def prepare(self, splits, cache: Path, progress: bool) -> None:
         self.find_classes(splits, cache)
         if self.settings.answers == "classes":
-            check_metrics(self.metrics, self.compared, "evaluation.metrics", len(self.label_names))
+            check_metrics(self.metrics, self.compared, len(self.label_names))
         super().prepare(splits, cache, progress)
         if self.settings.answers == "classes":
             self._written = self.names_as_written()

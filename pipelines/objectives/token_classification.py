@@ -1,6 +1,6 @@
 """A tag for each word of a sentence: named entities, parts of speech."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -76,6 +76,7 @@ class TokenClassification(ClassTask, TextTask):
     hub_task = "token-classification"
     loss_unit = "nats per word"
     label_setting = "tags_field"
+    labels_of_tokens = True
     row_noun = "sentence"
     legend_words = (
         "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are learned "
@@ -222,11 +223,6 @@ class TokenClassification(ClassTask, TextTask):
             hint = "; where I- begins entities, set task.scheme=iob1" if self.scheme == "bio" else ""
             lines.append(f"{counted(facts['broken_tags'], 'tag')} out of order for {self.scheme}{hint}")
         return "\n".join([words, *lines])
-
-    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        from ..data.length_batching import PaddingCollator
-
-        return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left", labels_of_tokens=True)
 
     def config_fields(self) -> dict:
         """The tags' names are what `pipeline()` answers with, and makes entities of."""

@@ -75,7 +75,7 @@ class Translation(TextTask):
             self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
 
     def check_metrics(self) -> None:
-        check_metrics(self.metrics, self.compares, "evaluation.metrics")
+        check_metrics(self.metrics, self.compares)
 
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}

@@ -169,12 +169,12 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
     return model
 
 
-def read_json(file: Path) -> Any:
-    """The content of a JSON file of a model; raises UserError where it is none."""
+def read_json(file: Path, way_out: str = "save the model again") -> Any:
+    """The content of a JSON file; raises UserError, which names the way out, where it is none."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not readable as JSON ({error}); save the model again") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not readable as JSON ({error}); {way_out}") from error
 
 
 def _auto_map_modules(auto_map: dict[str, Any]) -> set[str]:
