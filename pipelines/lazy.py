@@ -5,10 +5,11 @@ from types import ModuleType
 
 
 class Lazy(ModuleType):
-    """A module that is imported when something in it is asked for."""
+    """A module that is imported when something in it is asked for, such as a module of its own."""
 
     def __getattr__(self, name: str):
-        return getattr(importlib.import_module(self.__name__), name)
+        module = importlib.import_module(self.__name__)
+        return getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{self.__name__}.{name}")
 
 
 np, torch = Lazy("numpy"), Lazy("torch")
