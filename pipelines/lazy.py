@@ -1,6 +1,7 @@
 """Large libraries, imported where they are first used: for modules with which a command is checked before any work."""
 
 import importlib
+from contextlib import suppress
 from types import ModuleType
 
 
@@ -9,7 +10,10 @@ class Lazy(ModuleType):
 
     def __getattr__(self, name: str):
         module = importlib.import_module(self.__name__)
-        return getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{self.__name__}.{name}")
+        if not hasattr(module, name):
+            with suppress(ImportError):
+                importlib.import_module(f"{self.__name__}.{name}")
+        return getattr(module, name)
 
 
 np, torch = Lazy("numpy"), Lazy("torch")
