@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
 from .endless import EndlessStream
 
 NO_ROW = None  # index of a row that only gives a process something to do
