@@ -199,16 +199,8 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
         past_key_values = given_cache(past_key_values, kwargs)
         if kwargs.get("cu_seq_lens_q") is not None:
             raise ValueError("cu_seq_lens_q has the borders of one side; give position_ids and decoder_position_ids")
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                inputs_embeds=inputs_embeds,
-                **kwargs,
-            )
-        elif not isinstance(encoder_outputs, ModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}
+        encoder_outputs = self.encoded(encoder_outputs, attention_mask=attention_mask, **sources, **kwargs)
         outputs = self.decoder(
             inputs_embeds=embeddings_of(self.encoder.embed_tokens, decoder_input_ids, decoder_inputs_embeds),
             attention_mask=decoder_attention_mask,
@@ -232,6 +224,12 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
             encoder_attentions=encoder_outputs.attentions,
             **merged(encoder_outputs, outputs),
         )
+
+    def encoded(self, given, **inputs) -> ModelOutput:
+        """The encoder's outputs: those that are given, also as a tuple; None: of these inputs."""
+        if given is None:
+            return self.encoder(**inputs)
+        return given if isinstance(given, ModelOutput) else BaseModelOutput(*given)
 
 
 class AnyformerSeq2SeqForConditionalGeneration(AnyformerSeq2SeqPreTrainedModel, GenerationMixin):

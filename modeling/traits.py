@@ -43,7 +43,7 @@ class Scheme:
     splits_heads: bool = True  # tensor parallelism can split the heads
     module: str = "positions"  # the file of this folder that has its class
     # What rules, listings and plans read; rules/kinds.py fills it in for the schemes below.
-    trained_bias: bool = False  # a bias of the scores is learned
+    trained_bias: bool = False  # not read: the code that models of before were saved with may say it
     absolute: bool = False  # it encodes indices in a row, not distances
     bidirectional: bool = False  # it needs tokens that see later tokens
     plane: bool = False  # it has a form for patches, which lie in a plane
@@ -77,8 +77,6 @@ class Kind:
     module: str | None = None  # the file of this folder that has its class
     # What rules and plans read, beside families, needs and companions; rules/kinds.py fills it in for the kinds below.
     memories: int = 0  # matrices of its cache: K x (K + 1) in fp32 for each key/value head
-    near: Callable[..., tuple[int, int]] | None = None  # config -> tokens before and after a query that it may see
-    stride: Callable[..., int] | None = None  # config -> the distance of further keys before those; None: none
     rules: tuple[Rule, ...] = ()  # refusals of configs with this kind
 
     @property

@@ -18,9 +18,9 @@ from .recipes.preset_run import planned_recipe
 from .recipes.schema import Recipe
 
 if TYPE_CHECKING:
+    from .accounting.plan import Plan
     from .evaluation.evaluate import Evaluation
     from .objectives.prepare import PreparedData
-    from .training.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def plan(
         UserError: a mistake in the recipe, or unknown devices.
     """
     from .accounting.devices import devices_of
-    from .training.plan import plan_run
+    from .accounting.plan import plan_run
 
     is_preset = False
     if not isinstance(recipe, Recipe):

@@ -5,8 +5,6 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from .aliases import ours_for
-
 
 class UserError(Exception):
     """A mistake in a recipe, a file or a command. Its message is one sentence: field, value, what would be right.
@@ -53,6 +51,8 @@ def loading(what: str) -> Iterator[None]:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """What of the known names is meant: what other libraries call so, else the most similar one."""
+    from .aliases import ours_for
+
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return next((ours for ours in ours_for(name) if ours in known), near[0] if near else None)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .adapters import is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
@@ -71,6 +72,35 @@ def generate_text(
     name_or_path: str,
     prompt: str,
     *,
+    trust_remote_code: bool = False,
+    attn_implementation: str = AUTO,
+    experts_implementation: str = AUTO,
+    **how: Any,
+) -> str:
+    """`continue_text` with a model that is loaded for it, on an accelerator where there is one.
+
+    Args:
+        name_or_path: folder with a saved model and tokenizer, folder of a finished run, or Hub repository.
+        attn_implementation, experts_implementation: backends, as a recipe's model section names them.
+        how: as for continue_text.
+
+    Raises:
+        UserError: no model there, one that does not generate text, or as continue_text.
+    """
+    sampling = {name: how.get(name) for name in ("temperature", "top_k", "top_p")}
+    check_sampling(how.get("do_sample") is not False, **sampling)
+    check_attention(attn_implementation, "--attn-implementation")
+    check_experts(experts_implementation, "--experts-implementation")
+    source = locate_model(name_or_path)
+    model, tokenizer = _load(source, trust_remote_code, attn_implementation, experts_implementation)
+    return continue_text(model, tokenizer, prompt, **how)
+
+
+def continue_text(
+    model,
+    tokenizer,
+    prompt: str,
+    *,
     max_new_tokens: int = 64,
     do_sample: bool | None = None,
     temperature: float | None = None,
@@ -78,75 +108,33 @@ def generate_text(
     top_p: float | None = None,
     num_beams: int = 1,
     seed: int = 42,
-    trust_remote_code: bool = False,
     on_text: Callable[[str], None] | None = None,
     chat: bool = False,
-    attn_implementation: str = AUTO,
-    experts_implementation: str = AUTO,
 ) -> str:
     """Return `prompt` and its continuation by at most `max_new_tokens` tokens; an encoder-decoder's answer alone.
 
     The continuation is shorter where the model ends the text, or where its learned positions end.
 
     Args:
-        name_or_path: folder with a saved model and tokenizer, folder of a finished run, or Hub repository.
+        model: in evaluation mode.
         do_sample: draw tokens (temperature 0.8 unless given); False: greedy, or beam search with `num_beams` > 1.
             None: a decoder draws, an encoder-decoder searches as its generation config says.
         seed: of the draws; the same seed gives the same text on the same machine.
         on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
             pieces are the beginning of what is returned.
         chat: the prompt is a question, put by the tokenizer's chat template; the answer alone is returned.
-        attn_implementation, experts_implementation: backends, as a recipe's model section names them.
 
     Raises:
-        UserError: no model there, one that does not generate text, settings out of range, or a prompt too long for it.
+        UserError: a prompt that is empty or too long for the model.
     """
-    check_sampling(do_sample is not False, temperature, top_k, top_p)
-    check_attention(attn_implementation, "--attn-implementation")
-    check_experts(experts_implementation, "--experts-implementation")
-    source = locate_model(name_or_path)
     import torch
 
-    model, tokenizer = _load(source, trust_remote_code, attn_implementation, experts_implementation)
-    if chat and not tokenizer.chat_template:
-        raise UserError(f"--chat: the tokenizer of MODEL={name_or_path} has no chat template; leave out --chat")
-    if chat:
-        question = [{"role": "user", "content": prompt}]
-        try:
-            ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)["input_ids"]
-        except Exception as error:  # a template is a program, and can fail in any way
-            raise UserError(
-                f"--chat: the chat template of MODEL={name_or_path} cannot put a question ({first_line(error)}); mend "
-                f"its chat_template, or leave out --chat"
-            ) from error
-        if not ids:
-            raise UserError(f"--chat: the chat template of MODEL={name_or_path} leaves nothing of the question")
-        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-    else:
-        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    if inputs["input_ids"].shape[1] == 0:
-        if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
-            raise UserError(f"PROMPT={prompt!r} is empty, and the model's tokenizer has no token to begin a text with")
-        # eos stands between documents, so a document may begin after it.
-        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        inputs = {"input_ids": torch.tensor([[start]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
-    inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    inputs = _inputs_of(model, tokenizer, prompt, chat)
     length = inputs["input_ids"].shape[1]
-    room = min(max_new_tokens, free_positions(model.config, length))
-
     answers = bool(model.config.is_encoder_decoder)
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    if do_sample is None:
-        do_sample = not answers or any(value is not None for value in drawn.values())
-    options = {"max_new_tokens": room}
-    if do_sample or not answers:
-        options |= {"do_sample": do_sample, "num_beams": num_beams}
-    if do_sample:
-        options |= {"temperature": DEFAULT_TEMPERATURE}
-        options |= {name: value for name, value in drawn.items() if value is not None}
-    if tokenizer.pad_token_id is not None or tokenizer.eos_token_id is not None:
-        padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        options["pad_token_id"] = padding
+    options = _options(tokenizer, answers, do_sample, num_beams, drawn)
+    options["max_new_tokens"] = min(max_new_tokens, free_positions(model.config, length))
     beams = options.get("num_beams", model.generation_config.num_beams) or 1
     # Pieces of text only where the prompt's tokens are its text: some tokenizers change case or spaces.
     told = not chat and (answers or tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True) == prompt)
@@ -162,6 +150,50 @@ def generate_text(
     if answers or text.startswith(prompt):
         return text
     return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
+
+
+def _options(tokenizer, answers: bool, do_sample: bool | None, num_beams: int, drawn: dict[str, Any]) -> dict[str, Any]:
+    """What `generate` is told of how to choose tokens. answers: whether the model is an encoder-decoder."""
+    if do_sample is None:
+        do_sample = not answers or any(value is not None for value in drawn.values())
+    options = {}
+    if do_sample or not answers:
+        options |= {"do_sample": do_sample, "num_beams": num_beams}
+    if do_sample:
+        options |= {"temperature": DEFAULT_TEMPERATURE}
+        options |= {name: value for name, value in drawn.items() if value is not None}
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return options if padding is None else options | {"pad_token_id": padding}
+
+
+def _inputs_of(model, tokenizer, prompt: str, chat: bool) -> dict:
+    """What the model reads of a prompt, (1, T) each. Raises UserError where that is nothing."""
+    import torch
+
+    name = tokenizer.name_or_path
+    if chat and not tokenizer.chat_template:
+        raise UserError(f"--chat: the tokenizer of MODEL={name} has no chat template; leave out --chat")
+    if chat:
+        question = [{"role": "user", "content": prompt}]
+        try:
+            ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)["input_ids"]
+        except Exception as error:  # a template is a program, and can fail in any way
+            raise UserError(
+                f"--chat: the chat template of MODEL={name} cannot put a question ({first_line(error)}); mend "
+                f"its chat_template, or leave out --chat"
+            ) from error
+        if not ids:
+            raise UserError(f"--chat: the chat template of MODEL={name} leaves nothing of the question")
+        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+    else:
+        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    if inputs["input_ids"].shape[1] == 0:
+        if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+            raise UserError(f"PROMPT={prompt!r} is empty, and the model's tokenizer has no token to begin a text with")
+        # eos stands between documents, so a document may begin after it.
+        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        inputs = {"input_ids": torch.tensor([[start]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
+    return {name: tensor.to(model.device) for name, tensor in inputs.items()}
 
 
 # Heads that write no text, and transformers' pipeline that puts them to work.

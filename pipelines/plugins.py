@@ -1,9 +1,10 @@
 """Registries of what recipes can name, such as objectives and metrics, and the plug-ins that add to them.
 
 Our own objectives, metrics and sources stand in the same registries: a registry imports the package that fills it when
-it is first asked. A plug-in is a Python file or module that the user names on the command line (`--plugin`), in
-`$ANYFORMER_PLUGINS` (names separated by commas, for launchers), or an installed package's entry point of the group
-`anyformer.plugins`. A recipe or a downloaded folder cannot name one.
+it is first asked. Of an objective or source the package says the module alone, which is imported when its name is asked
+for. A plug-in is a Python file or module that the user names on the command line (`--plugin`), in `$ANYFORMER_PLUGINS`
+(names separated by commas, for launchers), or an installed package's entry point of the group `anyformer.plugins`. A
+recipe or a downloaded folder cannot name one.
 """
 
 import functools
@@ -33,6 +34,12 @@ class Registry:
 
     def __init__(self, noun: str, home: str):
         self.noun, self.home, self._rows, self._loaded = noun, home, {}, False
+        self._modules: dict[str, str] = {}  # name -> the module that registers it
+
+    def announce(self, modules: dict[str, str]) -> None:
+        """Say which modules register rows, {name: module}; each is imported when its row is first asked for."""
+        self._modules |= modules
+        self._rows |= dict.fromkeys(modules)
 
     def add(self, name: str, row: Any) -> None:
         """Register a row; raise UserError where the name is taken by another one."""
@@ -40,7 +47,9 @@ class Registry:
             raise UserError(f"{self.noun} name {name!r} is not a name: letters, digits and underscores")
         self._load()
         there = self._rows.get(name)
-        if there is not None and not _is_same(there, row):
+        announced = self._modules.get(name)  # of which the module need not have been imported yet
+        is_others = announced is not None and announced != getattr(row, "__module__", None)
+        if is_others or (there is not None and not _is_same(there, row)):
             raise UserError(f"{self.noun} {name!r} is registered already; choose another name")
         self._rows[name] = row
 
@@ -63,7 +72,8 @@ class Registry:
         return iter(self._rows)
 
     def __contains__(self, name: str) -> bool:
-        return self.get(name) is not None
+        self._load()
+        return name in self._rows or self.get(name) is not None
 
     def __getitem__(self, name: str) -> Any:
         """The row; raises UserError with the nearest name."""
@@ -77,12 +87,13 @@ class Registry:
         self._load()
         if name not in self._rows:
             self._load_all()
+        elif name in self._modules:
+            importlib.import_module(self._modules[name])
         return self._rows.get(name)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(name, row) of every row."""
-        self._load_all()
-        return iter(list(self._rows.items()))
+        return iter([(name, self[name]) for name in self])
 
 
 def _is_same(there: Any, row: Any) -> bool:
@@ -94,8 +105,8 @@ def _is_same(there: Any, row: Any) -> bool:
 
 OBJECTIVES = Registry("objective", "anyformer.pipelines.objectives")
 METRICS = Registry("metric", "anyformer.pipelines.metrics")
-SOURCES = Registry("data source", "anyformer.pipelines.data.sources")
-# Of plug-ins alone: transformers has the names of its own, and `adamw`, `muon` and `wsd` are in training/.
+SOURCES = Registry("data source", "anyformer.pipelines.data")
+# Of plug-ins alone: transformers has the names of its own; ours are in optimizer_rows.py and learning_rate.py.
 OPTIMIZERS = Registry("optimizer", __name__)
 SCHEDULES = Registry("schedule", __name__)
 

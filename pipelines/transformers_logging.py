@@ -1,5 +1,6 @@
 """transformers' own log, where our messages say the same in one sentence."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,3 +16,20 @@ def errors_only() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def without_messages(*beginnings: str) -> Iterator[None]:
+    """In the block transformers' log leaves out messages that begin so."""
+
+    def says_something_else(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(beginnings)
+
+    handlers = logging.getLogger("transformers").handlers
+    for handler in handlers:
+        handler.addFilter(says_something_else)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(says_something_else)

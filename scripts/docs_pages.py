@@ -32,7 +32,7 @@ INCLUDED = {
     "README.md": "index.md",
     "configs/recipes": "recipes.md",
     "pipelines/recipes/schema.py": "reference/settings.md",
-    "pipelines/cli/commands.py": "reference/commands.md",
+    "pipelines/cli/parser.py": "reference/commands.md",
     "pipelines/cli/listing.py": "reference/lists.md",
     "anyformer/__init__.py": "reference/python.md",
     "modeling/decoder.py": "reference/fields_decoder.md",
@@ -87,7 +87,7 @@ def recipe_source(name: str) -> str:
 def family_of(name: str) -> str:
     """The family a recipe trains; of one that begins from another recipe's run, that recipe's."""
     from anyformer.pipelines.recipes.compose import load_preset
-    from anyformer.pipelines.recipes.files import shipped_yaml
+    from anyformer.pipelines.recipes.recipe_files import shipped_yaml
 
     model = shipped_yaml("recipes", name)["model"]
     if "family" in model:
@@ -139,7 +139,7 @@ def results_of(*names: str) -> str:
 
 def recipes_page() -> str:
     from anyformer.pipelines.cli.listing import family_rows
-    from anyformer.pipelines.recipes.files import shipped, shipped_yaml
+    from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 
     places, families = places_of_learning(), {}
     for name in sorted(shipped("recipes"), key=lambda name: (name != "quickstart", name)):
@@ -177,7 +177,7 @@ def recipes_page() -> str:
 
 
 def recipes_of(family: str) -> str:
-    from anyformer.pipelines.recipes.files import shipped, shipped_yaml
+    from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 
     rows = [name for name in shipped("recipes") if family_of(name) == family]
     described = [(f"[{name}](../recipes.md#{name})", shipped_yaml("recipes", name)["description"]) for name in rows]
@@ -234,7 +234,7 @@ def settings_of(name: str) -> str:
     """What `anyformer list NAME` prints of an objective or task, and the recipes that use it."""
     from anyformer.pipelines.plugins import OBJECTIVES
     from anyformer.pipelines.recipes.compose import describe_objective
-    from anyformer.pipelines.recipes.files import shipped, shipped_yaml
+    from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 
     cls = OBJECTIVES[name]
     families = ", ".join(f"[{family}](../families/{family}.md)" for family in cls.families)
@@ -276,7 +276,7 @@ def commands_page() -> str:
     """The help of every verb, as a terminal of 100 columns shows it."""
     import argparse
 
-    from anyformer.pipelines.cli.commands import build_parser
+    from anyformer.pipelines.cli.parser import build_parser
 
     os.environ["COLUMNS"], before = "100", os.environ.get("COLUMNS")
     try:

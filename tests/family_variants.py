@@ -251,6 +251,33 @@ def encoder_row(config, length, seed=0, batch=1) -> dict:
     return row
 
 
+def labelled_row(name: str, config, seed: int) -> dict:
+    """One row with all the labels of a head's class."""
+    drawn, most = torch.Generator().manual_seed(seed), 97 if "LM" in name or "Generation" in name else 2
+    if name.startswith("AnyformerViT"):
+        pixels = {"pixel_values": torch.randn(3, *config.image_size, generator=drawn)}
+        kept = (
+            {"bool_masked_pos": torch.arange(12) % 3 == 0} if "Masked" in name else {"labels": torch.tensor(seed % 2)}
+        )
+        return pixels | kept
+    row = {"input_ids": torch.randint(4, 97, (8,), generator=drawn)}
+    row["attention_mask"] = (torch.arange(8) < 8 - seed).long()
+    if "QuestionAnswering" in name:
+        return row | {"start_positions": torch.tensor(seed), "end_positions": torch.tensor(3)}
+    if "MultipleChoice" in name:
+        return {key: torch.stack([x, x]) for key, x in row.items()} | {"labels": torch.tensor(seed % 2)}
+    if "SequenceClassification" in name or "ImageClassification" in name:
+        return row | {"labels": torch.tensor(seed % 2)}
+    row["labels"] = (row["input_ids"] % most).masked_fill(row["attention_mask"] == 0, -100)
+    return row | ({"next_sentence_label": torch.tensor(seed % 2)} if "PreTraining" in name else {})
+
+
+def labelled_batch(name: str, config, rows: int = 2) -> dict:
+    """Rows of `labelled_row` as one batch."""
+    each = [labelled_row(name, config, seed) for seed in range(rows)]
+    return {key: torch.stack([row[key] for row in each]) for key in each[0]}
+
+
 def padded(rows: list[dict], side: str) -> dict:
     """Rows (1, T) of different lengths as one batch with its attention_mask."""
     longest = max(row["input_ids"].shape[1] for row in rows)

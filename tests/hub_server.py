@@ -1,17 +1,12 @@
 """A small look-alike of the Hugging Face Hub's HTTP API for offline tests: standard library, loopback only.
 
-    python tests/hub_server.py --root DIR --port 8765
-    HF_ENDPOINT=http://127.0.0.1:8765 HF_TOKEN=hf_test HF_HUB_DISABLE_XET=1 python ...
+It speaks what publishing, pushing and loading ask for: whoami, repository create, preupload, commit (inline files and
+LFS pointers), git-LFS upload, repository info, tree, branches, resolve (HEAD, GET), the Hub's error codes, and private
+repositories. The token `hf_test` is user "tester". It does not speak Xet: switch that off in the client.
 
-It speaks: whoami, repository create/delete/settings, preupload, commit (inline files, LFS pointers, deletions), git-LFS
-upload, repository info, tree, paths-info, refs, commits, branches and tags, resolve (HEAD, GET, Range), the Hub's error
-codes, and private repositories. The token `hf_test` is user "tester". It does not speak Xet: switch that off in the
-client, or start with --inline, where every file travels inside the commit.
-
-For tests: `POST /_fail {"regex of a path": status}` injects errors, `GET /_log` lists the requests.
+`failures` (regex of a path: status) injects errors, `requests` lists what came.
 """
 
-import argparse
 import base64
 import hashlib
 import json
@@ -90,9 +85,9 @@ class HubServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, root: Path, port: int = 0, inline: bool = False):
-        super().__init__(("127.0.0.1", port), Handler)
-        self.store, self.inline = Store(root), inline
+    def __init__(self, root: Path):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.store = Store(root)
         self.users = {"hf_test": "tester"}  # token -> name
         self.failures: dict[str, int] = {}  # regex of a path -> status
         self.requests: list[tuple[str, str, int]] = []  # method, path, bytes of the body
@@ -106,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *args):
-        """Silence: the requests are in /_log."""
+        """Silence: the requests are in `requests`."""
 
     # ---- plumbing
 
@@ -127,11 +122,11 @@ class Handler(BaseHTTPRequestHandler):
         except Exception as error:  # a bug here must show in the client, not hang it
             self.answer({"error": repr(error)}, 500)
 
-    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET
+    do_HEAD = do_POST = do_PUT = do_GET
 
     def _dispatch(self, path: str) -> None:
         for pattern, status in list(self.server.failures.items()):
-            if re.search(pattern, path) and not path.startswith("/_"):
+            if re.search(pattern, path):
                 raise HubError(status, "Injected")
         for methods, pattern, action in ROUTES:
             match = pattern.fullmatch(path)
@@ -194,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
     def commit_of(self, repo: dict, revision: str | None) -> tuple[str, dict]:
         """Resolve a branch, tag or commit to (commit, its files by path)."""
         revision = revision or "main"
-        sha = repo["refs"].get(revision) or repo["tags"].get(revision)
+        sha = repo["refs"].get(revision)
         sha = sha or (revision if revision in repo["commits"] else None)
         if not sha:
             raise HubError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -219,29 +214,12 @@ class Handler(BaseHTTPRequestHandler):
             if store.load(kind, repo_id):
                 return self.answer({"error": "You already created this repo", "url": self.repo_url(kind, repo_id)}, 409)
             private = bool(wanted.get("private") or wanted.get("visibility") == "private")
-            repo = {"private": private, "org": owner != user, "created": now(), "refs": {}, "tags": {}, "commits": {}}
+            repo = {"private": private, "org": owner != user, "created": now(), "refs": {}, "commits": {}}
             oid = git_blob_id(GITATTRIBUTES)
             store.put_blob(oid, GITATTRIBUTES)
             store.commit(repo, "main", {".gitattributes": {"oid": oid, "size": len(GITATTRIBUTES)}}, "initial commit")
             store.save(kind, repo_id, repo)
         self.answer({"url": self.repo_url(kind, repo_id), "name": repo_id, "id": repo_id})
-
-    def delete(self):
-        wanted = self.json()
-        kind = wanted.get("type") or "model"
-        repo_id = f"{wanted.get('organization') or self.logged_in()}/{wanted['name']}"
-        self.repo(kind, repo_id, write=True)
-        self.server.store.repo_file(kind, repo_id).unlink()
-        self.answer({})
-
-    def settings(self, kind, repo_id):
-        repo, wanted = self.repo(kind, repo_id, write=True), self.json()
-        if "private" in wanted:
-            repo["private"] = wanted["private"]
-        if "visibility" in wanted:
-            repo["private"] = wanted["visibility"] == "private"
-        self.server.store.save(kind, repo_id, repo)
-        self.answer({"private": repo["private"]})
 
     def info(self, kind, repo_id, revision=None):
         repo = self.repo(kind, repo_id)
@@ -298,7 +276,7 @@ class Handler(BaseHTTPRequestHandler):
         for file in self.json()["files"]:
             binary = b"\0" in base64.b64decode(file.get("sample") or "")
             large = file["size"] > (LFS_THRESHOLD if binary else TEXT_THRESHOLD)
-            lfs = (large or ALWAYS_LFS.search(file["path"])) and not self.server.inline
+            lfs = large or ALWAYS_LFS.search(file["path"])
             modes.append(
                 {
                     "path": file["path"],
@@ -367,76 +345,26 @@ class Handler(BaseHTTPRequestHandler):
             if not blob.exists():
                 raise HubError(400, message=f"LFS object {value['oid']} missing")
             return files | {path: {"oid": value["oid"], "lfs": value["oid"], "size": blob.stat().st_size}}
-        if key == "deletedFile":
-            return {p: file for p, file in files.items() if p != path}
-        if key == "deletedFolder":
-            return {p: file for p, file in files.items() if not p.startswith(path.rstrip("/") + "/")}
         raise HubError(400, message=f"unknown commit entry {key}")
 
     # ---- history
 
-    def refs(self, kind, repo_id):
-        repo = self.repo(kind, repo_id)
-
-        def entries(refs, group):
-            return [{"name": n, "ref": f"refs/{group}/{n}", "targetCommit": sha} for n, sha in refs.items()]
-
-        self.answer({"branches": entries(repo["refs"], "heads"), "tags": entries(repo["tags"], "tags"), "converts": []})
-
-    def edit_ref(self, kind, repo_id, group, name):
-        repo, wanted = self.repo(kind, repo_id, write=True), self.json()
-        refs = repo["refs"] if group == "branch" else repo["tags"]
-        if self.command == "DELETE":
-            refs.pop(name, None)
-        else:
-            # A tag's path names the revision it is put on; a branch's path names the branch.
-            start = name if group == "tag" else wanted.get("startingPoint")
-            name = wanted.get("tag", name)
-            if name in refs:
-                raise HubError(409, message="Reference already exists")
-            refs[name] = self.commit_of(repo, start)[0]
+    def create_branch(self, kind, repo_id, name):
+        repo = self.repo(kind, repo_id, write=True)
+        if name in repo["refs"]:
+            raise HubError(409, message="Reference already exists")
+        repo["refs"][name] = self.commit_of(repo, self.json().get("startingPoint"))[0]
         self.server.store.save(kind, repo_id, repo)
         self.answer({})
-
-    def commits(self, kind, repo_id, revision):
-        repo = self.repo(kind, repo_id)
-        sha, listed = self.commit_of(repo, revision)[0], []
-        authors = [{"user": repo_id.split("/")[0]}]
-        while sha:
-            commit = repo["commits"][sha]
-            listed.append({"id": sha, "authors": authors} | {key: commit[key] for key in ("title", "message", "date")})
-            sha = commit["parent"]
-        self.answer(listed)
 
     # ---- files
 
     def tree(self, kind, repo_id, revision, path=None):
         files = self.commit_of(self.repo(kind, repo_id), revision)[1]
         prefix = f"{path.strip('/')}/" if path else ""
-        recursive = self.query.get("recursive", ["false"])[0].lower() in ("true", "1")
-        entries, folders = [], set()
-        for name, file in sorted(files.items()):
-            if not name.startswith(prefix):
-                continue
-            parts = name[len(prefix) :].split("/")
-            depth = len(parts) if recursive else min(2, len(parts))
-            folders.update(prefix + "/".join(parts[:i]) for i in range(1, depth))
-            if recursive or len(parts) == 1:
-                entries.append(file_entry(name, file))
-        if prefix and not entries and not folders:
+        entries = [file_entry(name, file) for name, file in sorted(files.items()) if name.startswith(prefix)]
+        if prefix and not entries:
             raise HubError(404, "EntryNotFound", f"{path} does not exist")
-        self.answer([folder_entry(folder) for folder in sorted(folders)] + entries)
-
-    def paths_info(self, kind, repo_id, revision):
-        files = self.commit_of(self.repo(kind, repo_id), revision)[1]
-        is_json = "json" in self.headers.get("Content-Type", "")
-        wanted = self.json() if is_json else parse_qs(self.body.decode())
-        entries = []
-        for path in wanted.get("paths", []):
-            if path in files:
-                entries.append(file_entry(path, files[path]))
-            elif any(name.startswith(path.rstrip("/") + "/") for name in files):
-                entries.append(folder_entry(path))
         self.answer(entries)
 
     def resolve(self, kind, repo_id, revision, path):
@@ -448,26 +376,11 @@ class Handler(BaseHTTPRequestHandler):
         headers = {
             "X-Repo-Commit": sha,
             "ETag": f'"{file["oid"]}"',
-            "Accept-Ranges": "bytes",
             "Content-Type": "application/octet-stream",
         }
         if "lfs" in file:
             headers |= {"X-Linked-Etag": f'"{file["lfs"]}"', "X-Linked-Size": file["size"]}
-        span = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if span is None:
-            return self.answer(data, headers=headers)
-        first, last = int(span[1]), int(span[2] or len(data) - 1)
-        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-        self.answer(data[first : last + 1], 206, headers)
-
-    # ---- for tests
-
-    def log(self):
-        self.answer(self.server.requests)
-
-    def set_failures(self):
-        self.server.failures = self.json()
-        self.answer({})
+        self.answer(data, headers=headers)
 
 
 def lfs_entry(file: dict, hash_name: str) -> dict:
@@ -478,10 +391,6 @@ def file_entry(path: str, file: dict) -> dict:
     return {"type": "file", "path": path, "oid": file["oid"][:40], "size": file["size"]} | lfs_entry(file, "oid")
 
 
-def folder_entry(path: str) -> dict:
-    return {"type": "directory", "path": path, "oid": hashlib.sha1(path.encode()).hexdigest(), "size": 0}
-
-
 REPO = r"(?P<repo_id>[\w.-]+/[\w.-]+)"
 API = rf"/api/(?P<kind>models|datasets|spaces)/{REPO}"
 GIT = rf"/(?P<kind>datasets/|spaces/)?{REPO}"
@@ -489,37 +398,17 @@ REVISION = r"(?P<revision>[^/]+)"
 ROUTES = [
     (methods.split(), re.compile(pattern), action)
     for methods, pattern, action in [
-        ("GET", r"/_log", Handler.log),
-        ("POST", r"/_fail", Handler.set_failures),
         ("PUT", r"/_lfs/(?P<oid>\w{64})", Handler.lfs_put),
         ("POST", r"/_lfs_verify", Handler.lfs_verify),
         ("GET", r"/api/whoami-v2", Handler.whoami),
         ("POST", r"/api/repos/create", Handler.create),
-        ("DELETE", r"/api/repos/delete", Handler.delete),
         ("POST", r"/api/validate-yaml", Handler.validate_yaml),
-        ("PUT", rf"{API}/settings", Handler.settings),
         ("POST", rf"{API}/preupload/{REVISION}", Handler.preupload),
         ("POST", rf"{API}/commit/{REVISION}", Handler.commit),
         ("GET", rf"{API}/tree/{REVISION}(?:/(?P<path>.+))?", Handler.tree),
-        ("POST", rf"{API}/paths-info/{REVISION}", Handler.paths_info),
-        ("GET", rf"{API}/refs", Handler.refs),
-        ("POST DELETE", rf"{API}/(?P<group>branch|tag)/(?P<name>[^/]+)", Handler.edit_ref),
-        ("GET", rf"{API}/commits/{REVISION}", Handler.commits),
+        ("POST", rf"{API}/branch/(?P<name>[^/]+)", Handler.create_branch),
         ("GET", rf"{API}(?:/revision/{REVISION})?", Handler.info),
         ("POST", rf"{GIT}\.git/info/lfs/objects/batch", Handler.lfs_batch),
         ("GET HEAD", rf"{GIT}/resolve/{REVISION}/(?P<path>.+)", Handler.resolve),
     ]
 ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", required=True, type=Path, help="folder that keeps the repositories")
-    parser.add_argument("--port", type=int, default=8765)
-    parser.add_argument("--inline", action="store_true", help="no LFS: every file travels inside the commit")
-    args = parser.parse_args()
-    HubServer(args.root, args.port, args.inline).serve_forever()
-
-
-if __name__ == "__main__":
-    main()

@@ -12,10 +12,11 @@ import pytest
 from anyformer.modeling.traits import POSITION_SCHEMES, unregister
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.listing import TABLES
+from anyformer.pipelines.cli.parser import VERBS
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.files import shipped
 from anyformer.pipelines.recipes.introspection import family_names
+from anyformer.pipelines.recipes.recipe_files import shipped
 from docs_site import docs_pages
 from test_readme import NEWCOMERS
 
@@ -23,7 +24,7 @@ import anyformer
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages with tests of their own: plugins (test_plugins.py), legality (test_matrix.py), clusters (test_clusters.py),
-# spans (pipelines/test_question_answering.py).
+# spans (pipelines/objectives/test_question_answering.py).
 OWN_TESTS = ("plugins.md", "legality.md", "clusters.md", "learning/spans.md")
 ELSEWHERE = {*(f"{name}.md" for name in NEWCOMERS), *OWN_TESTS}
 HAND_WRITTEN = [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,7 +73,7 @@ def test_every_setting_and_command_and_public_name_is_in_the_reference(pages):
     settings = pages["reference/settings.md"]
     for row in describe_fields():
         assert row.owners or row.name.split(".")[0] in ("objective", "task") or f"`{row.name}`" in settings, row.name
-    assert all(f"\n## {verb}\n" in pages["reference/commands.md"] for verb in cli.VERBS)
+    assert all(f"\n## {verb}\n" in pages["reference/commands.md"] for verb in VERBS)
     named = re.findall(r"^::: ([\w.]+)$", pages["reference/python.md"], re.MULTILINE)
     assert {name.rpartition(".")[2] for name in named} == set(anyformer._EXPORTS)
     for name in named:
@@ -93,7 +94,7 @@ def test_what_the_page_of_words_from_elsewhere_names_exists(pages):
     for name, value in re.findall(r"`task\.(name|loss)=(\w+)`", text):
         assert name == "loss" or f"#{value}" in docs_pages.places_of_learning()[value]
     for words in map(shlex.split, re.findall(r"`(anyformer [^`]+)`", text)):
-        assert words[1] in cli.VERBS and (len(words) == 2 or "--help" in words or cli.parse(words[1:]))
+        assert words[1] in VERBS and (len(words) == 2 or "--help" in words or cli.parse(words[1:]))
 
 
 def test_each_objective_and_task_is_in_the_table_of_what_can_be_learned(pages):

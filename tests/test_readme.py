@@ -25,7 +25,7 @@ import pytest
 import yaml
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 from docs_site import docs_pages
 from local_hub import WITHOUT_ANYFORMER, client_env, run_python

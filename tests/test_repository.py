@@ -1,5 +1,6 @@
 """Files of the repository that services read: they load, and what they run and name exists."""
 
+import ast
 import json
 import re
 import shlex
@@ -14,7 +15,7 @@ from anyformer.pipelines.cli import commands as cli
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+MOST_LINES = 60  # of a function, with its docstring
 
 
 def loaded(path: Path) -> dict:
@@ -90,17 +91,6 @@ def test_a_release_is_published_from_a_tag_without_a_secret():
     assert "secrets." not in json.dumps(release)
 
 
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_an_issue_form_has_what_github_asks_for(path):
-    form = loaded(path)
-    if path.stem == "config":
-        assert form["blank_issues_enabled"] == "true"
-        return
-    assert {"name", "description", "body"} <= set(form)
-    for field in form["body"]:
-        assert field["type"] in ("textarea", "checkboxes") and field["attributes"]["label"]
-
-
 def test_citation_pre_commit_and_development_container_load_and_agree_with_the_project():
     citation = loaded(ROOT / "CITATION.cff")
     assert citation["cff-version"] == "1.2.0" and citation["license"] == PROJECT["project"]["license"]
@@ -115,6 +105,11 @@ def test_citation_pre_commit_and_development_container_load_and_agree_with_the_p
     assert f"ARG {next(iter(container['build']['args']))}=" in (ROOT / "docker" / "Dockerfile").read_text()
 
 
-def test_the_changelog_begins_with_what_is_unreleased():
-    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings[0] == "Unreleased" and all(re.fullmatch(r"\d+\.\d+\.\d+.*", text) for text in headings[1:])
+@pytest.mark.parametrize("folder", ["anyformer", "modeling", "pipelines", "scripts"])
+def test_a_function_is_read_on_one_screen(folder):
+    long = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MOST_LINES:
+                long.append((path.relative_to(ROOT / folder).as_posix(), node.name))
+    assert long == []

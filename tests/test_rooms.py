@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ LEAVES = {
     "adapters",
     "aliases",
     "backends",
+    "console",
     "environment",
     "errors",
     "generation",
     "json_text",
     "lazy",
+    "optimizer_rows",
     "plots",
     "plugins",
     "transformers_logging",
@@ -66,11 +69,31 @@ def test_imports_point_down_the_table():
             assert order.index(other) > order.index(package), f"{package} imports {other} above it"
 
 
-def test_no_two_packages_import_each_other_even_by_way_of_others():
-    reach = {package: imports_of(package) & set(PACKAGES) for package in PACKAGES}
-    for _ in PACKAGES:
-        reach = {package: found.union(*(reach[other] for other in found)) for package, found in reach.items()}
-    assert not [package for package, found in reach.items() if package in found]
+def imports_between_files() -> dict[str, set[str]]:
+    """{module of pipelines/ or modeling/: modules of theirs that it imports}, also inside functions."""
+    files = {}
+    for folder in ("pipelines", "modeling"):
+        for file in (ROOT / folder).rglob("*.py"):
+            files[".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = file
+    imports = {}
+    for name, file in files.items():
+        place = file.parent.relative_to(ROOT).parts
+        found = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                base = ".".join(place[: len(place) - (node.level - 1)]) if node.level else ""
+                module = f"{base}.{node.module or ''}".strip(".").removeprefix("anyformer.")
+                found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+        imports[name] = found & files.keys() - {name}
+    return imports
+
+
+def test_no_two_files_import_each_other_even_by_way_of_others():
+    imports = imports_between_files()
+    while leaves := [name for name, imported in imports.items() if not imported & imports.keys()]:
+        for name in leaves:
+            del imports[name]
+    assert not imports  # files of circles, and those that import them
 
 
 def test_files_beside_the_packages_import_no_package():
@@ -78,6 +101,11 @@ def test_files_beside_the_packages_import_no_package():
     assert files.keys() == LEAVES | ABOVE
     for name in LEAVES:
         assert relative_imports(files[name]) <= LEAVES, name
+
+
+def test_a_name_of_a_file_says_which_one_is_meant():
+    names = Counter(file.name for file in PIPELINES.rglob("*.py"))
+    assert {name for name, number in names.items() if number > 1} <= {"__init__.py", "base.py"}
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -12,7 +12,20 @@ what engines compute.
 from ..traits import RULES
 from . import kinds  # noqa: F401 - completes the rows of traits.py
 from .legality import check_legal
-from .names import check_names
-from .serving import explain_unserved
+
+
+def check_names(config, names) -> None:
+    """names.check_names, which recipes are checked without."""
+    from .names import check_names as check
+
+    check(config, names)
+
+
+def explain_unserved(config, pages: bool) -> str | None:
+    """serving.explain_unserved, which recipes are checked without."""
+    from .serving import explain_unserved as explain
+
+    return explain(config, pages)
+
 
 RULES.update(check_legal=check_legal, check_names=check_names, explain_unserved=explain_unserved)

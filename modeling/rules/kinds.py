@@ -35,10 +35,6 @@ def _plane_rotated(c) -> int:
     return int(head_dim * (c.rope_parameters or {}).get("partial_rotary_factor", 1.0))
 
 
-def _window(c) -> tuple[int, int]:
-    return (c.sliding_window - 1, 0) if c.is_causal else (c.sliding_window, c.sliding_window)
-
-
 WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, to each side)"}
 STRIDE = {"attention_stride": "the width of the local band and the distance of far keys"}
 SEGMENT = {"segment_length": "the number of tokens that are attended to one by one"}
@@ -86,7 +82,6 @@ OF_SCHEMES = {
     ),
     "alibi": dict(fields=("alibi_bias_max",)),
     "relative": dict(
-        trained_bias=True,
         fields=("relative_attention_num_buckets", "relative_attention_max_distance", "relative_attention_shared"),
         rules=(
             (
@@ -116,20 +111,16 @@ OF_KINDS = {
         families=(DECODER, MOE, ENCODER),
         needs=WINDOW,
         companions={"sliding_window": 4},
-        near=_window,
     ),
     "strided_attention": dict(
         families=(DECODER, MOE),
         needs=STRIDE,
         companions={"attention_stride": 3},
-        near=lambda c: (c.attention_stride - 1, 0),
-        stride=lambda c: c.attention_stride,
     ),
     "local_global_attention": dict(
         families=(ENCODER,),
         needs=WINDOW,
         companions={"sliding_window": 3},
-        near=_window,
     ),
     "linear_attention": dict(
         families=(DECODER,),

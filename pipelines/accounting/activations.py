@@ -1,29 +1,32 @@
-"""Bytes that a training step of our models holds beside weights, gradients and optimizer states.
+"""Bytes that a training step holds beside weights, gradients and optimizer states, of any model that torch can trace.
 
-What each operation keeps for its backward pass is counted by arithmetic, as torch's autograd keeps it for
-modeling/block.py and the files beside it (the idea: Korthikanti et al. 2022, section 4). Standard library only.
-
-D hidden size, F feed-forward width, H query heads, G key/value heads, K head size, V vocabulary.
+Nothing of a model is mirrored here: its own forward and backward passes run on torch's fake tensors, which have shapes
+and no values, and each operation's storages are counted from the moment they are made until the last tensor lets go.
 """
 
-from dataclasses import dataclass
+import copy
+import inspect
+import re
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 
-from anyformer.modeling.families import FAMILIES
-from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
+import torch
+from anyformer.modeling.traits import image_sides
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..data.batch_keys import IGNORE_INDEX
 
 FP32, HALF = 4, 2
-# Logits are made by such shares, but by at least so many bytes (modeling/lm_head.py, which needs torch).
-CHUNK_SHARE, CHUNK_BYTES = 8, 1 << 24
-# Tokens of a tile, of the shortest row in tiles, and the share of tiles up to which there are some
-# (modeling/kernels/tiles.py, which needs torch).
-TILE, SHORTEST_ROW, MOST_TILES = 64, 256, 0.75
-# Rough, from torch's profiler (8 rows of 96 tokens, 4 heads of 32): matrices of scores that disentangled attention
-# keeps, and values for each channel of a query that linear attention and memories keep in fp32.
-SCORES_OF_DISENTANGLED, KEPT_BY_STATES = 5, 13
-# Values for each channel of a query that global tokens keep, whose own keys and values are made (2 rows of 4,096).
-KEPT_BY_GLOBAL_TOKENS = 5
-# Values that an activation function keeps for each channel, its output included; transformers' tanh GELU is Python.
-KEPT_BY_ACTIVATION = {"relu": 1, "gelu_new": 5}
+# Whole numbers up to so many are computed, as models read masks and positions on the host; floats never are.
+MOST_COMPUTED = 2**26
+# The names under which configs say how many layers there are.
+DEPTH = re.compile(r"(num_|n_)?(hidden_|encoder_|decoder_)?(layers?|groups)")
+READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Batch:
     """What a forward pass reads.
 
     tokens: of a row that the model, or its encoder, reads. targets: of a row that the decoder of an encoder-decoder
-    writes. labelled: share of the positions that the head predicts. vocabulary: rows of that head; 0: one vector per
-    row is classified, which costs nothing worth counting.
+    writes. labelled: share of the positions that the head predicts. vocabulary: rows of that head; 0: it has none, and
+    what it makes of a row costs nothing worth counting.
     """
 
     rows: int
@@ -41,211 +44,241 @@ class Batch:
     labelled: float = 1.0
     vocabulary: int = 0
 
+    def inputs(self, model) -> dict[str, torch.Tensor]:
+        """A batch for the model, with labels of the shape of its tokens."""
+        config, length = model.config, self.targets or self.tokens
+        labels = torch.zeros(self.rows, length, dtype=torch.long)
+        labels[:, round(length * self.labelled) :] = IGNORE_INDEX
+        if model.main_input_name == "pixel_values":
+            pixels = torch.empty(self.rows, config.num_channels, *image_sides(config), device="meta")
+            inputs = {"pixel_values": pixels, "labels": labels}
+            if "bool_masked_pos" in inspect.signature(model.forward).parameters:
+                patches = pixels[0, 0].numel() // config.patch_size**2
+                inputs["bool_masked_pos"] = torch.ones(self.rows, patches, dtype=torch.bool)
+            return inputs
+        inputs = {"input_ids": torch.zeros(self.rows, self.tokens, dtype=torch.long), "labels": labels}
+        if config.is_encoder_decoder:  # whose sources are padded, as in every batch of them
+            inputs["attention_mask"] = torch.ones(self.rows, self.tokens, dtype=torch.long)
+            inputs["attention_mask"][:, -1] = 0
+            inputs["decoder_input_ids"] = torch.zeros_like(labels)
+        if type(model).__name__.endswith("ForMultipleChoice"):
+            inputs["input_ids"] = inputs["input_ids"][:, None]
+        return inputs
+
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes. peak: the most at once. layers: what all layers keep. logits: of all positions, in fp32, if they were made
-    at once; chunk: what is made of them at a time."""
+    """Bytes. peak: the most at once. kept: what is left for the backward pass when the forward pass ends."""
 
     peak: int
-    layers: int
-    logits: int
-    chunk: int
+    kept: int
+
+    def towards(self, other: "Activations", share: float) -> "Activations":
+        """On the line from these to others: 0 is here, 1 there."""
+        return Activations(
+            round(self.peak + share * (other.peak - self.peak)), round(self.kept + share * (other.kept - self.kept))
+        )
 
 
-@dataclass(frozen=True)
-class How:
-    """How a step computes. half: bf16 or fp16 autocast. on_cpu: torch keeps more of some operations there.
-    checkpointing: layers keep their input, and are computed once more in the backward pass."""
+@dataclass
+class StepActivations:
+    """The activations of a model's step, by its rows.
 
-    half: bool = False
-    on_cpu: bool = False
-    checkpointing: bool = False
-    eager: bool = False
-
-
-def activations(config, batch: Batch, how: How) -> Activations:
-    """The activations of a batch.
-
-    config: of one of our families, nothing left to derive.
+    build: config -> the model on the meta device. config: of the whole model. batch: what is measured, and twice its
+    rows; between and beyond is a line. half: bf16 or fp16 autocast. on_cpu: whether operations that GPUs have kernels
+    for are composed of others.
     """
-    layer = _Layer(config, how)
-    kinds, mlps = attention_kinds(config), mlp_kinds(config)
-    stacks = [layer.stack(batch.rows, batch.tokens, list(zip(kinds, mlps)))]
-    predicted = batch.rows * batch.tokens
-    if FAMILIES[config.model_type].has_decoder:
-        predicted = batch.rows * batch.targets
-        if hasattr(config, "stack_config"):
-            mlps = mlp_kinds(config.stack_config(is_causal=True))
-        stacks.append(layer.stack(batch.rows, batch.targets, [(kinds[0], mlp) for mlp in mlps], batch.tokens))
-    labelled = round(predicted * batch.labelled)
-    of_all = any(getattr(config, name, 0) for name in ("mask_decoder_layers", "conv_kernel_size"))
-    all_tokens = mlps[-1] == "sparse" or of_all or how.checkpointing
-    if config.model_type == "anyformer_encoder" and batch.vocabulary and not all_tokens:
-        stacks[0].kept[-1] -= (predicted - labelled) * layer.feed_forward_part()  # it runs on labelled tokens alone
-    head, logits, chunk = layer.head(labelled, batch.vocabulary)
-    kept = sum(sum(stack.kept) for stack in stacks)
-    before, most = 0.0, 0.0  # what lies there when a stack's last layer is gone through backwards, and the peak so far
-    for stack in stacks:
-        before += stack.ends + sum(stack.kept)
-        most = max(most, before + stack.again + stack.working)
-    return Activations(round(max(most, before + head)), round(kept), logits, chunk)
 
+    build: Callable
+    config: object
+    batch: Batch
+    half: bool
+    on_cpu: bool
+    _known: dict[bool, tuple[Activations, Activations]] = field(default_factory=dict)
 
-@dataclass(frozen=True)
-class _Stack:
-    """Bytes. kept: of each layer. ends: before the first layer and after the last. again: a checkpointed layer that is
-    computed once more. working: what a layer's backward pass holds besides."""
+    def of_rows(self, rows: int, checkpointing: bool) -> Activations:
+        """checkpointing: layers keep their input, and are computed once more in the backward pass."""
+        if checkpointing not in self._known:
+            twice = replace(self.batch, rows=2 * self.batch.rows)
+            self._known[checkpointing] = self.measured(self.batch, checkpointing), self.measured(twice, checkpointing)
+        one, two = self._known[checkpointing]
+        return one.towards(two, rows / self.batch.rows - 1)
 
-    kept: list[float]
-    ends: float
-    again: float
-    working: float
+    def measured(self, batch: Batch, checkpointing: bool) -> Activations:
+        """Of a deep model two models of few layers are measured, which differ by those that are repeated.
 
-
-class _Layer:
-    """Bytes of one layer's parts. `fp32` is the width of the residual stream, `compute` that of products."""
-
-    def __init__(self, config, how: How):
-        c = self.c = config
-        self.how, self.compute = how, HALF if how.half else FP32
-        self.D, self.H = c.hidden_size, c.num_attention_heads
-        self.G, self.K = c.num_key_value_heads, c.head_dim
-        self.gated = MLP_TYPES[c.mlp_type].gated
-
-    def stream(self, tokens: int) -> int:
-        """The residual stream."""
-        return tokens * self.D * FP32
-
-    def norm(self, width: int) -> int:
-        """Of a token: the norm's input; torch composes an RMSNorm on CPUs, and keeps the normalised input, too."""
-        return width * FP32 * (2 if self.how.on_cpu and self.c.norm_type == "rmsnorm" else 1)
-
-    def read(self, width: int, products: int) -> int:
-        """Of a token: what linear layers with one input keep of it. Autocast makes a copy for each of them."""
-        return width * (HALF * products if self.how.half else FP32)
-
-    def dropout(self) -> int:
-        """Of a token: which channels stay; on CPUs torch keeps what it multiplies with."""
-        return self.D * (FP32 if self.how.on_cpu else 1) if self.c.hidden_dropout > 0 else 0
-
-    def keys_in_tiles(self, kind: str, tokens: int) -> int | None:
-        """The keys that a tile of queries meets; None: attention is in one piece, under a mask of all pairs."""
-        traits = ATTENTION_KINDS[kind]
-        acts_on = POSITION_SCHEMES[self.c.position_encoding].acts_on
-        if traits.near is None or self.how.eager or acts_on == "attention" or tokens < SHORTEST_ROW:
-            return None
-        keys = TILE * (1 + -(-sum(traits.near(self.c)) // TILE) + traits.global_tokens)
-        if traits.stride is not None:
-            keys += round(tokens / 2 * min(1, 2 * TILE / traits.stride(self.c)))
-        return keys if keys <= MOST_TILES * tokens else None
-
-    def scores_by_products(self, kind: str, tokens: int) -> int:
-        """Of a token: its scores, where CPUs compute a trained bias's gradient by plain products."""
-        if not (self.how.on_cpu and POSITION_SCHEMES[self.c.position_encoding].trained_bias):
-            return 0
-        return self.H * FP32 * (self.keys_in_tiles(kind, tokens) or tokens)
-
-    def attention(self, kind: str, tokens: int, keys: int, reads: int = 3) -> tuple[float, float]:
-        """Of a query's token, of a key's token: projections, output, and scores where they are kept."""
-        traits, scheme = ATTENTION_KINDS[kind], POSITION_SCHEMES[self.c.position_encoding]
-        masked = traits.windowed or traits.needs or scheme.acts_on == "scores"
-        whole = self.how.eager or scheme.acts_on == "attention"  # its scores are kept, head by head
-        shared = self.G if not masked and not whole else self.H  # a mask makes torch repeat keys and values
-        in_tiles, value = self.keys_in_tiles(kind, tokens), self.compute
-        per_query = 2 * self.H * self.K * value + self.H * FP32 + self.read(self.D, reads)
-        if whole:
-            matrices = SCORES_OF_DISENTANGLED if scheme.acts_on == "attention" else 1
-            per_query += matrices * self.H * keys * (FP32 + (HALF if self.how.half else 0))
-        if traits.memories:
-            per_query += KEPT_BY_STATES * self.H * self.K * FP32
-        if traits.global_tokens:
-            per_query += KEPT_BY_GLOBAL_TOKENS * self.H * self.K * value
-        # A tile of keys is copied for each tile of queries that meets it, as many heads as there are.
-        per_key = 2 * self.K * value * (shared if in_tiles is None else self.G * in_tiles / TILE)
-        if self.c.qk_norm:
-            per_query += self.norm(self.H * self.K)
-            per_key += self.norm(self.G * self.K)
-        return per_query, per_key
-
-    def feed_forward(self, width: int) -> float:
-        """Of a token: from the feed-forward's input to that of its last product."""
-        kept = KEPT_BY_ACTIVATION.get(self.c.hidden_act, 2) + (2 if self.gated else 0)
-        return kept * width * self.compute + self.read(self.D, 2 if self.gated else 1)
-
-    def feed_forward_part(self) -> float:
-        """Of a token: with what stands around the feed-forward in its layer."""
-        return self.feed_forward(self.c.intermediate_size) + self.norm(self.D) + self.dropout()
-
-    def experts(self) -> float:
-        """Of a token: its copies for the experts it is given to, what they keep, the router's scores."""
-        c = self.c
-        width, chosen = c.moe_intermediate_size or c.intermediate_size, c.num_experts_per_tok
-        kept = (KEPT_BY_ACTIVATION.get(c.hidden_act, 2) + (3 if self.gated else 0)) * width + self.D
-        shared = self.feed_forward(c.shared_expert_intermediate_size) if c.shared_expert_intermediate_size else 0
-        return chosen * kept * self.compute + self.D * FP32 + 4 * c.num_experts * FP32 + shared
-
-    def size(self, rows: int, tokens: int, kind: str, mlp: str, source: int | None = None) -> float:
-        """All that a layer keeps. source: tokens of a row of the encoder that it attends to as well."""
-        per_query, per_key = self.attention(kind, tokens, tokens)
-        if self.keys_in_tiles(kind, tokens) is None:
-            per_query += self.scores_by_products(kind, tokens)
-        per_token = per_query + per_key + 2 * self.norm(self.D) + 2 * self.dropout()
-        per_token += self.experts() if mlp == "sparse" else self.feed_forward(self.c.intermediate_size)
-        total = rows * tokens * per_token
-        if source is not None:
-            per_query, per_key = self.attention(PLAIN, tokens, source, reads=1)
-            casts = self.read(self.D, 2) if self.how.half else 0  # in fp32 all layers read the encoder's one output
-            total += rows * tokens * (per_query + self.norm(self.D) + self.dropout()) + rows * source * (
-                per_key + casts
-            )
-        return total
-
-    def stack(self, rows: int, tokens: int, layers: list[tuple[str, str]], source: int | None = None) -> _Stack:
-        """layers: kind of attention and of feed-forward of each. source: see `size`."""
-        sizes = [self.size(rows, tokens, kind, mlp, source) for kind, mlp in layers]
-        kinds = [kind for kind, _ in layers]
-        ends, working = self.ends(rows * tokens, tokens, kinds), self.working(rows * tokens)
-        if not self.how.checkpointing:
-            return _Stack(sizes, ends, 0, working)
-        trained = rows * tokens * max((self.scores_by_products(kind, tokens) for kind in kinds), default=0)
-        inputs = [self.stream(rows * tokens)] * len(sizes)
-        return _Stack(inputs, ends, max(sizes, default=0), working + 2 * trained)  # and the sum of the bias's gradients
-
-    def working(self, tokens: int) -> float:
-        """What the backward pass of the last layer holds before it frees what the layer kept."""
-        width = self.c.intermediate_size
-        if getattr(self.c, "num_experts", None):
-            width = max(width, self.c.num_experts_per_tok * (self.c.moe_intermediate_size or width))
-        return tokens * ((2 if self.gated else 1) * width * self.compute + self.D * FP32)
-
-    def ends(self, tokens: int, length: int, kinds: list[str]) -> float:
-        """What is kept before the first layer and after the last one; score biases and masks of all layers."""
-        last = self.D * FP32 if self.c.norm_position == "pre" else 0
-        first = self.norm(self.D) if self.c.embedding_norm else 0
-        scheme = POSITION_SCHEMES[self.c.position_encoding]
-        biased = scheme.acts_on == "scores"
-        pairs = 0
-        for kind in set(kinds):
-            in_tiles = self.keys_in_tiles(kind, length)
-            if biased:
-                pairs += length * self.H * self.compute
-            if in_tiles is not None:
-                pairs += in_tiles * FP32 * (self.H if biased else 1)
-            elif not biased and (ATTENTION_KINDS[kind].windowed or ATTENTION_KINDS[kind].needs):
-                pairs += length
-        return tokens * (last + first + self.dropout() + pairs)
-
-    def head(self, positions: int, vocabulary: int) -> tuple[int, int, int]:
-        """(what the loss holds, logits of all positions in fp32, logits at a time).
-
-        The loss makes its gradients at once: those of the hidden states, twice where they are put together, and that of
-        the weight (see modeling/lm_head.py).
+        Each further layer adds what it keeps; what comes on top of that at the peak is the deeper one's.
         """
-        if not vocabulary or not positions:
-            return 0, 0, 0
-        width = getattr(self.c, "embedding_size", None) or self.D
-        logits = FP32 * positions * vocabulary
-        half = HALF / FP32 if self.how.half and not self.how.on_cpu else 0
-        chunk = min(round(logits * (1 + half)), max(CHUNK_BYTES, logits // CHUNK_SHARE))
-        return chunk + 3 * positions * width * FP32 + vocabulary * width * FP32, logits, chunk
+        depth = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
+        few, more = depths_to_measure(self.build(self.config), depth)
+        how = (batch, self.half, self.on_cpu, checkpointing)
+        deeper = measured_step(self.build(with_depth(self.config, more)), *how)
+        if more == depth:
+            return deeper
+        each = (deeper.kept - measured_step(self.build(with_depth(self.config, few)), *how).kept) / (more - few)
+        added = round(each * (depth - more))
+        return Activations(deeper.peak + added, deeper.kept + added)
+
+
+# ------------------------------------------------------------------------------------------------------- layers
+
+
+def depths_to_measure(model, depth: int) -> tuple[int, int]:
+    """Two numbers of layers that differ by one period of the model's kinds of layers; twice `depth`: it is not deep."""
+    text = model.config.get_text_config()
+    stacks = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == depth]
+    lists = [*per_layer_lists(text, depth).values(), getattr(text, "attention_kinds", [])]
+    kinds = [
+        ([[p.shape for p in stack[i].parameters()] for stack in stacks], [each[i] for each in lists if each])
+        for i in range(depth if stacks else 0)
+    ]
+    for period in range(1, len(kinds) // 3 + 1):
+        first = next((i for i in range(depth - period, 0, -1) if kinds[i - 1] != kinds[i - 1 + period]), 0)
+        few = first + 2 * period + (depth - first) % period
+        if few + period < depth:
+            return few, few + period
+    return depth, depth
+
+
+def per_layer_lists(config, depth: int) -> dict[str, list]:
+    """The fields of a config that hold something for each layer."""
+    return {name: each for name, each in vars(config).items() if isinstance(each, list) and len(each) == depth}
+
+
+def with_depth(config, depth: int):
+    """The config of a model of the first so many layers; of an encoder-decoder in each of both."""
+    found = copy.deepcopy(config)
+    text = found.get_text_config()
+    whole = getattr(text, "num_hidden_layers", 0)
+    for name, each in per_layer_lists(text, whole).items():
+        setattr(text, name, each[:depth])
+    for name, number in list(vars(text).items()):
+        if number == whole and DEPTH.fullmatch(name):
+            setattr(text, name, depth)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+
+
+def measured_step(model, batch: Batch, half: bool, on_cpu: bool, checkpointing: bool) -> Activations:
+    """One forward and backward pass. model: on the meta device; its weights become fake.
+
+    Gradients are there before, as in every pass but the first of a step: they are no activations.
+    """
+    model.train()
+    model.config.use_cache = False
+    if checkpointing and model.supports_gradient_checkpointing:
+        recompute_layers(model)
+    inputs, fake = batch.inputs(model), FakeTensorMode(allow_non_fake_inputs=True)
+    if not batch.vocabulary:
+        del inputs["labels"]
+    with fake:
+        model.to_empty(device="cpu")
+        model.tie_weights()
+        inputs |= {name: torch.empty_like(x, device="cpu") for name, x in inputs.items() if x.is_meta}
+        for p in model.parameters():
+            p.grad = torch.empty_like(p)
+    kernels = nullcontext() if on_cpu else KernelsOfGpus()
+    with HeldBytes(fake, [*model.parameters(), *model.buffers()]) as held, kernels:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            outputs = model(**inputs)
+            loss = outputs.get("loss")
+            if loss is None:
+                made = (x for x in tree_leaves(tuple(outputs.values())) if torch.is_tensor(x) and x.requires_grad)
+                loss = sum(x.sum() for x in made)
+        kept = held.now
+        run_backward(loss)
+    return Activations(held.peak, kept)
+
+
+def run_backward(loss: torch.Tensor) -> None:
+    """`loss.backward()`, which itself would leave the modes of functions that layers computed once more run in."""
+    engine, how = torch.autograd.Variable._execution_engine, {"allow_unreachable": True, "accumulate_grad": True}
+    engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), **how)
+
+
+def recompute_layers(model) -> None:
+    """Switch gradient checkpointing on."""
+    # transformers < 5.23 has the second name alone
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+
+
+class HeldBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that operations make inside a block, while they live.
+
+    parameters: and buffers, which are not counted, nor are their copies by autocast: those are the weights' own.
+    now, peak: bytes.
+    """
+
+    def __init__(self, fake: FakeTensorMode, parameters: list[torch.Tensor]):
+        super().__init__()
+        self.fake, self.now, self.peak = fake, 0, 0
+        self.weights = {x.untyped_storage()._cdata for x in parameters}
+        self.known = {x.untyped_storage()._cdata for p in parameters for x in (p, p.grad) if x is not None}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = self.computed(func, args, kwargs or {})
+        of_weight = func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self.weights
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.add(x.untyped_storage(), of_weight)
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def computed(self, func, args, kwargs):
+        """The result, fake but for whole numbers that are made of such alone."""
+        if func.tags and READS_VALUES & set(func.tags):
+            return func(*args, **kwargs)
+        if any(isinstance(x, FakeTensor) for x in tree_leaves((args, kwargs))):
+            return func(*args, **kwargs)
+        with self.fake:
+            shapes = func(*args, **kwargs)
+        made = [x for x in tree_leaves(shapes) if isinstance(x, torch.Tensor)]
+        if any(x.is_floating_point() or x.numel() > MOST_COMPUTED for x in made):
+            return shapes
+        return func(*args, **kwargs)
+
+    def add(self, storage: torch.UntypedStorage, of_weight: bool) -> None:
+        if storage._cdata not in self.known:
+            size = 0 if of_weight else storage.nbytes()
+            self.known.add(storage._cdata)
+            self.now += size
+            weakref.finalize(storage, self.remove, storage._cdata, size).atexit = False
+
+    def remove(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+
+class KernelsOfGpus(TorchFunctionMode):
+    """What GPUs compute by one kernel and CPUs by several: what such a kernel keeps is kept."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kernel = KERNELS.get(func)
+        return func(*args, **(kwargs or {})) if kernel is None else kernel(*args, **(kwargs or {}))
+
+
+def attention_kernel(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key, value))
+    if attn_mask is not None:
+        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
+    how = (attn_mask, True, dropout_p, is_causal)
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, *how, scale=scale)[0]
+
+
+def norm_kernel(input, normalized_shape, weight=None, eps=None):
+    return torch.native_layer_norm(input, normalized_shape, weight, None, eps or 0)[0]
+
+
+def dropout_kernel(input, p=0.5, training=True, inplace=False):
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+
+KERNELS = {
+    torch.nn.functional.scaled_dot_product_attention: attention_kernel,
+    torch.nn.functional.rms_norm: norm_kernel,
+    torch.nn.functional.dropout: dropout_kernel,
+}

@@ -93,8 +93,8 @@ class FlopCount:
     def __init__(self, model: torch.nn.Module):
         self.is_encoder_decoder = bool(model.config.is_encoder_decoder)
         config = model.config.get_text_config()
-        heads = config.num_attention_heads
-        self.width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        heads = getattr(config, "num_attention_heads", 0)  # models of states alone have none
+        self.width = heads and heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
         self.layers = config.num_hidden_layers
         self.decoder_layers = next(
             (n for n in (getattr(config, name, None) for name in ("num_decoder_layers", "decoder_layers")) if n),

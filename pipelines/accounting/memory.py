@@ -9,6 +9,7 @@ DeepSpeed keeps weights and gradients in the precision of the run, and the fp32 
 from dataclasses import dataclass
 
 from ..errors import UserError, did_you_mean
+from ..optimizer_rows import optimizer_of
 
 FP32, HALF = 4, 2
 
@@ -19,14 +20,6 @@ STAGES = {
     "zero2": ("ZeRO-2", (True, True, False)),
     "zero3": ("ZeRO-3", (True, True, True)),
     "fsdp": ("FSDP2", (True, True, True)),
-}
-# Bytes for each parameter that an optimizer keeps beside the weights, by the names that `training.optim` takes.
-MOMENTS = {
-    **dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused", "nadam", "radam"), 8),
-    **dict.fromkeys(("lion_32bit", "adagrad", "rmsprop"), 4),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), 2),
-    **dict.fromkeys(("lion_8bit",), 1),
-    "sgd": 0,
 }
 
 
@@ -57,10 +50,10 @@ def check_stage(stage: str | None, optimizer: str) -> None:
     """Raise UserError for an unknown stage, or one whose engine cannot run `training.optim`."""
     if stage is not None and stage not in STAGES:
         raise UserError(f"stage={stage!r} is not known{did_you_mean(stage, STAGES)}; known: {', '.join(STAGES)}")
-    if optimizer == "muon" and (stage or "").startswith("zero"):
+    if optimizer_of(optimizer).whole_matrices and (stage or "").startswith("zero"):
         raise UserError(
-            f"training.optim=muon needs whole matrices, but DeepSpeed, which {STAGES[stage][0]} is of, flattens them; "
-            f"set it to adamw, or plan for FSDP2"
+            f"training.optim={optimizer} needs whole matrices, but DeepSpeed, which {STAGES[stage][0]} is of, flattens "
+            f"them; set it to adamw, or plan for FSDP2"
         )
 
 

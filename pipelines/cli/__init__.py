@@ -1,4 +1,4 @@
-"""The command line: one verb, one library function."""
+"""The command line: one verb, one module, one library function."""
 
 from .commands import main
 

@@ -5,7 +5,12 @@ import re
 from collections.abc import Iterator
 
 from ..errors import UserError
-from .commands import Parser
+from ..plugins import OBJECTIVES
+from ..recipes.compose import describe_fields
+from ..recipes.introspection import family_fields, training_argument_fields
+from ..recipes.recipe_files import shipped
+from .listing import TABLES, family_rows
+from .parser import build_parser
 
 SHELLS = ("bash", "zsh", "fish")
 # The positional arguments whose words are known: destination -> what they may be. Others are files and folders.
@@ -14,11 +19,8 @@ WORDS_OF = {"recipe": RECIPES, "overrides": SETTINGS, "kind": KINDS, "target": R
 FUNCTION = "_anyformer_{}"
 
 
-def add_completion(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "completion",
-        help="a script by which bash, zsh or fish complete commands",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Print a script that completes verbs, options, recipes, settings and files.",
         epilog="examples:\n"
         "  anyformer completion bash > ~/.local/share/bash-completion/completions/anyformer\n"
@@ -26,26 +28,15 @@ def add_completion(verbs) -> Parser:
         "  anyformer completion fish > ~/.config/fish/completions/anyformer.fish",
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-    parser.set_defaults(run=_run_completion)
-    return parser
 
 
-def _run_completion(args) -> int:
-    from .commands import build_parser
-
+def run(args) -> int:
     print(completion(build_parser(), args.shell))
     return 0
 
 
 def known_words() -> dict[str, list[str]]:
     """{kind of word: those that there are}."""
-    from ..plugins import OBJECTIVES
-    from ..recipes.compose import describe_fields
-    from ..recipes.files import shipped
-    from ..recipes.introspection import family_fields, training_argument_fields
-    from .commands import LISTED
-    from .listing import family_rows
-
     settings = {row.name for row in describe_fields() if not row.name.endswith("*")}
     settings |= {f"model.{field}" for family, *_ in family_rows() for field in family_fields(family)}
     settings |= {f"training.{field}" for field in training_argument_fields() if not field.startswith("_")}
@@ -53,7 +44,7 @@ def known_words() -> dict[str, list[str]]:
     return {
         RECIPES: sorted(set(names)),
         SETTINGS: sorted(f"{name}=" for name in settings if re.fullmatch(r"[\w.]+", name)),
-        KINDS: [*LISTED, "fields", *sorted(OBJECTIVES)],
+        KINDS: [*TABLES, "fields", *sorted(OBJECTIVES)],
     }
 
 

@@ -3,15 +3,12 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
-from .output import add_json, json_alone, quoted, refuse_json, say_next
+from .common_arguments import add_json, add_overrides, add_trust, at_least
+from .output import json_alone, quoted, refuse_json, say, say_loading, say_next
 
 
-def add_evaluate(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "evaluate",
-        help="measure a saved model on a task or a suite of tasks, or compare two models",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Measure a model (the folder of a run, any saved model, or a repository on the Hub; ours or\n"
         "transformers' own) on the test data of a recipe: the metrics of its task, or the perplexities of its text,\n"
         "with 95 % intervals. Three names, A B TASK, compare two models on the same examples. Where TASK is a suite\n"
@@ -40,19 +37,30 @@ def add_evaluate(verbs) -> Parser:
         nargs="?",
         help="recipe whose data and metrics are taken (default: the run's own), or a suite; A B TASK compares models",
     )
-    _add_overrides(parser)
+    add_overrides(parser)
     parser.add_argument(
         "--split", choices=("test", "validation"), help="data to measure on (default: test, else validation)"
     )
-    parser.add_argument(
-        "--max-examples", type=_at_least(1), help="at most so many, spread over the data (default: all)"
-    )
+    parser.add_argument("--max-examples", type=at_least(1), help="at most so many, spread over the data (default: all)")
     parser.add_argument(
         "--output", metavar="FILE", help="JSON to write (default: evaluation-TASK.json in the model's folder)"
     )
     parser.add_argument(
         "--predictions", metavar="FILE", help="JSONL to write: row, prediction and reference of each example"
     )
+    _add_few_shot(parser)
+    parser.add_argument(
+        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
+    )
+    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
+    parser.add_argument(
+        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
+    )
+    add_json(parser)
+    add_trust(parser)
+
+
+def _add_few_shot(parser) -> None:
     parser.add_argument(
         "--shots",
         metavar="K,K,...",
@@ -70,47 +78,38 @@ def add_evaluate(verbs) -> Parser:
     parser.add_argument(
         "--lm-eval-task", metavar="FILE", help="--shots: YAML to write, with which lm-eval asks the same"
     )
-    parser.add_argument(
-        "--by-position", action="store_true", help="perplexity by the number of tokens before; JSON and a plot (PNG)"
-    )
-    parser.add_argument("--label", help="--by-position: the curve's name in the plot (default: MODEL)")
-    parser.add_argument(
-        "--beside", metavar="FILE", action="append", default=[], help="--by-position: also plot this earlier JSON"
-    )
-    add_json(parser)
-    _add_trust(parser)
-    parser.set_defaults(run=run_evaluate)
-    return parser
 
 
-def run_evaluate(args) -> int:
-    """Measure what the command asks for."""
+# Option -> the one that it belongs to.
+BELONGS_TO = dict.fromkeys(("label", "beside"), "by_position")
+BELONGS_TO |= dict.fromkeys(("template", "label_words", "normalized", "lm_eval_task"), "shots")
+
+
+def run(args) -> int:
     from ..evaluation.request import check_one_process
     from ..evaluation.suite_file import is_suite
 
     check_one_process()
-    for option in ("label", "beside"):
-        if getattr(args, option) and not args.by_position:
-            raise UserError(f"--{option} belongs to --by-position; add it")
-    for option in ("template", "label_words", "normalized", "lm_eval_task"):
-        if getattr(args, option) and args.shots is None:
-            raise UserError(f"--{option.replace('_', '-')} belongs to --shots; add it")
-    of_suite, of_two = is_suite(args.recipe), len(args.models) == 2
-    run = (_compare_on_suite if of_suite else _compare) if of_two else _suite if of_suite else _one_model
-    if args.by_position and run is not _one_model:
+    for option, owner in BELONGS_TO.items():
+        if getattr(args, option) and not getattr(args, owner):
+            raise UserError(f"--{option.replace('_', '-')} belongs to --{owner.replace('_', '-')}; add it")
+    of_suite = is_suite(args.recipe)
+    of_one = len(args.models) == 1 and not of_suite
+    if args.by_position and not of_one:
         raise UserError("--by-position is of one model and one task; --beside draws others in its plot")
-    if args.shots is not None and (args.by_position or run is not _one_model):
+    if args.shots is not None and (args.by_position or not of_one):
         raise UserError("--shots is of one model and one task, without --by-position")
     if args.predictions is not None and (args.by_position or of_suite):
         raise UserError("--predictions are of one task; remove it, or name a single task")
     if args.by_position:
         refuse_json(args, "--by-position")
+    measure = _suite if of_suite else _compare if not of_one else _one_model if args.shots is None else _few_shot
     with json_alone(args.json) as args.answer:
-        code = _few_shot(args) if args.shots is not None else run(args)
-    if len(args.models) == 1 and run is _one_model:
+        measure(args)
+    if of_one:
         task = f" {quoted(args.recipe)}" if args.recipe else ""
         say_next(f"anyformer evaluate {quoted(args.models[0])} ANOTHER_MODEL{task or ' TASK'}    # is one better?")
-    return code
+    return 0
 
 
 def _recipe(args, model: str):
@@ -118,7 +117,7 @@ def _recipe(args, model: str):
 
     notes: list[str] = []
     recipe = evaluation_recipe(model, args.recipe, args.overrides, notes)
-    _say(notes)
+    say(notes)
     check_predictions(recipe, args.predictions)
     recipe.trust_remote_code = args.trust_remote_code
     return recipe
@@ -135,7 +134,7 @@ def _output(args, task: str, kind: str | None = None) -> Path | None:
     return output
 
 
-def _one_model(args) -> int:
+def _one_model(args) -> None:
     from ..evaluation.request import check_by_position, choose_split
 
     recipe = _recipe(args, args.models[0])
@@ -143,13 +142,13 @@ def _one_model(args) -> int:
     output = _output(args, recipe.name, "by-position" if args.by_position else None)
     if args.by_position:
         check_by_position(recipe, output, args.beside)
-    _say_loading()
+    say_loading()
     if args.by_position:
         from ..evaluation.position_perplexity import evaluate_by_position
 
         label = args.label or args.models[0]
         evaluate_by_position(recipe, split, label, args.beside, output, args.max_examples)
-        return 0
+        return
     from ..evaluation.evaluate import evaluate_model, print_evaluation
 
     picture = None if output is None else output.with_suffix(".png")
@@ -157,10 +156,9 @@ def _one_model(args) -> int:
     print_evaluation(result)
     _write(args, result, output)
     _write_predictions(result.answers, args.predictions)
-    return 0
 
 
-def _few_shot(args) -> int:
+def _few_shot(args) -> None:
     from ..evaluation.request import check_shots, check_writable, choose_split, numbers_of_shots
 
     numbers = numbers_of_shots(args.shots)
@@ -171,7 +169,7 @@ def _few_shot(args) -> int:
     task = None if args.lm_eval_task is None else Path(args.lm_eval_task)
     if task is not None:
         check_writable(task, "--lm-eval-task")
-    _say_loading()
+    say_loading()
     from ..evaluation.few_shot import Shots, evaluate_few_shot, print_few_shot
 
     words = None if args.label_words is None else args.label_words.split(",")
@@ -182,63 +180,51 @@ def _few_shot(args) -> int:
     _write_predictions(result.answers, args.predictions)
     if task is not None:
         print(f"lm-eval's task is in {task}")
-    return 0
 
 
-def _compare(args) -> int:
+def _compare(args) -> None:
     from ..evaluation.request import choose_split
 
     recipes = [_recipe(args, model) for model in args.models]
     split = choose_split(recipes[0], args.split)
     output = _output(args, recipes[0].name, _against(args))
-    _say_loading()
+    say_loading()
     from ..evaluation.compare import compare_models, print_comparison
 
     result = compare_models(*recipes, split, args.max_examples)
     print_comparison(result)
     _write(args, result, output)
     _write_predictions(result.answers(), args.predictions)
-    return 0
 
 
-def _against(args) -> str:
-    """What the name of a comparison's file says of the second model; runs/{task} is `against-runs`."""
+def _against(args) -> str | None:
+    """What a file's name says of the second model, runs/{task} being `against-runs`; None where there is one model."""
+    if len(args.models) == 1:
+        return None
     name = Path(args.models[1].removesuffix("{task}")).name
     return f"against-{name.replace('{task}', 'task')}"
 
 
-def _suite(args) -> int:
+def _suite(args) -> None:
     from ..evaluation.suite_file import read_suite
 
-    suite, model = read_suite(args.recipe), args.models[0]
-    recipes = _recipes_of_suite(args, suite, model)
-    output = _output(args, suite.name)
-    _say_loading()
-    from ..evaluation.suite import evaluate_suite, print_suite
+    suite, models = read_suite(args.recipe), tuple(args.models)
+    recipes = tuple(_recipes_of_suite(args, suite, model) for model in models)
+    output = _output(args, suite.name, _against(args))
+    say_loading()
+    from ..evaluation.suite import compare_on_suite, evaluate_suite, print_suite, print_suite_comparison
 
-    result = evaluate_suite(suite, model, recipes)
-    print_suite(result)
+    if len(models) == 2:
+        result = compare_on_suite(suite, models, recipes)
+        print_suite_comparison(result)
+    else:
+        result = evaluate_suite(suite, models[0], recipes[0])
+        print_suite(result)
     _write(args, result, output)
-    if output is not None and output.parent == Path(model).expanduser():
+    if len(models) == 1 and output is not None and output.parent == Path(models[0]).expanduser():
         from ..publishing.model_card import write_model_card
 
         print(f"model card: {write_model_card(output.parent)}")
-    return 0
-
-
-def _compare_on_suite(args) -> int:
-    from ..evaluation.suite_file import read_suite
-
-    suite = read_suite(args.recipe)
-    recipes = tuple(_recipes_of_suite(args, suite, model) for model in args.models)
-    output = _output(args, suite.name, _against(args))
-    _say_loading()
-    from ..evaluation.suite import compare_on_suite, print_suite_comparison
-
-    result = compare_on_suite(suite, tuple(args.models), recipes)
-    print_suite_comparison(result)
-    _write(args, result, output)
-    return 0
 
 
 def _recipes_of_suite(args, suite, model: str) -> dict:
@@ -251,7 +237,7 @@ def _recipes_of_suite(args, suite, model: str) -> dict:
         notes=notes,
         trust_remote_code=args.trust_remote_code,
     )
-    _say(notes)
+    say(notes)
     return recipes
 
 

@@ -1,14 +1,11 @@
 """`anyformer generate`: a text continued by a saved model."""
 
-from .commands import Parser, _add_backends, _add_trust, _at_least, _say_loading
-from .output import quoted, say_next
+from .common_arguments import add_backends, add_trust, at_least
+from .output import quoted, say_loading, say_next
 
 
-def add_generate(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "generate",
-        help="continue a text with a trained model",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Continue a text with a model: the folder of a run, any saved model, or a repository on the Hub.",
         epilog="examples:\n"
         '  anyformer generate runs/quickstart "def "\n'
@@ -17,7 +14,7 @@ def add_generate(verbs) -> Parser:
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
-    parser.add_argument("--max-new-tokens", type=_at_least(1), default=64, help="tokens to add (default 64)")
+    parser.add_argument("--max-new-tokens", type=at_least(1), default=64, help="tokens to add (default 64)")
     parser.add_argument("--chat", action="store_true", help="the prompt is a question, put by the chat template")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--greedy", action="store_true", help="always the likeliest token (with --num-beams: beam search)")
@@ -25,17 +22,15 @@ def add_generate(verbs) -> Parser:
         "--do-sample", action="store_true", help="draw tokens at random; the default, except with --num-beams"
     )
     parser.add_argument("--temperature", type=float, help="below 1: likelier tokens more often (default 0.8)")
-    parser.add_argument("--top-k", type=_at_least(1), help="draw from the k likeliest tokens only")
+    parser.add_argument("--top-k", type=at_least(1), help="draw from the k likeliest tokens only")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
-    parser.add_argument("--num-beams", type=_at_least(1), default=1, help="beams of the search (default 1)")
-    parser.add_argument("--seed", type=_at_least(0), default=42, help="the same seed gives the same text (default 42)")
-    _add_backends(parser, "what computes it")
-    _add_trust(parser)
-    parser.set_defaults(run=_run_generate)
-    return parser
+    parser.add_argument("--num-beams", type=at_least(1), default=1, help="beams of the search (default 1)")
+    parser.add_argument("--seed", type=at_least(0), default=42, help="the same seed gives the same text (default 42)")
+    add_backends(parser, "what computes it")
+    add_trust(parser)
 
 
-def _run_generate(args) -> int:
+def run(args) -> int:
     from ..generation import check_sampling, generate_text, locate_model
 
     # None: as the kind of model wants it. A decoder draws, an encoder-decoder searches.
@@ -43,7 +38,7 @@ def _run_generate(args) -> int:
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
     check_sampling(do_sample is not False, **sampling)
     model = locate_model(args.model)
-    _say_loading()
+    say_loading()
     shown: list[str] = []
     text = generate_text(
         model,

@@ -3,17 +3,14 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .commands import Parser, _add_trust, _say_loading
-from .output import add_json, json_alone
+from .common_arguments import add_json, add_trust
+from .output import json_alone, say_loading
 
 PAGE = "inspect.html"
 
 
-def add_inspect(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "inspect",
-        help="a page of attention maps, head by head, of a model on texts or images",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Run a model on texts (a vision transformer on image files), and write one HTML page: the\n"
         "attention of every layer and head, summaries of heads, norms, what each layer would predict, loads of\n"
         "experts. It opens without a network, in any browser. With --neighbours: the words nearest to a word, by its\n"
@@ -35,12 +32,10 @@ def add_inspect(verbs) -> Parser:
     parser.add_argument("--sentences", metavar="FILE", help="--neighbours: text with a sentence per line, also .gz")
     parser.add_argument("--out", help=f"the page to write (default {PAGE})")
     add_json(parser)
-    _add_trust(parser)
-    parser.set_defaults(run=_run_inspect)
-    return parser
+    add_trust(parser)
 
 
-def _run_inspect(args) -> int:
+def run(args) -> int:
     try:
         layers = None if args.layers is None else [int(word) for word in args.layers.split(",")]
     except ValueError:
@@ -61,7 +56,7 @@ def _page(args, layers: list[int] | None) -> int:
 
     out = Path(args.out or PAGE)
     check_writable(out, "--out")
-    _say_loading()
+    say_loading()
     from ..inspection.inspect_model import inspect_model
 
     size = inspect_model(
@@ -90,7 +85,7 @@ def _neighbours(args, layers: list[int] | None) -> int:
     if not Path(args.sentences).is_file():
         raise UserError(f"--sentences {args.sentences}: no such file")
     if not args.json:
-        _say_loading()
+        say_loading()
     from ..generation import locate_model
     from ..inspection.neighbours import neighbours_of, print_neighbours
 

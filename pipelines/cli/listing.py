@@ -7,23 +7,23 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from ..console import wide_console
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
 from ..recipes.compose import describe_objective, load_preset, names_of
 from ..recipes.family_help import describe_family
-from ..recipes.files import shipped, shipped_yaml
+from ..recipes.recipe_files import shipped, shipped_yaml
 from ..words import aligned, counted, short_number
 from .output import print_json
 from .settings_help import explained
 
-# A pipe has no width; wide enough that no row of ours is broken, so that grep finds whole lines.
-PIPE_WIDTH = 220
 HEAD = re.compile(r"Anyformer\w+For(\w+)")
 
 
@@ -67,29 +67,14 @@ def preset_rows() -> list[tuple[str, str, str, str]]:
     return sorted(rows, key=lambda row: (introspection.family_names().index(row[1]), row[0]))
 
 
-def recipe_rows() -> list[tuple[str, str]]:
-    """Return (name, one line) of each shipped recipe."""
-    return [(name, shipped_yaml("recipes", name)["description"]) for name in shipped("recipes")]
+def described_rows(folder: str) -> list[tuple[str, str]]:
+    """Return (name, one line) of each file of configs/FOLDER."""
+    return [(name, shipped_yaml(folder, name)["description"]) for name in shipped(folder)]
 
 
-def suite_rows() -> list[tuple[str, str]]:
-    """Return (name, one line) of each shipped suite."""
-    return [(name, shipped_yaml("suites", name)["description"]) for name in shipped("suites")]
-
-
-def experiment_rows() -> list[tuple[str, str]]:
-    """Return (name, one line) of each shipped experiment."""
-    return [(name, shipped_yaml("experiments", name)["description"]) for name in shipped("experiments")]
-
-
-def objective_rows() -> list[tuple[str, str]]:
-    """Return (name, one line) of each objective."""
-    return [(name, OBJECTIVES[name].summary()) for name in names_of("objective")]
-
-
-def task_rows() -> list[tuple[str, str]]:
-    """Return (name, one line) of each task."""
-    return [(name, OBJECTIVES[name].summary()) for name in names_of("task")]
+def learned_rows(section: str) -> list[tuple[str, str]]:
+    """Return (name, one line) of each objective or task."""
+    return [(name, OBJECTIVES[name].summary()) for name in names_of(section)]
 
 
 def metric_rows() -> list[tuple[str, str, str]]:
@@ -108,12 +93,15 @@ def source_rows() -> list[tuple[str, str]]:
 TABLES = {
     "families": (family_rows, ("family", "models", "heads")),
     "presets": (preset_rows, ("preset", "family", "parameters", "architecture")),
-    "recipes": (recipe_rows, ("recipe", "what it trains")),
-    "objectives": (objective_rows, ("objective", "what the model learns from plain text or images")),
-    "tasks": (task_rows, ("task", "what the model learns from labelled examples")),
+    "recipes": (partial(described_rows, "recipes"), ("recipe", "what it trains")),
+    "objectives": (
+        partial(learned_rows, "objective"),
+        ("objective", "what the model learns from plain text or images"),
+    ),
+    "tasks": (partial(learned_rows, "task"), ("task", "what the model learns from labelled examples")),
     "metrics": (metric_rows, ("metric", "of", "what it measures")),
-    "suites": (suite_rows, ("suite", "what it measures")),
-    "experiments": (experiment_rows, ("experiment", "what it compares, by anyformer sweep")),
+    "suites": (partial(described_rows, "suites"), ("suite", "what it measures")),
+    "experiments": (partial(described_rows, "experiments"), ("experiment", "what it compares, by anyformer sweep")),
     "sources": (source_rows, ("source", "what it reads")),
 }
 
@@ -126,7 +114,7 @@ def print_settings(name: str, as_json: bool = False) -> None:
         settings = [vars(row) | {"owners": list(row.owners)} for row in describe_objective(name)]
         print_json(facts | {"metrics": list(cls.metric_names()), "settings": settings})
         return
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console = wide_console()
     console.print(f"{cls.section} {name}: {cls.summary()}", markup=False)
     console.print(
         f"families: {', '.join(cls.families)}; metrics: {', '.join(cls.metric_names()) or 'none'}", markup=False
@@ -186,7 +174,7 @@ def print_tables(kind: str | None = None, as_json: bool = False) -> None:
     if kind is None and sys.stdout.isatty():
         print_summary()
         return
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console = wide_console()
     for number, name in enumerate(TABLES if kind is None else [kind]):
         make, columns = TABLES[name]
         table = Table(*columns, title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)

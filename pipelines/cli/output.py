@@ -2,19 +2,16 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..json_text import json_text
+from ..words import aligned
 
-
-def add_json(parser) -> None:
-    """Add the option `--json` to a verb."""
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON value, and nothing else, on the standard output"
-    )
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 @contextmanager
@@ -35,6 +32,8 @@ def json_alone(asked: bool) -> Iterator[list]:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
+    from ..json_text import json_text
+
     print(json_text(value))
 
 
@@ -42,6 +41,33 @@ def refuse_json(args, option: str) -> None:
     """Raise UserError for --json beside an option whose result is no JSON."""
     if args.json:
         raise UserError(f"{option} prints no JSON; leave out --json")
+
+
+def plain_table(columns: Sequence[str], left: Collection[str]) -> "Table":
+    """A table without lines; columns that are not `left` stand at the right."""
+    from rich.table import Table
+
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
+
+
+def print_facts(console: "Console", facts: Iterable[tuple[str, str]]) -> None:
+    """Print labels and texts, which are broken at a terminal's width."""
+    console.print(aligned(facts, console.width if console.is_terminal else None), markup=False, soft_wrap=True)
+
+
+def say(notes: list[str]) -> None:
+    """Say what a user should know of the settings, once for all processes."""
+    for note in notes if os.environ.get("RANK", "0") == "0" else ():
+        print(f"anyformer: {note}", file=sys.stderr)
+
+
+def say_loading() -> None:
+    """Say on a terminal why nothing happens for some seconds."""
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        print("loading torch and transformers ...", file=sys.stderr, flush=True)
 
 
 def say_next(*commands: str) -> None:

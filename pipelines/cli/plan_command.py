@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING
 
 from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
+from ..console import wide_console
 from ..errors import UserError
 from ..words import aligned, counted
-from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
-from .output import add_json, json_alone, quoted, say_next
+from .common_arguments import add_json, add_recipe, add_trust, at_least
+from .output import json_alone, plain_table, print_facts, quoted, say, say_loading, say_next
 
 if TYPE_CHECKING:
-    from ..training.plan import Plan
+    from ..accounting.plan import Plan
 
 NARROW = 126  # columns of a terminal that the table of `print_plan` does not fit into
 
 
-def add_plan(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "plan",
-        help="parameters, memory per device, FLOPs and days of a run; no data is touched",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Count what training a recipe's model, or that of a preset, takes: parameters, bytes of weights,\n"
         "gradients, optimizer states and activations on each device, the cache of generation, FLOPs, days.\n"
         "Nothing is read, downloaded or trained, and no weights are made. A name of both is the recipe's.",
@@ -31,8 +29,7 @@ def add_plan(verbs) -> Parser:
         "  anyformer plan gpt2_small --devices 8xA100-40GB training.per_device_train_batch_size=64\n"
         "  anyformer plan llama3_8b --context 131072 --output plan.json",
     )
-    parser.add_argument("recipe", metavar="RECIPE|PRESET", help="a recipe (name or YAML file), or a preset's name")
-    _add_overrides(parser)
+    add_recipe(parser, "RECIPE|PRESET", "a recipe (name or YAML file), or a preset's name")
     parser.add_argument(
         "--devices", metavar="8xH100-80GB", help=f"how many of what (default: 1x{CPU}); {', '.join(MEMORY)} or {CPU}"
     )
@@ -42,22 +39,20 @@ def add_plan(verbs) -> Parser:
     )
     how.add_argument("--fsdp", action="store_true", help="FSDP2: weights, gradients and optimizer states are shared")
     parser.add_argument(
-        "--context", type=_at_least(1), help="tokens in the cache of generation (default: the model's positions)"
+        "--context", type=at_least(1), help="tokens in the cache of generation (default: the model's positions)"
     )
     parser.add_argument(
         "--mfu", type=float, default=0.4, help="share of the devices' peak FLOP/s that is reached (default 0.4)"
     )
     parser.add_argument(
-        "--per-node", type=_at_least(1), default=8, help="devices of a machine, whose processes share its memory (8)"
+        "--per-node", type=at_least(1), default=8, help="devices of a machine, whose processes share its memory (8)"
     )
     parser.add_argument("--output", metavar="FILE", help="JSON to write")
     add_json(parser)
-    _add_trust(parser)
-    parser.set_defaults(run=_run_plan)
-    return parser
+    add_trust(parser)
 
 
-def _run_plan(args) -> int:
+def run(args) -> int:
     from ..evaluation.request import check_writable
     from ..recipes.preset_run import planned_recipe
 
@@ -71,9 +66,9 @@ def _run_plan(args) -> int:
     check_stage(stage, recipe.training.optim)
     if args.output is not None:
         check_writable(Path(args.output))
-    _say(notes)
-    _say_loading()
-    from ..training.plan import plan_run
+    say(notes)
+    say_loading()
+    from ..accounting.plan import plan_run
 
     with json_alone(args.json) as answer:
         how = {"context": args.context, "mfu": args.mfu, "per_node": args.per_node}
@@ -115,14 +110,8 @@ def time_words(seconds: float) -> str:
 
 def print_plan(plan: "Plan") -> None:
     """The facts, and a table of the ways to share states among devices."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from .listing import PIPE_WIDTH
-
-    terminal = Console(highlight=False)
-    console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
-    console.print(aligned(facts(plan), console.width if terminal.is_terminal else None), markup=False, soft_wrap=True)
+    console = wide_console()
+    print_facts(console, facts(plan))
     held, lines = (plan.checkpointed if plan.checkpointing else plan.plain), []
     for row in plan.stages:
         states, is_chosen = row.states, row.states.stage == plan.stage
@@ -137,9 +126,7 @@ def print_plan(plan: "Plan") -> None:
         ways, *columns = zip(*lines)
         lines = [[name, *column] for name, column in zip(names[1:], columns)]
         names, lefts = ("on each device", *ways), ("on each device",)
-    table = Table(show_edge=False, box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="left" if name in lefts else "right")
+    table = plain_table(names, lefts)
     for line in lines:
         table.add_row(*line)
     console.print(table)
@@ -164,8 +151,9 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
     if plan.accumulation > 1:
         batch += f", {plan.accumulation} times"
     plain, less = plan.plain, plan.checkpointed
-    held = f"at most {size_words(plain.peak)}, of which layers keep {size_words(plain.layers)}"
-    held += f"; with gradient checkpointing {size_words(less.peak)} and {size_words(less.layers)}"
+    held = f"at most {size_words(plain.peak)}, of which the forward pass keeps {size_words(plain.kept)}"
+    held += f"; with gradient checkpointing {size_words(less.peak)} and {size_words(less.kept)}"
+    held = held if plain.peak else "not counted"
     found = [
         ("model", f"{plan.model}, {plan.parameters:,} parameters{active}"),
         ("devices", f"{plan.devices} of {size_words(plan.device_memory)}, {'half precision' if plan.half else 'fp32'}"),
@@ -173,9 +161,10 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
         ("step", f"{batch}: {counted(plan.tokens_per_step, 'token')}"),
         ("activations", held),
     ]
-    if plan.plain.logits:
-        chunks = f"; made {size_words(plan.plain.chunk)} at a time" if plan.plain.chunk < plan.plain.logits else ""
-        found.append(("logits", f"{size_words(plan.plain.logits)} in fp32{chunks}"))
+    if plan.logits:
+        part = plan.logits_at_a_time
+        chunks = f"; made {size_words(part)} at a time" if part < plan.logits else ""
+        found.append(("logits", f"{size_words(plan.logits)} in fp32{chunks}"))
     if plan.cache is not None:
         cache = plan.cache
         text = f"{cache.bytes_per_token:,} bytes for each token ({cache.per_token:,} values), "

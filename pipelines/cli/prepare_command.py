@@ -5,15 +5,12 @@ import sys
 import time
 
 from ..errors import UserError
-from .commands import Parser, _add_recipe_arguments, _add_trust, _load_recipe, _say_loading
-from .output import quoted, say_next
+from .common_arguments import add_recipe, add_trust, recipe_of
+from .output import quoted, say_loading, say_next
 
 
-def add_prepare(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "prepare",
-        help="tokenise and pack the data of a recipe; nothing is trained",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Fill the cache (data.cache_dir) with what training reads: the tokenizer and the tokens. The same\n"
         "command goes on after an interruption. With --shard, one of many machines does its part of the work;\n"
         "the training finds the parts of all, and makes what is missing.",
@@ -22,17 +19,15 @@ def add_prepare(verbs) -> Parser:
         "  anyformer prepare my_recipe.yaml --shard 3/64\n"
         "  sbatch --array=1-64 scripts/slurm/prepare.sbatch my_recipe.yaml",
     )
-    _add_recipe_arguments(parser)
+    add_recipe(parser)
     parser.add_argument("--shard", metavar="I/N", help="make only share I, from 1, of N: one for each machine")
-    _add_trust(parser)
-    parser.set_defaults(run=_run_prepare)
-    return parser
+    add_trust(parser)
 
 
-def _run_prepare(args) -> int:
+def run(args) -> int:
     share = None if args.shard is None else share_of(args.shard)
-    recipe = _load_recipe(args)
-    _say_loading()
+    recipe = recipe_of(args)
+    say_loading()
     from ..objectives.prepare import cache_of, describe_data, prepare_data, prepare_share
 
     begun, shown = time.monotonic(), sys.stdout.isatty()

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 from ..errors import UserError
-from .commands import Parser, _add_trust, _say_loading
+from .common_arguments import add_trust
+from .output import say_loading
 
 
-def add_report(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "report",
-        help="the page of a run, finished or not, or of several compared",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Write one HTML page of what lies in a run's folder: curves, metrics with their intervals,\n"
         "samples, attention maps, recipe, data, parameters, environment, how to load. Of several runs: their\n"
         "curves on common axes, the settings that differ, their metrics and whether a difference is sure. A page\n"
@@ -25,16 +23,15 @@ def add_report(verbs) -> Parser:
     parser.add_argument(
         "--figures", metavar="FOLDER", help="draw the same curves there, as PNG and SVG (needs matplotlib)"
     )
-    _add_trust(parser)
-    parser.set_defaults(run=_run_report)
-    return parser
+    add_trust(parser)
 
 
-def _run_report(args) -> int:
+def run(args) -> int:
     from ..plots import can_plot
 
     if args.figures is not None and not can_plot():
         raise UserError("--figures needs matplotlib; install it with: pip install anyformer[plots]")
+    from ..evaluation.request import check_writable
     from ..reporting.comparison import compare_runs, read_runs, variants_of
     from ..reporting.report import REPORT, write_report
     from ..reporting.run_log import read_run
@@ -42,12 +39,12 @@ def _run_report(args) -> int:
     folders = [Path(run) for run in args.runs]
     logs = read_runs(folders) if len(folders) > 1 else [read_run(folders[0])]
     out = Path(args.out) if args.out else Path("comparison.html") if len(folders) > 1 else folders[0] / REPORT
-    check_page(out)
+    check_writable(out, "--out")
     if len(folders) > 1:
         size = compare_runs(folders, out)
     else:
         if logs[0].is_finished:
-            _say_loading()
+            say_loading()
         size = write_report(folders[0], out, trust_remote_code=args.trust_remote_code)
         if not logs[0].is_finished:
             print(f"{folders[0]}: {logs[0].progress}")
@@ -58,11 +55,3 @@ def _run_report(args) -> int:
         files = draw_figures(variants_of(logs), Path(args.figures))
         print(f"{len(files)} figures are in {args.figures}")
     return 0
-
-
-def check_page(out: Path) -> None:
-    """Raise UserError where a page cannot be written."""
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder; name a file, such as {out / 'report.html'}")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}; make it first")

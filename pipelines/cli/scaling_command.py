@@ -1,15 +1,13 @@
 """`anyformer scaling`: how the loss of a recipe falls with parameters and tokens, from a ladder of small runs."""
 
+from ..console import wide_console
 from ..errors import UserError
-from .commands import Parser, _add_overrides, _add_trust, _at_least, _say, _say_loading
-from .output import add_json, json_alone, say_next
+from .common_arguments import add_json, add_recipe, add_trust, at_least
+from .output import json_alone, plain_table, print_facts, say, say_loading, say_next
 
 
-def add_scaling(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "scaling",
-        help="train a ladder of sizes and fit the law of their losses",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Train a recipe in several widths for several numbers of steps, fit the law\n"
         "L = E + A / parameters^alpha + B / tokens^beta (Hoffmann et al. 2022) to all but the widest, and\n"
         "see how well it predicts that one. The runs lie in output_dir and are ordinary ones: the same\n"
@@ -18,8 +16,7 @@ def add_scaling(verbs) -> Parser:
         "  anyformer scaling quickstart\n"
         "  anyformer scaling tinyshakespeare_char --widths 32,64,96,128 --steps 250,500,1000",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe (name or YAML file), of the largest size")
-    _add_overrides(parser)
+    add_recipe(parser, help="a recipe (name or YAML file), of the largest size")
     parser.add_argument(
         "--widths", type=numbers, help="hidden sizes (default: a quarter, 3/8, half, 3/4 and all of the recipe's)"
     )
@@ -27,12 +24,10 @@ def add_scaling(verbs) -> Parser:
         "--steps", type=numbers, help="lengths of the runs (default: a quarter, half and all of training.max_steps)"
     )
     parser.add_argument(
-        "--bootstrap", type=_at_least(0), default=200, help="resamples for the 90 %% intervals (default 200; 0: none)"
+        "--bootstrap", type=at_least(0), default=200, help="resamples for the 90 %% intervals (default 200; 0: none)"
     )
     add_json(parser)
-    _add_trust(parser)
-    parser.set_defaults(run=_run_scaling)
-    return parser
+    add_trust(parser)
 
 
 def numbers(text: str) -> list[int]:
@@ -43,7 +38,7 @@ def numbers(text: str) -> list[int]:
         raise UserError(f"{text} is no list of whole numbers, such as 64,96,128") from None
 
 
-def _run_scaling(args) -> int:
+def run(args) -> int:
     from ..experiments.ladder import FEWEST, ladder, steps_of, widths_of
     from ..recipes.compose import load_recipe
 
@@ -66,8 +61,8 @@ def _run_scaling(args) -> int:
 
     for rung in rungs:
         load(rung.settings)  # what a width does not go with is said before the first run
-    _say(notes)
-    _say_loading()
+    say(notes)
+    say_loading()
     from ..experiments.scaling import report, train_ladder
 
     with json_alone(args.json) as answer:
@@ -81,17 +76,8 @@ def _run_scaling(args) -> int:
 
 def print_report(result: dict, folder: str) -> None:
     """The runs, the law with its intervals, and how well the widest was predicted."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from ..words import aligned
-    from .listing import PIPE_WIDTH
-
-    terminal = Console(highlight=False)
-    console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
-    table = Table(show_edge=False, box=None, pad_edge=False)
-    for name in ("width", "steps", "parameters", "tokens", "loss", "by the law", "error", ""):
-        table.add_column(name, justify="right" if name else "left")
+    console = wide_console()
+    table = plain_table(("width", "steps", "parameters", "tokens", "loss", "by the law", "error", ""), left=("",))
     for run in result["runs"]:
         error = run["predicted"] / run["loss"] - 1
         counts = (f"{run[name]:,}" for name in ("width", "steps", "parameters", "tokens"))
@@ -117,4 +103,4 @@ def print_report(result: dict, folder: str) -> None:
         *(("note", sentence) for sentence in result["notes"]),
         ("written", f"{folder}/scaling.json, and scaling.png where matplotlib is installed"),
     ]
-    console.print(aligned(facts, console.width if terminal.is_terminal else None), markup=False, soft_wrap=True)
+    print_facts(console, facts)

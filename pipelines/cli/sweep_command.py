@@ -3,17 +3,15 @@
 import os
 from pathlib import Path
 
+from ..console import wide_console
 from ..errors import UserError
 from ..words import counted
-from .commands import Parser, _add_overrides, _add_trust, _at_least, main, told_plugins
-from .seeds import seeds_of
+from .common_arguments import add_recipe, add_trust, at_least, seeds_of
+from .output import plain_table
 
 
-def add_sweep(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "sweep",
-        help="train a recipe with every combination of some settings, and compare the runs",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Train a recipe with every combination of the values that settings are given in brackets, or a\n"
         "shipped experiment or a YAML file of your own (anyformer list experiments). Each run is an ordinary one in a\n"
         "folder that is named by its settings; the same command goes on where it was stopped. It ends in a table,\n"
@@ -28,11 +26,10 @@ def add_sweep(verbs) -> Parser:
         "  anyformer sweep multi30k_en_de 'task.num_beams=[1,2,4,8]' --evaluate runs/multi30k_en_de\n\n"
         "A list that is one value of a setting stands in a list of its own: 'setting=[[a,b]]'.",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe or a sweep: a YAML file, or a shipped name")
-    _add_overrides(parser)
+    add_recipe(parser, help="a recipe or a sweep: a YAML file, or a shipped name")
     parser.add_argument("--seeds", metavar="N", help="so many seeds (or those of a list, 1,2,3) for each combination")
     parser.add_argument("--sampler", choices=("grid", "random", "optuna"), help="how combinations are chosen")
-    parser.add_argument("--runs", type=_at_least(1), metavar="N", help="combinations that random and optuna try")
+    parser.add_argument("--runs", type=at_least(1), metavar="N", help="combinations that random and optuna try")
     parser.add_argument(
         "--metric", metavar="NAME", help="what runs are ordered by, such as accuracy or test_bleu (default: loss)"
     )
@@ -40,19 +37,17 @@ def add_sweep(verbs) -> Parser:
         "--columns", metavar="NAME,...", help="further columns of the table, such as decoding_tokens_per_second"
     )
     parser.add_argument("--evaluate", metavar="MODEL", help="measure this model with each combination, train none")
-    parser.add_argument("--max-examples", type=_at_least(1), metavar="N", help="--evaluate: at most so many examples")
-    parser.add_argument("--jobs", type=_at_least(1), default=1, metavar="N", help="runs at a time (default 1)")
+    parser.add_argument("--max-examples", type=at_least(1), metavar="N", help="--evaluate: at most so many examples")
+    parser.add_argument("--jobs", type=at_least(1), default=1, metavar="N", help="runs at a time (default 1)")
     parser.add_argument("--out", metavar="FOLDER", help="folder of the runs (default: the recipe's output_dir-sweep)")
     parser.add_argument(
         "--legal-only", action="store_true", help="leave out combinations that exclude each other, instead of an error"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the runs and stop")
-    _add_trust(parser)
-    parser.set_defaults(run=_run_sweep)
-    return parser
+    add_trust(parser)
 
 
-def _run_sweep(args) -> int:
+def run(args) -> int:
     from ..evaluation.request import evaluation_recipe
     from ..experiments.samplers import known_combinations
     from ..experiments.sweep_file import is_sweep_file, read_sweep
@@ -78,7 +73,7 @@ def _run_sweep(args) -> int:
         known = legal(known, sweep, args.legal_only, load)
     folder = Path(recipe.training.output_dir)
     folder = folder.parent / Path(args.recipe).stem if is_sweep_file(args.recipe) else Path(f"{folder}-sweep")
-    plugins = [word for name in told_plugins(args.argv)[0] for word in ("--plugin", name)]
+    plugins = [word for name in args.plugins for word in ("--plugin", name)]
     words = [*plugins, *command_of(settings, args.trust_remote_code), *sweep.fixed]
 
     from ..experiments.afterwards import check_by_position
@@ -91,7 +86,7 @@ def _run_sweep(args) -> int:
     seeds = ONE_SEED if settings.seeds is None else seeds_of(str(settings.seeds), recipe.training.seed)
 
     place = Path(args.out) if args.out else folder
-    of_sweep = sweep, recipe, place, known, seeds, words, main, plugins
+    of_sweep = sweep, recipe, place, known, seeds, words, args.entry, plugins
     runs = SweepRuns(*of_sweep) if settings.evaluate is None else SweepMeasurements(*of_sweep, load=load)
     if args.dry_run:
         for combination in known or ():
@@ -155,25 +150,18 @@ def train(runs, at_once: int) -> int:
 
 def print_table(runs) -> None:
     """The combinations, the best first."""
-    from rich.console import Console
-    from rich.table import Table
-
     from ..experiments.afterwards import PLOT
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
     from ..words import with_deviation
-    from .listing import PIPE_WIDTH
 
-    terminal = Console(highlight=False)
-    console = terminal if terminal.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    console = wide_console()
     rows = runs.ordered()
     varied = list(dict.fromkeys(key for combination, *_ in rows for key in combination.values))
-    table = Table(show_edge=False, box=None, pad_edge=False)
-    for key in varied:
-        table.add_column(key.rpartition(".")[2])
     columns = runs.sweep.settings.columns
-    for name in (runs.metric.replace("_", " "), *(name.replace("_", " ") for name in columns), "minutes", ""):
-        table.add_column(name, justify="right" if name else "left")
+    keys = [key.rpartition(".")[2] for key in varied]
+    measured = [name.replace("_", " ") for name in (runs.metric, *columns)]
+    table = plain_table([*keys, *measured, "minutes", ""], left=[*keys, ""])
     for combination, own, mean, deviation in rows:
         values = [written(combination.values[key]) if key in combination.values else "" for key in varied]
         figure = "" if mean is None else with_deviation(mean, deviation)

@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-from .commands import Parser, _add_trust, _at_least, _say, _say_loading
-from .output import add_json, json_alone, quoted, say_next
+from .common_arguments import add_json, add_trust, at_least
+from .output import json_alone, quoted, say, say_loading, say_next
 
 
-def add_tokenizer(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "tokenizer",
-        help="measure tokenizers on a text, beside each other, or show their tokens",
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
         description="Measure the tokenizer of a recipe (trained, or taken from the cache), of a folder or on the Hub:\n"
         "tokens per word, bytes per token, unknown tokens, texts that do not come back, speed, entries never used,\n"
         "longest tokens. Over the validation text of the recipe, over files, or over TEXT, whose tokens are shown.",
@@ -37,15 +34,13 @@ def add_tokenizer(verbs) -> Parser:
     parser.add_argument(
         "--beside", metavar="RECIPE_OR_FOLDER", action="append", default=[], help="measure this one, too (repeatable)"
     )
-    parser.add_argument("--max-bytes", type=_at_least(1), default=10_000_000, help="of text at most (default 10 MB)")
+    parser.add_argument("--max-bytes", type=at_least(1), default=10_000_000, help="of text at most (default 10 MB)")
     parser.add_argument("--output", metavar="FILE", help="JSON to write")
     add_json(parser)
-    _add_trust(parser)
-    parser.set_defaults(run=_run_tokenizer)
-    return parser
+    add_trust(parser)
 
 
-def _run_tokenizer(args) -> int:
+def run(args) -> int:
     from ..evaluation.request import check_writable
     from ..evaluation.tokenizer_report import (
         Sample,
@@ -61,12 +56,12 @@ def _run_tokenizer(args) -> int:
     overrides, texts = divide(args.target, args.words)
     notes: list[str] = []
     places = [locate(args.target, overrides, notes), *map(locate, args.beside)]
-    _say(notes)
+    say(notes)
     check_text(places[0], texts, args.on, args.split)
     output = Path(args.output) if args.output else None
     if output is not None:
         check_writable(output)
-    _say_loading()
+    say_loading()
     if texts:
         sample = Sample("TEXT", texts, shown=True)
     elif args.on:

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from ..errors import UserError
-from .commands import Parser, _add_recipe_arguments, _add_trust, _at_least, _load_recipe, _say_loading
-from .settings_help import sections_help, settings_help
+from .common_arguments import add_recipe, add_trust, at_least, recipe_of, seeds_of
+from .output import say_loading
 
 BEGAN = time.monotonic()  # before torch is imported, which takes seconds
 SEEDS_HELP = "so many runs (or of seeds 1,2,3), each in output_dir/seed-N; then mean and deviation of every metric"
@@ -22,17 +22,18 @@ class SectionHelp(argparse.Action):
     """`--help`: the parser's help; `--help training`: the settings of a section; `--help all`: every setting."""
 
     def __call__(self, parser, namespace, values, option_string=None):
+        from .settings_help import settings_help
+
         print(settings_help(values) or parser.format_help(), end="")
         parser.exit()
 
 
-def add_train(verbs) -> Parser:
-    """Add the verb to the parser's."""
-    parser = verbs.add_parser(
-        "train",
-        help="train the model a recipe describes",
-        description="Train the model a recipe describes. The same command again continues an interrupted run.",
-        epilog="examples:\n"
+def epilog() -> str:
+    """Examples, and the names of all settings, which takes every objective: made where help is shown."""
+    from .settings_help import sections_help
+
+    return (
+        "examples:\n"
         "  anyformer train quickstart\n"
         "  anyformer train quickstart training.learning_rate=1e-3 training.output_dir=runs/faster\n"
         "  anyformer train my_recipe.yaml --dry-run\n"
@@ -40,13 +41,20 @@ def add_train(verbs) -> Parser:
         "  anyformer train gpt2_small --launch zero2 --nproc 8\n"
         "  torchrun --nproc_per_node 8 scripts/train.py gpt2_small\n"
         "  anyformer train --help training\n"
-        f"\nsettings, explained by --help SECTION (or all):\n{sections_help()}",
+        f"\nsettings, explained by --help SECTION (or all):\n{sections_help()}"
+    )
+
+
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
+        description="Train the model a recipe describes. The same command again continues an interrupted run.",
+        epilog=epilog,
         add_help=False,
     )
     parser.add_argument(
         *("-h", "--help"), action=SectionHelp, nargs="?", metavar="SECTION", help="this, or the settings of a section"
     )
-    _add_recipe_arguments(parser)
+    add_recipe(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, up to one step and one validation batch; keep nothing"
     )
@@ -64,22 +72,20 @@ def add_train(verbs) -> Parser:
     parser.add_argument(
         "--nproc",
         metavar="N",
-        type=_at_least(1),
+        type=at_least(1),
         help=NPROC_HELP,
     )
-    _add_trust(parser)
+    add_trust(parser)
     # torch.distributed.launch and deepspeed pass it; the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    parser.set_defaults(run=_run_train)
-    return parser
 
 
-def _run_train(args) -> int:
-    recipe = _load_recipe(args)
+def run(args) -> int:
+    recipe = recipe_of(args)
     if args.nproc is not None and args.launch is None:
         raise UserError(f"--nproc {args.nproc} goes with --launch, such as --launch ddp --nproc {args.nproc}")
     if args.launch is not None and not args.print_recipe:  # each process looks at the other options for itself
-        from ..training.launch import launch
+        from ..training.engines.launch import launch
 
         return launch(args.argv, recipe, args.launch, args.nproc)
     if args.from_weights:
@@ -93,11 +99,12 @@ def _run_train(args) -> int:
     if args.print_recipe:
         print(recipe.to_yaml(), end="")
         return 0
-    if args.seeds is not None:
-        from .seeds import train_with_seeds
+    seeds = None if args.seeds is None else seeds_of(args.seeds, recipe.training.seed)
+    say_loading()
+    if seeds is not None:
+        from ..experiments.seed_runs import train_seeds
 
-        return train_with_seeds(recipe, args.seeds, args.dry_run, _say_loading)
-    _say_loading()
+        return train_seeds(recipe, seeds, dry_run=args.dry_run)
     from ..training.run import train
 
     return train(recipe, dry_run=args.dry_run, sets_aside=args.from_weights, began=BEGAN)
@@ -114,4 +121,4 @@ def _from_weights(args, recipe):
     if args.dry_run and not aside_of(output_dir).exists():
         weights = Path(output_dir) / weights.relative_to(aside_of(output_dir))
     args.overrides.append(f"model.name_or_path={json.dumps(str(weights))}")
-    return _load_recipe(args)
+    return recipe_of(args)

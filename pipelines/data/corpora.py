@@ -8,7 +8,7 @@ from ..recipes.checks import check_data
 from ..recipes.schema import DataSection, SourceSection
 from .documents import Corpus, Document, Limits, SkipCounts, Source
 from .hub_datasets import HubSource
-from .mixture import MixtureCorpus
+from .mixture_corpus import MixtureCorpus
 from .patterns import real_paths
 from .remote_files import with_local_copies
 from .text_files import FileSource

@@ -14,7 +14,8 @@ from ..recipes.schema import DataSection
 from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
-from .examples import Example, ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples, open_examples
+from .example_splits import open_examples
+from .examples import Example, ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples
 from .file_formats import FileFormat
 from .files import readable
 from .patterns import find_files

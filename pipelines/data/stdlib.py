@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..plugins import register_source
 from .documents import Document, Limits, Skipped, Source
 
 # Installed packages are not the standard library; its tests are long tables of literals rather than code to learn from.
@@ -21,6 +22,7 @@ _TOPICS = "pydoc_data/topics.py"
 _TABLE_ROW = re.compile(r"""^[ \t]*[({\[]*[bru]?(?!'''|\"\"\")['"0-9-].*$""", re.MULTILINE)
 
 
+@register_source("stdlib")
 class StdlibSource(Source):
     """Every .py file of the standard library in order of its path, then every topic of `help()` by name.
 
@@ -72,6 +74,7 @@ class StdlibSource(Source):
         return files + sum(len(text) for _, text in self._topics())
 
 
+@register_source("stdlib_code")
 class StdlibCodeSource(StdlibSource):
     """The same without tables: character encodings, Unicode data, locale names, build settings.
 

@@ -5,20 +5,21 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from ..console import wide_console
 from ..errors import UserError
-from ..metrics.comparison import differences
+from ..metrics.significance import differences
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
-from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, wide_console, with_bounds
+from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation, with_bounds
 
 
 @dataclass
 class ModelComparison:
     """Two models measured on the same examples.
 
-    differences: as metrics/comparison.py's `differences`. Empty: the metrics are not per example. None: the two models
-    were not asked the same questions.
+    differences: as metrics/significance.py's `differences`. Empty: the metrics are not per example. None: the two
+    models were not asked the same questions.
     """
 
     first: Evaluation
@@ -118,7 +119,7 @@ def cells(result: ModelComparison, name: str) -> list[str]:
 
 def print_comparison(result: ModelComparison) -> None:
     """One table: each metric of both models, the difference, and how sure it is."""
-    console, a, b = wide_console(), result.first, result.second
+    console, a, b = wide_console(soft_wrap=True), result.first, result.second
     console.print(
         f"{a.task}: {a.examples:,} {a.rows} of {a.data} ({a.split}), {human_time(a.seconds + b.seconds)}", markup=False
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import transformers
-from rich.console import Console
 from rich.table import Table
 from torch.utils.data import Dataset, Subset
 
@@ -19,11 +18,12 @@ import anyformer
 
 from ..adapters import load_config, load_model
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
+from ..console import wide_console
 from ..data.rows import Rows
 from ..data.sample_ids import evaluation_order
 from ..errors import UserError, loading_reason
 from ..json_text import json_text
-from ..metrics.comparison import Comparison, interval_by_formula, intervals, kept_comparisons
+from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.base import FinishedModel, Objective
 from ..objectives.prepare import prepare_data
 from ..plugins import METRICS, objective_of
@@ -247,13 +247,8 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
             eval_dataset=rows,
             data_collator=objective.collator(packed),
             processing_class=objective.tokenizer,  # nothing is saved
-            shifts_labels=objective.shifts_labels,
-            scorer=objective.scorer(),
-            own_loss=objective.loss(),
-            loss_parts=objective.loss_parts(),
-            logits_of=objective.logits_of(),
-            parts_of=objective.parts_of,
             callbacks=[EvaluationBar()],
+            **objective.of_trainer(),
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}
@@ -262,14 +257,9 @@ def evaluate_rows(recipe: Recipe, objective: Objective, model, rows: Dataset, pa
 # --------------------------------------------------------------------------------------------------- reporting
 
 
-def wide_console() -> Console:
-    """Where tables are printed: a pipe has no width, so that no row is broken there."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 220)
-
-
 def print_evaluation(result: Evaluation) -> None:
     """The numbers as a table, with what they are of."""
-    console = wide_console()
+    console = wide_console(soft_wrap=True)
     console.print(
         f"{result.model} on {result.task}: {result.examples:,} {result.rows} of {result.data} ({result.split}), "
         f"{human_time(result.seconds)}",

@@ -21,11 +21,12 @@ from scipy.special import softmax
 
 import anyformer
 
+from ..console import wide_console
 from ..errors import UserError, did_you_mean
 from ..metrics import compute_metrics
-from ..metrics.comparison import intervals, kept_comparisons
+from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.base import Objective, evenly_spread
-from ..objectives.classes import are_unnamed
+from ..objectives.class_task import are_unnamed
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..recipes.strict_yaml import format_yaml
@@ -34,7 +35,7 @@ from ..storage.checkpoints import write_atomically
 from ..training.arguments import training_arguments
 from ..training.checkpoints.run_folder import package_versions
 from ..words import human_time
-from .evaluate import load, wide_console, with_bounds, write_lines
+from .evaluate import load, with_bounds, write_lines
 from .likelihood import encode_pairs, log_likelihoods, most_tokens
 
 BETWEEN = "\n\n"  # between two examples of a prompt
@@ -126,22 +127,12 @@ def evaluate_few_shot(
     auto_class = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     arguments = training_arguments(recipe)
     model = load(auto_class, recipe).to(arguments.device)
-    found, answers = {}, []
+    found, answers, rows_at_a_time = {}, [], arguments.per_device_eval_batch_size
     for number in shots.numbers:
         prompts = [prompt_of(solved[:number], question, words) for question in questions]
-        scores, cut = class_scores(
-            model, objective.tokenizer, prompts, words, arguments.per_device_eval_batch_size, shots.normalized
-        )
+        scores, cut = class_scores(model, objective.tokenizer, prompts, words, rows_at_a_time, shots.normalized)
         found[number] = measured(recipe, scores, questions) | {"cut": cut}
-        answers += [
-            {
-                "shots": number,
-                "row": question.row,
-                "prediction": objective.named(int(score.argmax())),
-                "reference": objective.named(question.answer),
-            }
-            for score, question in zip(scores, questions)
-        ]
+        answers += [answer_of(objective, number, *asked) for asked in zip(questions, scores)]
     return FewShotResult(
         model=recipe.model.name_or_path,
         task=recipe.name,
@@ -157,6 +148,16 @@ def evaluate_few_shot(
         recipe=recipe.to_dict(),
         answers=answers,
     )
+
+
+def answer_of(objective: Objective, shots: int, question: Question, scores) -> dict[str, Any]:
+    """A row of FewShotResult.answers. scores: (C,), of which the largest is the answer's."""
+    return {
+        "shots": shots,
+        "row": question.row,
+        "prediction": objective.named(int(scores.argmax())),
+        "reference": objective.named(question.answer),
+    }
 
 
 # ------------------------------------------------------------------------------------------------- the prompt
@@ -255,7 +256,7 @@ def measured(recipe: Recipe, scores, questions: list[Question]) -> dict[str, dic
 
 def print_few_shot(result: FewShotResult) -> None:
     """One table: a row for each number of shots."""
-    console = wide_console()
+    console = wide_console(soft_wrap=True)
     console.print(
         f"{result.model} on {result.task}: {result.examples:,} questions of {result.data} ({result.split}), answered "
         f"by the likelihood of {', '.join(result.label_words)}, {human_time(result.seconds)}",

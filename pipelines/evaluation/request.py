@@ -1,7 +1,6 @@
 """What `anyformer evaluate MODEL TASK` asks for, checked before anything heavy is imported."""
 
 import importlib.util
-import itertools
 import json
 import os
 from dataclasses import replace
@@ -55,31 +54,6 @@ def own_recipe(model: str, overrides: list[str] = ()) -> str:
         command = " ".join(["anyformer evaluate MODEL TASK", *overrides])
         raise UserError(f"MODEL={model} has no recipe.yaml beside it; say on what it is measured: {command}")
     return str(found)
-
-
-def is_setting(word: str) -> bool:
-    """Whether a word is section.key=value; a path may hold the sign, too, as the folders of a sweep do."""
-    key, equals, _ = word.partition("=")
-    return bool(equals) and "/" not in key and os.sep not in key and not Path(word).is_dir()
-
-
-def told_apart(words: list[str]) -> tuple[list[str], str | None, list[str]]:
-    """(models, task, overrides) of the words of a command: MODEL, MODEL TASK or A B TASK, and section.key=value.
-
-    Raises:
-        UserError: more names than three, or a model where the task belongs.
-    """
-    names = list(itertools.takewhile(lambda word: not is_setting(word), words))
-    overrides = words[len(names) :]
-    if len(names) > 3:
-        raise UserError(f"{names[3]!r} is one name too many; write anyformer evaluate A B TASK to compare two models")
-    if len(names) == 2 and (Path(names[1]).expanduser() / "config.json").is_file():
-        raise UserError(
-            f"TASK={names[1]} is a model; to compare two models name the task as well: anyformer evaluate "
-            f"{names[0]} {names[1]} TASK"
-        )
-    models = names[: max(1, len(names) - 1)]
-    return models, names[-1] if len(names) > 1 else None, overrides
 
 
 def choose_split(recipe: Recipe, wanted: str | None = None) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 import evaluate
 from rich.table import Table
 
+from ..console import wide_console
 from ..errors import UserError
-from ..metrics.comparison import holm
+from ..metrics.significance import holm
 from ..recipes.schema import Recipe
 from ..words import human_time
 from .compare import ModelComparison, cells, check_loads, measure_pair, prepare_pair
-from .evaluate import Evaluation, measure, prepare_evaluation, wide_console, with_bounds
+from .evaluate import Evaluation, measure, prepare_evaluation, with_bounds
 from .suite_file import Suite, read_suite
 
 Asked = dict[str, tuple[Recipe, str, int | None]]  # as Suite.recipes gives them
@@ -54,7 +55,7 @@ def evaluate_suite(suite: Suite, model: str, recipes: Asked) -> SuiteResult:
 
 def print_suite(result: SuiteResult) -> None:
     """One table: a row for each metric of each task."""
-    console = wide_console()
+    console = wide_console(soft_wrap=True)
     console.print(f"{result.model} on {result.suite}, {human_time(result.seconds)}", markup=False)
     table = Table("task", "metric", "value", "examples", "data", title=None, show_edge=False)
     for column in table.columns[2:4]:
@@ -95,7 +96,7 @@ def compare_on_suite(suite: Suite, models: tuple[str, str], recipes: tuple[Asked
 
 def print_suite_comparison(result: SuiteResult) -> None:
     """One table: a row for each metric of each task, as A B TASK has it."""
-    console = wide_console()
+    console = wide_console(soft_wrap=True)
     console.print(f"{result.suite}, {human_time(result.seconds)}", markup=False)
     console.print("A: {}\nB: {}".format(*result.model), markup=False)
     table = Table("task", "metric", "A", "B", "B - A", "p", "p, Holm", "test", "examples", title=None, show_edge=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, refuse_unknown
-from ..recipes.files import is_file_of, read_yaml_file
+from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import Recipe, doc
 from ..recipes.types import as_mapping, build, show
 from .request import choose_split, evaluation_recipe

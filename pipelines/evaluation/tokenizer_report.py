@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from ..lazy import np, transformers
 from ..objectives.showing import pieces_text, token_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
-from ..recipes.files import shipped
-from ..recipes.schema import DataSection, Recipe
+from ..recipes.recipe_files import shipped
+from ..recipes.schema import DataSection, Recipe, parts_of_recipe
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically
 from ..words import counted
@@ -32,7 +32,7 @@ SPLITS = ("validation", "test", "train")
 LONGEST = 6  # tokens that are named
 ENOUGH_TO_TIME = 100_000  # bytes; the time of less text says little
 _BATCH = 1_000_000  # characters encoded at once
-_OVERRIDE = re.compile(rf"({'|'.join(field.name for field in fields(Recipe))})(\.[\w.]+)?=.*", re.DOTALL)
+_OVERRIDE = re.compile(rf"({'|'.join(field.name for field in parts_of_recipe())})(\.[\w.]+)?=.*", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, refuse_unknown
-from ..recipes.files import is_file_of, read_yaml_file
+from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import doc
 from ..recipes.strict_yaml import parse_yaml
 from ..recipes.types import as_mapping, build, show

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from ..training.launch import count_gpus, threads_of_each
+from ..training.engines.launch import count_gpus, threads_of_each
 
 PRELOADED = ["anyformer.pipelines.training.run"]  # torch, once, by the process that all others are forked from
 LOOK_SECONDS = 0.5  # between two looks at what the commands have written

@@ -8,7 +8,7 @@ from ..generation import locate_model
 from ..lazy import transformers
 from ..transformers_logging import errors_only
 from ..words import short_number, watched
-from .page import write_page
+from .maps_page import write_page
 from .views import view_of_image, view_of_text
 
 

@@ -5,6 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+from anyformer.modeling.families import FAMILIES
+
 from ..adapters import is_adapter
 from ..backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_flash
 from ..errors import UserError, loading
@@ -48,20 +50,8 @@ def convert(
         UserError: no such model, a destination in use, a model without twin, a backend that cannot compute it in
             float64, or logits that differ.
     """
-    check_attention(attn_implementation, "--attn-implementation")
-    check_experts(experts_implementation, "--experts-implementation")
-    if is_flash(attn_implementation):
-        raise UserError(
-            f"--attn-implementation={attn_implementation} computes in half precision, and models are compared in "
-            f"float64; name eager, sdpa or flex_attention"
-        )
-    if to == "gguf":
-        raise UserError(
-            "to='gguf': llama.cpp makes such a file from a native model; convert with --to native, then run its "
-            "convert_hf_to_gguf.py, with the pre-tokenizer 'gpt-2' for a byte_bpe tokenizer (see docs/serving.md)"
-        )
-    if to not in (None, *DIRECTIONS):
-        raise UserError(f"to={to!r} is no direction; known: {', '.join(DIRECTIONS)}")
+    check_backends(attn_implementation, experts_implementation)
+    check_direction(to)
     destination = destination_folder(destination)
     source = locate_model(str(source))
     if is_adapter(source):
@@ -71,29 +61,71 @@ def convert(
     import anyformer
 
     from .conversion import from_native, load_config, load_model, to_native
-    from .families import is_ours
-    from .matching import architecture_of
-    from .verify import probe, scale_and_difference
 
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()
-    config = load_config(source, trust_remote_code=trust_remote_code)
-    direction = "native" if is_ours(config) else "anyformer"
-    if to not in (None, direction):
-        kind = "an anyformer" if to == "anyformer" else "a native"
-        raise UserError(f"MODEL={source} is {kind} model already ({config.model_type}); leave out --to {to}")
     trust = {"trust_remote_code": trust_remote_code}
+    direction = direction_of(source, load_config(source, **trust), to)
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to=direction, **trust)]
     with working("loading the weights"):
         model = load_model(source, **trust)
     with working("turning them into the twin's"):
         twin = to_native(model) if direction == "native" else from_native(model)
-    count = sum(parameter.numel() for parameter in twin.parameters())
     ours, native = (model, twin) if direction == "native" else (twin, model)
     set_backends(ours, backend_arguments(attn_implementation, experts_implementation, ours.config, half=False))
+    said = compared(model, twin, ours, native)
+    missing = "an image processor" if FAMILIES[ours.config.model_type].of_images else "a tokenizer"
+    del model, ours, native
+    parts = [part for part in parts if part is not None]
+    with working(f"writing {destination}"):
+        save([twin, *parts], destination, source, {"converted_from": source})
+    return f"{said}; written to {destination}{'' if parts else f', without {missing}, since the source has none'}"
+
+
+def check_backends(attention: str, experts: str) -> None:
+    """Raise UserError for backends that are not known, or cannot compute in float64."""
+    check_attention(attention, "--attn-implementation")
+    check_experts(experts, "--experts-implementation")
+    if is_flash(attention):
+        raise UserError(
+            f"--attn-implementation={attention} computes in half precision, and models are compared in float64; name "
+            f"eager, sdpa or flex_attention"
+        )
+
+
+def check_direction(to: str | None) -> None:
+    """Raise UserError where `to` is not one of DIRECTIONS, or None."""
+    if to == "gguf":
+        raise UserError(
+            "to='gguf': llama.cpp makes such a file from a native model; convert with --to native, then run its "
+            "convert_hf_to_gguf.py, with the pre-tokenizer 'gpt-2' for a byte_bpe tokenizer (see docs/serving.md)"
+        )
+    if to not in (None, *DIRECTIONS):
+        raise UserError(f"to={to!r} is no direction; known: {', '.join(DIRECTIONS)}")
+
+
+def direction_of(source: str, config, to: str | None) -> str:
+    """The other kind than the source's, of DIRECTIONS; raises UserError where `to` is another."""
+    from .families import is_ours
+
+    direction = "native" if is_ours(config) else "anyformer"
+    if to not in (None, direction):
+        kind = "an anyformer" if to == "anyformer" else "a native"
+        raise UserError(f"MODEL={source} is {kind} model already ({config.model_type}); leave out --to {to}")
+    return direction
+
+
+def compared(model, twin, ours, native) -> str:
+    """What a comparison of both models' logits in float64 has found; raises UserError where they differ.
+
+    ours, native: the same two models.
+    """
+    from .matching import architecture_of
+    from .verify import probe, scale_and_difference
+
     tolerance = architecture_of(native.config).tolerance
-    inputs = probe(ours, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
     with working("comparing logits in float64"):
+        inputs = probe(ours, rows=PROBE_ROWS, tokens=PROBE_TOKENS, seed=PROBE_SEED)
         scale, difference = scale_and_difference(model, twin, inputs)
     kinds = f"{model.config.model_type} -> {twin.config.model_type}"
     if not difference <= tolerance * scale:
@@ -101,15 +133,9 @@ def convert(
             f"{kinds}: the twin's logits differ by {difference:.2g} where the largest is {scale:.3g}, more than "
             f"{tolerance:g} of it; nothing was written"
         )
-    kind = "an image processor" if "pixel_values" in inputs else "a tokenizer"
-    del model
-    parts = [part for part in parts if part is not None]
-    with working(f"writing {destination}"):
-        save([twin, *parts], destination, source, {"converted_from": source})
-    return (
-        f"{kinds}: {count:,} parameters, largest difference of logits {difference:.2g} (largest logit {scale:.3g}); "
-        f"written to {destination}{'' if parts else f', without {kind}, since the source has none'}"
-    )
+    count = sum(parameter.numel() for parameter in twin.parameters())
+    words = f"largest difference of logits {difference:.2g} (largest logit {scale:.3g})"
+    return f"{kinds}: {count:,} parameters, {words}"
 
 
 def set_backends(model, chosen: dict[str, str]) -> None:

@@ -34,7 +34,7 @@ class MetricRow:
     needs_train: it reads the training rows, too. two_classes: it is of two classes alone. of_entities: it needs tags
     that mark entities. needs: package beyond every installation's, and the extra that has it: ("rouge_score",
     "metrics"). interval: (value, number of examples) -> the bounds of its 95 % confidence interval; None where it has
-    no formula, and the bootstrap gives one (comparison.py). lower: whether less of it is better.
+    no formula, and the bootstrap gives one (significance.py). lower: whether less of it is better.
     """
 
     compares: str
@@ -103,7 +103,7 @@ def register_metric(name: str, *, compares: str) -> Callable:
         description = (function.__doc__ or name).strip().splitlines()[0].rstrip(".")
 
         def load(**kwargs):
-            from .base import of_function
+            from .offline_metric import of_function
 
             return of_function(compares, function)(name, description, None, **kwargs)
 
@@ -258,7 +258,7 @@ def compute_metrics(
     Raises:
         UserError: no such metric, or one of two classes where others occur.
     """
-    from .comparison import Comparison, keep
+    from .significance import Comparison, keep
 
     comparison = Comparison(list(names), predictions, references, probabilities)
     keep(comparison)

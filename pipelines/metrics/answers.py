@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from .base import FEATURES, MeanMetric
+from .offline_metric import FEATURES, MeanMetric
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = frozenset(string.punctuation)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..errors import UserError
-from .base import OfflineMetric, pairs_of
+from .offline_metric import OfflineMetric, pairs_of
 
 
 class ClassMetric(OfflineMetric):

@@ -2,7 +2,7 @@
 
 import warnings
 
-from .base import OfflineMetric, pairs_of
+from .offline_metric import OfflineMetric, pairs_of
 
 
 class Correlation(OfflineMetric):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .base import FEATURES, OfflineMetric
+from .offline_metric import FEATURES, OfflineMetric
 
 BINS = 15  # as Guo et al. 2017, section 2
 

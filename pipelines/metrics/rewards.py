@@ -6,7 +6,7 @@ answer is than by the reference model.
 
 import numpy as np
 
-from .base import MeanMetric, pairs_of
+from .offline_metric import MeanMetric, pairs_of
 
 
 class RewardAccuracy(MeanMetric):

@@ -1,6 +1,6 @@
 """Metrics of words' tags: a list of names for each sentence, predicted and true; of entities by seqeval."""
 
-from .base import FEATURES, CountedMetric
+from .offline_metric import FEATURES, CountedMetric
 
 
 class TagMetric(CountedMetric):

@@ -5,7 +5,7 @@ import abc
 import datasets
 import numpy as np
 
-from .base import MeanMetric, OfflineMetric, pairs_of
+from .offline_metric import MeanMetric, OfflineMetric, pairs_of
 
 
 class TextMetric(OfflineMetric):

@@ -11,22 +11,21 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from anyformer.modeling.families import Family
 
-from ..data.batch_keys import EPOCH, ROW_IDS
-from ..data.documents import Share
-from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
-from ..metrics import compute_metrics
 from ..plugins import METRICS
 from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import DERIVED_FROM_TEXT, DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
 from ..words import counted
-from .losses import OwnLoss
-from .showing import legend
+
+if TYPE_CHECKING:
+    from ..data.documents import Share
+    from ..data.rows import Rows
+    from .losses import OwnLoss
 
 SAMPLES = 3  # generated texts that are shown at the end
 # Bounds of settings, as `doc` takes them: of shares and probabilities, and of the tokens of a text.
@@ -318,10 +317,10 @@ class Objective(ABC):
         return None
 
     @abstractmethod
-    def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> "Rows":
         """The rows of one split; those of `train` are asked for first. Raises UserError."""
 
-    def prepare_share(self, source: Any, split: str, cache: Path, share: Share, progress: bool = False) -> int:
+    def prepare_share(self, source: Any, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
         """Make one machine's share of what `rows` of this split reads; return how many shards that was.
 
         `rows`, with the same cache, then finds the shares of all machines. Asked where check_shares raises nothing.
@@ -332,7 +331,7 @@ class Objective(ABC):
         """Raise UserError where the rows cannot be prepared in shares."""
         raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
 
-    def completed(self, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
+    def completed(self, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
         """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""
         return rows
 
@@ -344,7 +343,7 @@ class Objective(ABC):
     def processor_fingerprint(self) -> str:
         """Equal for processors that make the same model inputs of everything."""
 
-    def describe(self, rows: Rows) -> str:
+    def describe(self, rows: "Rows") -> str:
         """The rows of one split in a line or two, for people."""
         return f"{counted(len(rows), self.row_noun)} of {rows.name}"
 
@@ -357,7 +356,7 @@ class Objective(ABC):
     def prepare_model(self, model) -> None:
         """Change a model before it is trained or measured, such as its generation config."""
 
-    def loss(self) -> OwnLoss | None:
+    def loss(self) -> "OwnLoss | None":
         """What computes the loss of the model's outputs, after the training rows are made; None: the model itself."""
         return None
 
@@ -387,6 +386,8 @@ class Objective(ABC):
 
     def compare(self, *compared: Any) -> dict[str, float]:
         """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it."""
+        from ..metrics import compute_metrics
+
         numbers, self.signatures = compute_metrics(self.metrics, *compared)
         return numbers
 
@@ -411,7 +412,18 @@ class Objective(ABC):
         """
         return None
 
-    def parts_of(self, rows: Rows) -> tuple[Sequence[str], Callable[[int], str]] | None:
+    def of_trainer(self) -> dict[str, Any]:
+        """What AnyformerTrainer takes from an objective, as its keyword arguments."""
+        return {
+            "shifts_labels": self.shifts_labels,
+            "own_loss": self.loss(),
+            "logits_of": self.logits_of(),
+            "scorer": self.scorer(),
+            "loss_parts": self.loss_parts(),
+            "parts_of": self.parts_of,
+        }
+
+    def parts_of(self, rows: "Rows") -> tuple[Sequence[str], Callable[[int], str]] | None:
         """(names of the parts that rows are of, number of a row -> its part): each part's own loss is logged.
 
         rows: of any split. None: there is one part.
@@ -427,11 +439,11 @@ class Objective(ABC):
         """What `measure` computes from answers; each validation does so where evaluation.best_metric is one of them."""
         return []
 
-    def unanswered(self, rows: Rows, numbers: Sequence[int]) -> list[str]:
+    def unanswered(self, rows: "Rows", numbers: Sequence[int]) -> list[str]:
         """Those of metrics_of_answers that the rows `numbers` do not measure."""
         return []
 
-    def some_rows(self, rows: Rows, most: int) -> list[int]:
+    def some_rows(self, rows: "Rows", most: int) -> list[int]:
         """Numbers of the rows that are measured where `most` is the limit."""
         return evenly_spread(len(rows), most)
 
@@ -440,7 +452,7 @@ class Objective(ABC):
         return [split, "train"] if any(METRICS[name].needs_train for name in metrics) else [split]
 
     def metrics_of_pass(
-        self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None
+        self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
     ) -> dict[str, float]:
         """Those of `metrics` that follow from one pass over the rows.
 
@@ -449,7 +461,7 @@ class Objective(ABC):
         """
         return {name: result[name] for name in metrics if name in result}
 
-    def finish(self, finished: FinishedModel, splits: dict[str, Rows]) -> tuple[dict[str, float], list[dict]]:
+    def finish(self, finished: FinishedModel, splits: "dict[str, Rows]") -> tuple[dict[str, float], list[dict]]:
         """({"validation_bleu": ...}, samples): what the finished model is measured by and what is shown of it."""
         metrics = {}
         for split, rows in splits.items():
@@ -459,16 +471,16 @@ class Objective(ABC):
         return metrics, self.samples(finished, splits)
 
     def measure(
-        self, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train: Rows | None
+        self, finished: FinishedModel, rows: "Rows", numbers: Sequence[int], train: "Rows | None"
     ) -> dict[str, float]:
         """The recipe's metrics that need the finished model itself, of the rows `numbers`."""
         return {}
 
-    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
+    def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
         """What is shown of the finished model: {"prompt", "text", and "reference" where there is one}."""
         return []
 
-    def draw(self, finished: FinishedModel, rows: Rows, path: Path) -> bool:
+    def draw(self, finished: FinishedModel, rows: "Rows", path: Path) -> bool:
         """Write a picture of what the model makes of some rows; return whether there is one."""
         return False
 
@@ -493,14 +505,19 @@ class Objective(ABC):
 
     def legend(self):
         """What the marks of `show` mean: a rich Text."""
+        from .showing import legend
+
         return legend(self.legend_words)
 
-    def show(self, console, rows: Rows, number: int, row: dict) -> None:
+    def show(self, console, rows: "Rows", number: int, row: dict) -> None:
         """Print row `number`, for `anyformer preview`."""
         console.print(f"{self.row_noun} {number}: {row}", markup=False)
 
-    def collated(self, rows: Rows, number: int, row: dict) -> dict:
+    def collated(self, rows: "Rows", number: int, row: dict) -> dict:
         """The batch of this row alone, as training sees it in its first epoch."""
+
+        from ..data.batch_keys import EPOCH, ROW_IDS
+
         return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
 

@@ -1,9 +1,6 @@
 """Next-token prediction over packed rows."""
 
-from ..data.batch_keys import row_ids
-from ..lazy import torch
 from ..plugins import register_objective
-from .showing import documents_line, head_table, is_label, print_lines, row_text
 from .text import TextObjective
 
 
@@ -35,6 +32,8 @@ class Causal(TextObjective):
         return CausalCollator(packed)
 
     def show(self, console, rows, number: int, row: dict) -> None:
+        from .showing import documents_line, head_table, is_label, print_lines, row_text
+
         documents = rows.documents(number, row)
         predicted = int(is_label(row["labels"]).sum())
         console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
@@ -55,4 +54,8 @@ class CausalCollator:
         self.keys = ("input_ids", "labels", "position_ids") if packed else ("input_ids", "labels")
 
     def __call__(self, rows: list[dict]) -> dict:
+        import torch
+
+        from ..data.batch_keys import row_ids
+
         return {key: torch.stack([row[key] for row in rows]) for key in self.keys} | row_ids(rows)

@@ -17,7 +17,7 @@ from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
 from ..words import at_limit, counted
 from .base import SAMPLES, TOKENS, FinishedModel
-from .examples import TextTask
+from .text_task import TextTask
 
 # For a tokenizer that has none: the role in a line of its own, then the text, ended by the end-of-text token. All of
 # these are in every vocabulary, so a model of any tokenizer learns them without a new embedding, and generation stops

@@ -7,7 +7,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
 from .base import SHARE
-from .classes import ClassSettings, ClassTask
+from .class_task import ClassSettings, ClassTask
 from .how_to_use import pipeline_command
 from .images import ImageObjective, NormalizedSettings, StoredImages
 from .showing import image_text, shares_text

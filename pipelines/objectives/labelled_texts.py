@@ -14,9 +14,9 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .base import TOKENS
-from .examples import TextTask
 from .how_to_use import pipeline_command
 from .showing import sequence_text
+from .text_task import TextTask
 
 
 @dataclass

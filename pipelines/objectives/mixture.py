@@ -130,7 +130,6 @@ class Mixture(SeveralParts, TextObjective):
         if part.data is not None:
             data = replace(part.data, cache_dir=data.cache_dir, num_proc=data.num_proc)
         recipe = replace(self.recipe, objective=settings, data=data, evaluation=evaluation)
-        recipe.trust_remote_code = self.recipe.trust_remote_code
         found = cls(recipe)
         found.in_stream = any((other.data or self.recipe.data).streaming for other in self.settings.parts)
         return found

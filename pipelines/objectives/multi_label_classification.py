@@ -10,7 +10,7 @@ from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
-from .classes import ClassTask, NamedClassSettings, held
+from .class_task import ClassTask, NamedClassSettings, held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import SeveralLabels
 

@@ -65,9 +65,8 @@ class MultiTask(SeveralParts, Translation):
             settings.pop("length_penalty")  # it may be set for the beams of the others
         evaluation = replace(self.recipe.evaluation, metrics=part.metrics or [], sample_prompts=[])
         data = replace(part.data or DataSection(), cache_dir=self.recipe.data.cache_dir)
-        recipe = replace(self.recipe, task=TextToTextSettings(**settings, name="text_to_text"), data=data)
-        recipe.evaluation, recipe.trust_remote_code = evaluation, self.recipe.trust_remote_code
-        return TextToText(recipe)
+        task = TextToTextSettings(**settings, name="text_to_text")
+        return TextToText(replace(self.recipe, task=task, data=data, evaluation=evaluation))
 
     # ---- the recipe
 
@@ -130,7 +129,7 @@ class MultiTask(SeveralParts, Translation):
 
     def measure(self, finished: FinishedModel, rows: MixedRows, numbers: Sequence[int], train) -> dict[str, float]:
         """{"accuracy_trec": ...}; what is compared is kept as of its part, and of these rows."""
-        from ..metrics.comparison import keep, kept_comparisons
+        from ..metrics.significance import keep, kept_comparisons
 
         metrics = {}
         for name, part in self.parts.items():

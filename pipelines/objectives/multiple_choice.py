@@ -18,9 +18,9 @@ from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .base import TOKENS
-from .classes import ClassScores, held
-from .examples import TextTask
+from .class_task import ClassScores, held
 from .showing import sequence_text
+from .text_task import TextTask
 
 
 @dataclass

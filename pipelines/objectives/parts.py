@@ -114,7 +114,7 @@ class SeveralParts:
 
     def corpus(self, source: dict[str, Any]) -> Corpus:
         """Text of all parts, as much of each, in turn; parts with the same text count as one."""
-        from ..data.mixture import MixtureCorpus
+        from ..data.mixture_corpus import MixtureCorpus
 
         corpora = {}
         for label, own in source.items():

@@ -12,7 +12,7 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
 from .base import FinishedModel
-from .classes import held, names_in_data
+from .class_task import held, names_in_data
 from .images import ImageObjective, StoredImages
 from .showing import MOST, image_text
 

@@ -18,9 +18,9 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
 from .base import SAMPLES, FinishedModel, evenly_spread
-from .examples import TextTask
 from .losses import Spans
 from .showing import answer_text
+from .text_task import TextTask
 
 SPECIAL = 8  # tokens that a tokenizer may put around question and context, at most
 MODEL_INPUTS = ("input_ids", "token_type_ids", "labels")
@@ -288,7 +288,7 @@ class QuestionAnswering(TextTask):
 
         The answers are kept for intervals and comparisons under the numbers of their questions.
         """
-        from ..metrics.comparison import keep, kept_comparisons
+        from ..metrics.significance import keep, kept_comparisons
 
         answers = self.answers(finished, rows, numbers)
         with kept_comparisons() as compared:

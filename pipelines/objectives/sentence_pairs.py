@@ -38,7 +38,7 @@ class SentencePairs(MaskingObjective):
     """Whether a segment follows another one, NSP (Devlin et al. 2019) or SOP (Lan et al. 2020), with masked tokens.
 
     Rows are <|cls|> first <|sep|> second <|sep|> with token_type_ids, made of whole sentences of documents
-    (data/sentence_pairs.py); half of them are true pairs. Which ones, where a piece of text is cut in two and what
+    (data/sentence_pair_rows.py); half of them are true pairs. Which ones, where a piece of text is cut in two and what
     stands in place of its second half is drawn anew in each epoch. The loss is the sum of both: `masked_loss`, the mean
     over masked tokens, and `pair_loss`, the mean over pairs. perplexity is of the first alone. Raises UserError for a
     tokenizer without the special tokens, and for NSP on a single document.
@@ -94,7 +94,7 @@ class SentencePairs(MaskingObjective):
         self.marks = WordMarks(tokenizer)
 
     def rows(self, source: Corpus, split: str, cache: Path, progress: bool = False) -> Rows:
-        from ..data.sentence_pairs import SentencePairRows
+        from ..data.sentence_pair_rows import SentencePairRows
 
         store = self.tokenization(source, cache).store(progress)
         return SentencePairRows(store, self.marks, self.settings.sequence_length - AROUND, self.settings.pairs)

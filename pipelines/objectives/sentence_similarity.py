@@ -20,7 +20,7 @@ from ..recipes.types import show
 from .base import SHARE
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 from .losses import Cosine, InBatchNegatives
-from .numbers import NumberTask
+from .number_task import NumberTask
 from .showing import sequence_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids

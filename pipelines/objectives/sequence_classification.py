@@ -7,7 +7,7 @@ from typing import Any
 
 from ..data.cells import text_of
 from ..plugins import register_objective
-from .classes import ClassSettings, ClassTask
+from .class_task import ClassSettings, ClassTask
 from .labelled_texts import LabelledTexts, LabelledTextSettings
 
 

@@ -7,7 +7,7 @@ from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from .labelled_texts import LabelledTexts, LabelledTextSettings
-from .numbers import NumberTask
+from .number_task import NumberTask
 
 
 @dataclass

@@ -4,18 +4,19 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..data.documents import Corpus, Share
-from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
-from ..tokenizers.special_tokens import SENTINELS, special_tokens
-from ..tokenizers.train import WITHOUT_EFFECT, WRITES_EVERY_TEXT
+from ..tokenizers.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..words import working
 from .base import FinishedModel, Objective
+
+if TYPE_CHECKING:
+    from ..data.documents import Corpus, Share
+    from ..data.rows import Rows
 
 UNLIMITED = 10**9  # transformers' way to say that nobody set a tokenizer's model_max_length is a number above this
 
@@ -213,22 +214,22 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
 
     # ---- data
 
-    def open(self) -> dict[str, Corpus]:
+    def open(self) -> "dict[str, Corpus]":
         from ..data.corpora import open_corpora
 
         return open_corpora(self.recipe.data)  # not by training.seed: another seed keeps validation set and tokenizer
 
-    def corpus(self, source: Corpus) -> Corpus:
+    def corpus(self, source: "Corpus") -> "Corpus":
         return source
 
-    def prepare(self, splits: dict[str, Corpus], cache: Path, progress: bool) -> None:
+    def prepare(self, splits: "dict[str, Corpus]", cache: Path, progress: bool) -> None:
         self.use_tokenizer(self.train_or_load_tokenizer(splits["train"], cache, progress))
 
     def use_tokenizer(self, tokenizer) -> None:
         """Take a tokenizer; raise UserError where it lacks a token that the objective needs."""
         self.processor = tokenizer
 
-    def rows(self, source: Corpus, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "Rows":
         from ..data.packing import StreamingPackedDataset
 
         section = self.settings
@@ -240,7 +241,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         with working(f"packing {split}") if progress else nullcontext():
             return self.pack(store, section.tail if split == "train" else "pad")
 
-    def prepare_share(self, source: Corpus, split: str, cache: Path, share: Share, progress: bool = False) -> int:
+    def prepare_share(self, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False) -> int:
         return 0 if self.is_streamed(split) else self.tokenization(source, cache).make_share(share, progress)
 
     def check_shares(self) -> None:
@@ -259,7 +260,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         """Whether nothing of a split is stored."""
         return split == "train" and self.recipe.data.streaming
 
-    def tokenization(self, source: Corpus, cache: Path):
+    def tokenization(self, source: "Corpus", cache: Path):
         """The work that the store of a split's tokens is."""
         from ..data.tokenization import Tokenization
 
@@ -270,14 +271,14 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         """Which tokens stand around a document."""
         return {"add_bos": self.settings.add_bos, "add_eos": self.settings.add_eos}
 
-    def pack(self, store, tail: str) -> Rows:
+    def pack(self, store, tail: str) -> "Rows":
         """Rows of documents tokenised before (a TokenStore). tail: of a last row that is not full, drop or pad."""
         from ..data.packing import PackedDataset
 
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
         return PackedDataset(store, self.row_length, tail=tail, pad_token_id=pad, shifts_labels=self.shifts_labels)
 
-    def describe(self, rows: Rows) -> str:
+    def describe(self, rows: "Rows") -> str:
         from ..data.packing import packing_report
 
         return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
@@ -301,21 +302,13 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
     def finishes_on(self) -> str:
         return "one" if self.recipe.evaluation.sample_prompts else "none"
 
-    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
-        from ..generation import generate_text
+    def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
+        from ..generation import continue_text
 
         section = self.recipe.evaluation
+        how = {"max_new_tokens": section.sample_tokens, "top_p": section.sample_top_p}
+        how["seed"] = self.recipe.training.seed
         return [
-            {
-                "prompt": prompt,
-                "text": generate_text(
-                    finished.path,
-                    prompt,
-                    max_new_tokens=section.sample_tokens,
-                    top_p=section.sample_top_p,
-                    seed=self.recipe.training.seed,
-                    trust_remote_code=self.recipe.trust_remote_code,
-                ),
-            }
+            {"prompt": prompt, "text": continue_text(finished.model, self.tokenizer, prompt, **how)}
             for prompt in section.sample_prompts
         ]

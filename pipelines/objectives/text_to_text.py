@@ -13,8 +13,8 @@ from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-from .classes import class_number, names_in_data, numbers_name
-from .numbers import number_of
+from .class_task import class_number, names_in_data, numbers_name
+from .number_task import number_of
 from .translation import Translation, WritingSettings
 
 # Kind of answers -> what metrics compare of them, and those that are reported where the recipe names none.

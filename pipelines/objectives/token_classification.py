@@ -18,11 +18,10 @@ from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
 from .base import TOKENS
-from .classes import ClassTask, NamedClassSettings, held
-from .examples import TextTask
+from .class_task import ClassTask, NamedClassSettings, held
 from .how_to_use import pipeline_command
 from .showing import tagged_text
-from .tags import (
+from .tag_schemes import (
     OUTSIDE,
     as_bio,
     broken_tags,
@@ -33,6 +32,7 @@ from .tags import (
     tags_of_tokens,
     word_of_each_token,
 )
+from .text_task import TextTask
 
 # labelled_token -> the aggregation_strategy by which transformers' pipeline reads the tokens that learned a word's tag;
 # None: it has no strategy for last tokens.

@@ -15,8 +15,8 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
 from .base import SAMPLES, TOKENS, FinishedModel
-from .examples import TextTask
 from .showing import show_source_and_target
+from .text_task import TextTask
 
 
 @dataclass

@@ -8,25 +8,9 @@ from typing import Any
 from anyformer.modeling.rules.legality import POOLER_TYPES, ROPE_TYPES
 
 from ..errors import UserError, did_you_mean
+from .checks import check_rope_keys
 from .types import convert
 
-ROPE_KEYS = (
-    "rope_type",
-    "rope_theta",
-    "factor",
-    "original_max_position_embeddings",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-    "short_factor",
-    "long_factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "partial_rotary_factor",
-)
 # What each kind of scaling cannot be without; theta is the checkpoint's own unless given.
 ROPE_NEEDS = {
     "linear": ("factor",),
@@ -58,13 +42,6 @@ def checkpoint_field(name: str, value: Any) -> Any:
             f"rope_parameters and max_position_embeddings can be set)"
         )
     return convert(value, float, where)
-
-
-def check_rope_keys(value: dict, where: str) -> None:
-    """Raise UserError for a setting of rotary positions that nothing reads. where: the mapping's dotted name."""
-    for key in value or ():
-        if key not in ROPE_KEYS:
-            raise UserError(f"{where}.{key}: no such setting{did_you_mean(str(key), ROPE_KEYS, where + '.')}")
 
 
 def _rope_parameters(value: dict, where: str) -> dict:

@@ -10,14 +10,12 @@ from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UserError, did_you_mean, nearest
+from ..optimizer_rows import ROWS, optimizer_of
 from ..plugins import OPTIMIZERS, SCHEDULES, SOURCES, objective_of
 from . import introspection
-from .checkpoint_overrides import check_rope_keys
-from .parallelism import check_parallelism, check_stream_is_shared
 from .schema import (
     READ_WITH,
     SCHEDULE_BOUNDS,
-    WITHOUT_ARGUMENTS,
     DataSection,
     MixtureSource,
     Recipe,
@@ -32,6 +30,24 @@ SOURCE_KINDS = ("source", "files", "dataset", "mixture")
 
 # Schedules that lower the learning rate where validations are no better.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
+
+ROPE_KEYS = (
+    "rope_type",
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "short_factor",
+    "long_factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "partial_rotary_factor",
+)
 
 # What to do instead of setting these TrainingArguments fields through `training`.
 OWNED_ARGUMENTS = {
@@ -85,13 +101,14 @@ def check_recipe(recipe: Recipe) -> None:
     """
     objective = objective_of(recipe)
     _check_training(recipe)
-    check_parallelism(recipe, config_namespace(recipe))
+    if recipe.training.parallelism is not None:
+        from .parallelism import check_parallelism
+
+        check_parallelism(recipe, config_namespace(recipe))
     objective.check_data()
     _check_derived(objective)
-    if any(data.streaming for data in objective.data_sections()):
-        check_stream_is_shared(recipe)
-        if recipe.training.max_steps < 1:
-            raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
+    if any(data.streaming for data in objective.data_sections()) and recipe.training.max_steps < 1:
+        raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
     objective.check_family()
     objective.check_tokenizer()
     _check_positions(recipe, objective)
@@ -121,7 +138,7 @@ def _check_training(recipe: Recipe) -> None:
             f"training.max_steps={training.max_steps} must be at least 1, or -1 for training.num_train_epochs"
         )
     for field, known, added in (
-        ("optim", {"adamw", "muon", *introspection.optimizer_names()}, OPTIMIZERS),
+        ("optim", {*ROWS, *introspection.optimizer_names()}, OPTIMIZERS),
         ("lr_scheduler_type", {*OWN_SCHEDULES, *introspection.schedule_names()}, SCHEDULES),
     ):
         name = getattr(training, field)
@@ -147,7 +164,7 @@ def _check_training(recipe: Recipe) -> None:
     for name, other in READ_WITH.items():
         if training.extra.get(name) and not (getattr(training, other, None) or training.extra.get(other)):
             raise UserError(f"training.{name} has no effect without training.{other}; set both")
-    if training.extra.get("optim_args") and training.optim in WITHOUT_ARGUMENTS:
+    if training.extra.get("optim_args") and not optimizer_of(training.optim).reads_arguments:
         raise UserError(f"training.optim_args has no effect with training.optim={training.optim}; remove it")
     if training.lora is not None and recipe.model.name_or_path is None:
         raise UserError(
@@ -334,6 +351,13 @@ def check_model(recipe: Recipe) -> None:
                 f"model.{name} names {len(pattern)} layers, but model.num_hidden_layers={layers}; name at most {layers}"
             )
     check_backends(recipe.model.attn_implementation, recipe.model.experts_implementation, config)
+
+
+def check_rope_keys(value: dict, where: str) -> None:
+    """Raise UserError for a setting of rotary positions that nothing reads. where: the mapping's dotted name."""
+    for key in value or ():
+        if key not in ROPE_KEYS:
+            raise UserError(f"{where}.{key}: no such setting{did_you_mean(str(key), ROPE_KEYS, where + '.')}")
 
 
 def with_nearest(sentence: str) -> str:

@@ -8,19 +8,24 @@ from their sources (introspection.py).
 import copy
 import fnmatch
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from ..aliases import ours_for
 from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
 from . import introspection
-from .checkpoint_overrides import checkpoint_field
 from .checks import OWNED_ARGUMENTS, SOURCE_KINDS, check_model, check_recipe
-from .files import read_yaml_file
-from .find_setting import families_with
-from .schema import ARGUMENT_BOUNDS, DEFAULT_NAMES, ModelSection, ObjectiveSettings, Recipe, TrainingSection
+from .recipe_files import read_yaml_file
+from .schema import (
+    ARGUMENT_BOUNDS,
+    DEFAULT_NAMES,
+    ModelSection,
+    ObjectiveSettings,
+    Recipe,
+    TrainingSection,
+    parts_of_recipe,
+)
 from .secrets import check_no_secret, without_signatures
 from .strict_yaml import parse_yaml
 from .types import as_mapping, bounds_words, build, convert, default_of, show, type_words, unknown_key, within_bounds
@@ -96,7 +101,8 @@ def load_preset(name_or_path: str) -> tuple[str, dict[str, Any]]:
     where = f"preset {name_or_path}"
     if "family" not in data:
         raise UserError(f"{where}: no family given, such as family: decoder")
-    family = convert(data.pop("family"), _field_type(ModelSection, "family"), f"{where}: family")
+    of_family = next(row for row in fields(ModelSection) if row.name == "family")
+    family = convert(data.pop("family"), of_family.type, f"{where}: family")
     return family, _config_fields(data, family, where)
 
 
@@ -198,13 +204,11 @@ def _overrides_of(sections: dict[str, Any]) -> Iterator[tuple[list[str], Any]]:
             yield [section], settings
 
 
-def recipe_from_dict(data: dict[str, Any]) -> Recipe:
-    """Return the recipe of a mapping in the shape of a recipe file, such as `Recipe.to_dict()` gives."""
-    return _compose(data, [])
+def recipe_from_dict(data: dict[str, Any], overrides: Sequence[str] = (), **sections: dict[str, Any] | None) -> Recipe:
+    """Return the recipe of a mapping in the shape of a recipe file, such as `Recipe.to_dict()` gives.
 
-
-def recipe_with_overrides(data: dict[str, Any], overrides: Sequence[str], **sections: dict[str, Any] | None) -> Recipe:
-    """`recipe_from_dict` with overrides and sections as of `load_recipe`, which win over the mapping's."""
+    overrides, sections: as load_recipe's; they win over the mapping's.
+    """
     return _compose(data, [_parse_override(text) for text in overrides] + list(_overrides_of(sections)))
 
 
@@ -232,8 +236,8 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]]) -> Recipe:
         if Path(chosen).name != chosen or Path(chosen).suffix:
             final["model"]["preset"] = None  # the saved recipe must not need somebody's file
     for key in final:
-        if key not in {f.name for f in fields(Recipe)}:
-            raise unknown_key("", key, [f.name for f in fields(Recipe)])
+        if key not in (known := [part.name for part in parts_of_recipe()]):
+            raise unknown_key("", key, known)
     model, training = final.pop("model", None), final.pop("training", None)
     learned = {section: final.pop(section, None) for section in LEARNED}
     recipe: Recipe = build(Recipe, final, "")
@@ -328,6 +332,8 @@ def _model_section(data: Any) -> ModelSection:
                 raise UserError(
                     f"model.{name} and model.name_or_path are both set; a checkpoint has its own architecture"
                 )
+        from .checkpoint_overrides import checkpoint_field
+
         section.fields = {name: checkpoint_field(name, value) for name, value in rest.items()}
     elif section.family is None:
         if rest:  # more likely a misspelt name of ours than a config field
@@ -344,16 +350,23 @@ def _config_fields(data: dict, family: str, where: str, own: set[str] = frozense
     found = {}
     for key, value in data.items():
         if key not in known:
-            names = (str(key), *ours_for(str(key)))
-            name = next((name for name in names if name in known or families_with(name)), None)
-            if name is not None and name not in known:
-                dotted, others = f"model.{name}" if where == "model" else f"{where}: {name}", families_with(name)
-                raise UserError(f"{dotted} is a setting of {', '.join(others)}; this model's family is {family}")
-            if where == "model":
-                raise unknown_key("model", key, [*own, *known])
-            raise UserError(f"{where}: {key}: no such setting{did_you_mean(str(key), known)}")
+            raise _no_field(str(key), family, where, known, own)
         found[key] = convert(value, known[key].type, f"model.{key}" if where == "model" else f"{where}: {key}")
     return found
+
+
+def _no_field(key: str, family: str, where: str, known: dict, own: set[str]) -> UserError:
+    """The error for a field that the family's config does not have."""
+    from ..aliases import ours_for
+    from .find_setting import families_with
+
+    name = next((name for name in (key, *ours_for(key)) if name in known or families_with(name)), None)
+    if name is not None and name not in known:
+        dotted, others = f"model.{name}" if where == "model" else f"{where}: {name}", families_with(name)
+        return UserError(f"{dotted} is a setting of {', '.join(others)}; this model's family is {family}")
+    if where == "model":
+        return unknown_key("model", key, [*own, *known])
+    return UserError(f"{where}: {key}: no such setting{did_you_mean(key, known)}")
 
 
 def _training_section(data: Any) -> TrainingSection:
@@ -405,20 +418,9 @@ def resume_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tup
 
 
 def _default_sections(recipe: dict[str, Any]) -> dict[str, Any]:
-    return {section: _settings_of(settings) for section, settings in _learned_in(recipe)}
-
-
-def _learned_in(recipe: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The section of a saved recipe that says what is learned, where its name is known."""
-    for section in LEARNED:
-        settings = recipe.get(section)
-        if isinstance(settings, dict) and settings.get("name") in OBJECTIVES:
-            yield section, settings
-
-
-def _settings_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """The default settings of the objective that a saved section names."""
-    return asdict(OBJECTIVES[settings["name"]].Settings())
+    """{section: default settings} of what a saved recipe learns, where its name is known."""
+    names = {section: recipe[section].get("name") for section in LEARNED if isinstance(recipe.get(section), dict)}
+    return {section: asdict(OBJECTIVES[name].Settings()) for section, name in names.items() if name in OBJECTIVES}
 
 
 @dataclass(frozen=True)
@@ -434,7 +436,7 @@ class FieldDoc:
 
 def describe_fields() -> Iterator[FieldDoc]:
     """Yield every setting of the schema in order; the text stands beside each field alone."""
-    for section in fields(Recipe):
+    for section in parts_of_recipe():
         cls = next((arm for arm in (section.type, *get_args(section.type)) if is_dataclass(arm)), None)
         if section.name in LEARNED:
             yield from _describe_learned(section.name)
@@ -448,14 +450,15 @@ def _describe_learned(section: str) -> Iterator[FieldDoc]:
     """The name, then the settings of every objective or task: each once, with the names of those that have it."""
     names = names_of(section)
     yield FieldDoc(f"{section}.name", ", ".join(map(repr, names)), DEFAULT_NAMES[section], WHAT[section])
+    described: dict[tuple, FieldDoc] = {}
     owners: dict[tuple, list[str]] = {}
     for name in names:
         for row in describe_objective(name):
-            owners.setdefault((row.name, row.type, repr(row.default), row.help), []).append(name)
-    described = {(row.name, row.type, repr(row.default), row.help): row for n in names for row in describe_objective(n)}
-    for key, found in owners.items():
-        row = described[key]
-        yield FieldDoc(row.name, row.type, row.default, f"{', '.join(found)}: {row.help}", tuple(found))
+            key = (row.name, row.type, repr(row.default), row.help)
+            described[key] = row
+            owners.setdefault(key, []).append(name)
+    for key, row in described.items():
+        yield replace(row, help=f"{', '.join(owners[key])}: {row.help}", owners=tuple(owners[key]))
 
 
 def describe_objective(name: str) -> Iterator[FieldDoc]:
@@ -478,7 +481,3 @@ def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
         elif inner is not None:  # of data.mixture's entries only what a plain source does not have
             base = {f.name for parent in inner.__mro__[1:] if is_dataclass(parent) for f in fields(parent)}
             yield from (doc for doc in _describe(inner, f"{path}.{row.name}.N") if doc.name.split(".")[-1] not in base)
-
-
-def _field_type(cls: type, name: str) -> Any:
-    return next(f.type for f in fields(cls) if f.name == name)

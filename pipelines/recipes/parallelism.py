@@ -4,18 +4,18 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, attention_kinds, mlp_kinds
 
 from ..errors import UserError
-from ..plugins import OBJECTIVES
+from ..optimizer_rows import optimizer_of
+from ..plugins import OBJECTIVES, objective_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
 
 FIELD = "training.parallelism"
 SHARDED = ("dp_replicate", "dp_shard")  # which split weights, and not the work on a row
+OF_GATHERS = ("fsdp_mixed_precision", "fsdp_cpu_offload")  # settings of FSDP2, by transformers' names for them
 COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # whose product is the number of processes
 # What --launch they run under: transformers' own mesh, DeepSpeed (Ulysses), or FSDP2 by accelerate (ring attention).
 MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
 RING_NEEDS_GPUS = "cp runs on GPUs alone, by --launch fsdp2; on CPUs processes share rows by sp, under --launch zero3"
-# Optimizers that look at each number of a weight alone, so that it does not matter who holds which.
-ELEMENTWISE = ("adamw", "adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad")
 
 
 def processes_of(settings: ParallelismSettings) -> int:
@@ -64,14 +64,15 @@ def check_parallelism(recipe: Recipe, config) -> None:
     config: the family's config as a namespace; None for a checkpoint, whose config is checked when it is read.
     """
     settings, training = recipe.training.parallelism, recipe.training
-    if settings is None:
-        return
     if processes_of(settings) == 1:
         raise UserError(f"{FIELD} shares nothing: all its numbers are 1; set one, such as {{tp: 2}}, or null")
     _check_one_another(settings, training)
     _check_training(settings, recipe)
     if config is not None:
         check_model_shares(settings, config)
+    if sharing_rows(settings) > 1 and any(data.streaming for data in objective_of(recipe).data_sections()):
+        words = f"{FIELD}={words_of(settings)}"
+        raise UserError(f"data.streaming=true is not wired beside {words}, whose processes read the same rows")
 
 
 def _check_one_another(settings: ParallelismSettings, training: TrainingSection) -> None:
@@ -81,6 +82,12 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
     others = [name for name in (*COUNTED, "ep") if name != "pp" and getattr(settings, name) > 1]
     if settings.pp > 1 and others:
         raise UserError(f"{words}: pp is not wired beside {others[0]}; set one of them to 1")
+    gathered = next((name for name in OF_GATHERS if getattr(settings, name)), None)
+    if gathered is not None and (engine_of(settings) != MESH or settings.dp_shard * settings.dp_replicate == 1):
+        raise UserError(
+            f"{FIELD}.{gathered}=true goes with dp_shard or dp_replicate under --launch mesh; set it to false, or "
+            f"one of these, such as dp_shard: 2"
+        )
     if settings.pp_parts is not None and settings.pp == 1:
         raise UserError(f"{FIELD}.pp_parts={settings.pp_parts} has no effect without pp, such as pp: 2; set both")
     rows = training.per_device_train_batch_size
@@ -118,14 +125,6 @@ def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None
         )
 
 
-def check_stream_is_shared(recipe: Recipe) -> None:
-    """Raise UserError where several processes would read the same rows of a stream."""
-    settings = recipe.training.parallelism
-    if sharing_rows(settings) > 1:
-        words = f"{FIELD}={words_of(settings)}"
-        raise UserError(f"data.streaming=true is not wired beside {words}, whose processes read the same rows")
-
-
 def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
     words, training = f"{FIELD}={words_of(settings)}", recipe.training
     kind = engine_of(settings)
@@ -136,7 +135,7 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         raise UserError(f"{words} and training.fsdp={show(fsdp)} exclude each other; set one of them to null")
     if training.ema_decay is not None:
         raise UserError(f"training.ema_decay={training.ema_decay} needs whole weights, and {words} shares them")
-    if training.optim not in ELEMENTWISE:
+    if not optimizer_of(training.optim).elementwise:
         raise UserError(
             f"training.optim={training.optim} looks at whole matrices, and {words} shares them; set it to adamw"
         )

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..errors import UserError, did_you_mean
 from ..plugins import OBJECTIVES
-from .compose import load_preset, load_recipe, recipe_with_overrides
-from .files import shipped
+from .compose import load_preset, load_recipe, recipe_from_dict
 from .introspection import family_row
+from .recipe_files import shipped
 from .schema import Recipe
 
 LONGEST_ROW, USUAL_ROW = 4096, 512  # of a preset with many positions, and of one that names no number
@@ -46,4 +46,4 @@ def planned_recipe(
         "training": {"output_dir": f"runs/{name}", "per_device_train_batch_size": 1},
         **run,
     }
-    return recipe_with_overrides(data, overrides, **sections), True
+    return recipe_from_dict(data, overrides, **sections), True

@@ -5,9 +5,10 @@ Two sections take more fields than stand here: `model` takes every field of the 
 every field of transformers' TrainingArguments (compose.py reads both from their source).
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from ..optimizer_rows import ROWS
 from .introspection import family_names
 from .secrets import without_signatures
 
@@ -193,6 +194,13 @@ class ParallelismSettings:
         1,
         at_least=1,
     )
+    fsdp_mixed_precision: bool = doc(
+        "dp_shard, dp_replicate: gather weights in bf16 and compute with these; shards, sums of gradients stay fp32",
+        False,
+    )
+    fsdp_cpu_offload: bool = doc(
+        "dp_shard, dp_replicate: keep shards of weights, gradients and optimizer states in the memory of the CPU", False
+    )
     pp: int = doc("stages of layers, through which parts of a batch travel (pipeline parallelism, 1F1B)", 1, at_least=1)
     pp_parts: int | None = doc("pp: parts of a batch; null: as many as it has rows, at most 4 x pp", at_least=1)
     sp: int = doc(
@@ -225,7 +233,8 @@ class TrainingSection:
     )
     learning_rate: float = doc("peak learning rate", 1e-3, at_least=1e-12)
     optim: str = doc(
-        "adamw (fused), muon (matrices by Muon, the rest by AdamW), or a transformers optimizer name",
+        ", ".join(f"{row.name} ({row.meaning})" for row in ROWS.values() if row.meaning)
+        + ", or a transformers optimizer name",
         "adamw",
     )
     muon_learning_rate: float = doc("peak learning rate of the matrices under optim: muon", 0.02, at_least=1e-12)
@@ -362,9 +371,9 @@ class Recipe:
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     publish: PublishSection = field(default_factory=PublishSection)
 
-    # Whether code that comes with a checkpoint may run. No field: the option --trust-remote-code sets it, and no recipe
-    # file can, since a file may be a stranger's as well. A copy of the recipe does not have it.
-    trust_remote_code = False
+    # Whether code that comes with a checkpoint may run. No setting: the option --trust-remote-code sets it, and no
+    # recipe file can, since a file may be a stranger's as well.
+    trust_remote_code: bool = field(default=False, repr=False, compare=False)
 
     @property
     def learned(self) -> ObjectiveSettings:
@@ -382,6 +391,7 @@ class Recipe:
         Addresses are without their signatures and tokens: this is what is saved, compared and published.
         """
         data = asdict(self)
+        del data["trust_remote_code"]
         data["model"] |= data["model"].pop("fields")
         data["training"] |= data["training"].pop("extra")
         return without_signatures(data)
@@ -391,6 +401,11 @@ class Recipe:
         from .strict_yaml import format_yaml
 
         return format_yaml(self.to_dict())
+
+
+def parts_of_recipe() -> list[Field]:
+    """The sections and settings that a recipe file may name at its top."""
+    return [part for part in fields(Recipe) if part.name != "trust_remote_code"]
 
 
 def default_objective() -> ObjectiveSettings:
@@ -434,4 +449,3 @@ READ_WITH = {
     "torch_compile_backend": "torch_compile",
     "torch_compile_mode": "torch_compile",
 }
-WITHOUT_ARGUMENTS = ("adamw", "muon", "adamw_torch", "adamw_torch_fused")  # optimizers that read no optim_args

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ..aliases import ours_for
 from ..errors import UserError, did_you_mean
-from .find_setting import find_setting
 from .secrets import without_signatures
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping", list: "a list"}
@@ -108,6 +106,9 @@ def _convert_union(value: Any, arms: tuple, annotation: Any, path: str) -> Any:
 
 def unknown_key(path: str, key: Any, known: Iterable[str]) -> UserError:
     """The error for a key no section has: its dotted name, and the setting that is meant, here or elsewhere."""
+    from ..aliases import ours_for
+    from .find_setting import find_setting
+
     known, prefix = list(known), f"{path}." if path else ""
     noun = "setting" if path else "section"
     meant = None if any(name in known for name in ours_for(str(key))) else find_setting(str(key))

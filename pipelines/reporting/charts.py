@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ..optimizer_rows import RATES
 from ..plugins import less_is_better
 from ..publishing.run_facts import validated_on
 from ..words import number_in_words
@@ -36,7 +37,7 @@ class Quantity:
 
 OF_TRAINING = (
     Quantity("learning_rate", "Learning rate", "training.learning_rate"),
-    Quantity("muon_learning_rate", "Learning rate of Muon", "training.muon_learning_rate"),
+    *(Quantity(name, f"Learning rate of {word}", f"training.{name}") for name, word in RATES.items()),
     Quantity("grad_norm", "Gradient norm", "before clipping", noisy=True),
     Quantity("tokens_per_second", "Throughput", "tokens per second", noisy=True),
     Quantity("mfu", "MFU", "share of the peak FLOP/s", "percent", noisy=True),

@@ -10,14 +10,14 @@ from typing import Any
 
 from ..errors import UserError
 from ..lazy import np
-from ..metrics.comparison import holm, mcnemar
+from ..metrics.significance import holm, mcnemar
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import validated_on
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
 from .charts import axes_of, charts_of_runs, lower_is_better
+from .charts_page import write_page
 from .interpret import between, digits_of
 from .metrics_table import Measured, measured, newcombe
-from .page import write_page
 from .run_log import RunLog, is_number, read_run
 from .settings import MISSING, in_words
 

@@ -1,6 +1,7 @@
 """The attention maps of a finished run's model on one sample, as a part of its report."""
 
 import base64
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from .run_log import RunLog
 MOST_PARAMETERS, MOST_MAPS = 1_000_000_000, 144
 
 
-def maps_of_run(log: RunLog, rows: dict[str, Any], trust_remote_code: bool = False) -> tuple[str, str]:
+def maps_of_run(
+    log: RunLog, rows: dict[str, Any], load: Callable[[], Any] | None = None, trust_remote_code: bool = False
+) -> tuple[str, str]:
     """(what views shows of the model, as a part of a page; a sentence about it), one of which may be empty.
 
-    rows: of rows.json, with the text or image to look with. Nothing is shown of a run that has not finished, of one
-    that has left neither, and of a model without attention maps.
+    rows: of rows.json, with the text or image to look with. load: gives the model;
+    None: from the run's folder. Nothing is shown of a run that has not finished, of one that has left neither, and of a
+    model without attention maps.
     """
     sample = next((one["text"] for one in log.run.get("samples") or [] if one.get("text")), None)
     text = rows.get("text") or sample
@@ -28,12 +32,13 @@ def maps_of_run(log: RunLog, rows: dict[str, Any], trust_remote_code: bool = Fal
             f'For a model of this size they are a command of their own: anyformer inspect {log.folder} "some text"',
         )
     from ..inspection.inspect_model import open_model
-    from ..inspection.page import maps_of
+    from ..inspection.maps_page import maps_of
 
     transformers.utils.logging.disable_progress_bar()  # of loading weights, which a report is no place for
     try:
         with errors_only():
-            view = view_of(open_model(str(log.folder), trust_remote_code), log.folder, rows, text, trust_remote_code)
+            model = open_model(str(log.folder), trust_remote_code) if load is None else load()
+            view = view_of(model, log.folder, rows, text, trust_remote_code)
     except Exception as error:  # of any model, native or with code of its own: the rest of the page is worth having
         return "", f"This model shows none ({' '.join(str(error).split())[:200] or type(error).__name__})."
     return maps_of([view], "h3"), ""

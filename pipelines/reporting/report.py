@@ -1,5 +1,6 @@
 """The page of a run, made of what lies in its folder: report.html."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ from ..publishing.run_facts import RunFacts, validated_on
 from ..recipes.strict_yaml import format_yaml
 from ..storage.checkpoints import list_checkpoints
 from ..words import counted, human_time, short_metric, short_number
-from . import markdown, rows
+from . import markdown, training_rows
 from .charts import axes_of, charts_of_run
+from .charts_page import write_page
 from .interpret import interpret
 from .maps import maps_of_run
 from .metrics_table import Measured, measured
-from .page import write_page
 from .parameters import parameters_by_part
 from .run_log import RunLog, is_number, read_run
 from .settings import settings_table
@@ -24,21 +25,27 @@ FIRST_COLUMNS = ("documents", "examples", "rows", "tokens", "bytes", "fill_rate"
 
 
 def write_report(
-    folder: Path | str, out: Path | None = None, *, with_maps: bool = True, trust_remote_code: bool = False
+    folder: Path | str,
+    out: Path | None = None,
+    *,
+    with_maps: bool = True,
+    load: Callable[[], Any] | None = None,
+    trust_remote_code: bool = False,
 ) -> int:
     """Write the page of a run, finished or not, and return its bytes. Nothing but its folder is read.
 
     Args:
         out: the page; None: report.html in the folder.
-        with_maps: whether the finished model is loaded to show what it attends to.
+        with_maps: whether the finished model shows what it attends to.
+        load: gives that model; None: it is loaded from the folder.
         trust_remote_code: whether code that comes with that model may run.
 
     Raises:
         UserError: no run in the folder, or one whose run.json is damaged.
     """
     log = read_run(folder)
-    found, facts = rows.read_rows(log.folder), RunFacts(recipe=log.recipe, run=log.run)
-    maps, maps_note = maps_of_run(log, found, trust_remote_code) if with_maps else ("", "")
+    found, facts = training_rows.read_rows(log.folder), RunFacts(recipe=log.recipe, run=log.run)
+    maps, maps_note = maps_of_run(log, found, load, trust_remote_code) if with_maps else ("", "")
     loss_unit = objective_facts(log.recipe).loss_unit
     values = {
         "title": f"{log.name}: report",
@@ -223,14 +230,14 @@ def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str
         and all(map(is_number, of[name].values()))
         and any(of[name].values())
     ]
-    shown = [rows.as_html(row) for row in found.get("rows", []) if isinstance(row, str)]
+    shown = [training_rows.as_html(row) for row in found.get("rows", []) if isinstance(row, str)]
     return {
         "source_names": f"Trained on: {facts.source_names}." if facts.source_names else "",
         "splits": splits,
         "columns": columns,
         "shares": shares,
         "rows": shown,
-        "legend": rows.as_html(found.get("legend") or ""),
+        "legend": training_rows.as_html(found.get("legend") or ""),
         "is_picture": bool(found.get("image")),
         "fingerprint": (log.run.get("data") or {}).get("fingerprint"),
     }

@@ -5,8 +5,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..recipes.compose import flat_settings, load_recipe
-from ..recipes.files import shipped
 from ..recipes.own_settings import own_settings
+from ..recipes.recipe_files import shipped
 
 MISSING = object()
 OF_THE_PLACE = ("training.output_dir", "name", "description")  # which say nothing of what is trained

@@ -49,14 +49,7 @@ def cached_folder(
     def fault_of(folder: Path) -> str | None:
         return find_change(folder) or find_fault(folder)
 
-    try:
-        is_there = target.exists()
-        fault = fault_of(target) if is_there else None
-    except PermissionError as error:
-        raise UserError(
-            f"data.cache_dir={str(root)!r} has {error.filename} of another user, who lets nobody else read it; ask for "
-            f"chmod -R a+rX, or set another folder."
-        ) from None
+    is_there, fault = _looked_at(root, target, fault_of)
     if is_there and fault is None:
         return target
     try:
@@ -86,6 +79,18 @@ def cached_folder(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
+
+
+def _looked_at(root: Path, target: Path, fault_of: Callable[[Path], str | None]) -> tuple[bool, str | None]:
+    """Whether an entry is there, and what is wrong with it."""
+    try:
+        is_there = target.exists()
+        return is_there, fault_of(target) if is_there else None
+    except PermissionError as error:
+        raise UserError(
+            f"data.cache_dir={str(root)!r} has {error.filename} of another user, who lets nobody else read it; ask for "
+            f"chmod -R a+rX, or set another folder."
+        ) from None
 
 
 def is_complete(folder: Path) -> bool:

@@ -10,8 +10,8 @@ from ..lazy import tokenizers, transformers
 from ..recipes.schema import TokenizerSection
 from ..storage.cache import cached_folder, sha
 from ..storage.local_facts import forget_loading
-from .special_tokens import CLS, MASK, SEP, begin_and_end, sentinel, special_tokens, template
-from .train import DEFAULT_VOCAB_SIZE, PAD, TRAINERS, UNKNOWN, Plan
+from .special_tokens import CLS, MASK, PAD, SEP, UNKNOWN, begin_and_end, sentinel, special_tokens, template
+from .train import DEFAULT_VOCAB_SIZE, TRAINERS, Plan
 
 _FORMAT = 1  # raise it when training changes, so that older cache entries are not taken for its result
 ASSUMED_CHARACTERS = 256

@@ -1,14 +1,23 @@
-"""Special tokens of a tokenizer that is trained for a recipe, and where its post-processor puts them around a text.
+"""What recipes are checked with of a tokenizer that is trained: its special tokens, and where they stand around a text.
 
 none: nothing stands around a text. cls_sep: CLS a SEP, of a pair CLS a SEP b SEP. eos: a END, of a pair a END b END.
 Standard library only: recipes are checked with it.
 """
 
 from ..recipes.schema import TokenizerSection
-from .train import END, PAD, UNKNOWN, WRITES_EVERY_TEXT
 
+END, PAD, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|unk|>"
 CLS, SEP, MASK = "<|cls|>", "<|sep|>", "<|mask|>"
 SENTINELS = 100  # T5's number
+
+# Types that can write every text, so that nothing is unknown to them: the entries this takes, and what these are.
+WRITES_EVERY_TEXT = {"byte_bpe": (256, "256 bytes"), "bpe_byte_fallback": (257, "256 bytes, the space")}
+
+# Settings, and the types that make no use of them.
+WITHOUT_EFFECT = {
+    "lowercase": ("byte_bpe", "bpe_byte_fallback", "char"),
+    "min_frequency": ("unigram", "char"),
+}
 
 
 def sentinel(number: int) -> str:

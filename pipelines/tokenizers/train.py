@@ -11,21 +11,12 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from ..lazy import tokenizers as tk
+from .special_tokens import UNKNOWN
 
-END, PAD, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|unk|>"
 DEFAULT_VOCAB_SIZE = 8192
 
 # Words with at most one space in front, numbers, runs of signs, line breaks and further spaces: GPT-2's division.
 _WORDS = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+| +(?= )|\s"
-
-# Types that can write every text, so that nothing is unknown to them: the entries this takes, and what these are.
-WRITES_EVERY_TEXT = {"byte_bpe": (256, "256 bytes"), "bpe_byte_fallback": (257, "256 bytes, the space")}
-
-# Settings, and the types that make no use of them.
-WITHOUT_EFFECT = {
-    "lowercase": ("byte_bpe", "bpe_byte_fallback", "char"),
-    "min_frequency": ("unigram", "char"),
-}
 
 _SPACE = "▁"  # SentencePiece's mark for a space
 # A code point that Unicode keeps for uses like this one, and which text does not hold (and if it does, it comes back).

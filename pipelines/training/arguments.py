@@ -10,19 +10,20 @@ from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line
-from ..plugins import OPTIMIZERS, less_is_better
+from ..optimizer_rows import optimizer_of
+from ..plugins import less_is_better
 from ..recipes.checks import check_schedule
+from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import Recipe, TrainingSection
 from .compiled_layers import COMPILING
 from .engines.asked import check_world_size, engine_for
 from .engines.deepspeed_engine import deepspeed_config
-from .engines.global_batch import micro_batches, rows_per_step
+from .engines.engine import Engine
 from .engines.parts_of_rows import parallelism_config
 from .learning_rate import schedule
 from .lora import check_lora
 
-OWN_OPTIMIZERS = {"adamw": "adamw_torch_fused", "muon": "adamw_torch_fused"}
 # transformers < 5.23: activation_checkpointing was called gradient_checkpointing.
 CHECKPOINTING = next(
     name
@@ -72,11 +73,11 @@ def rows_of(arguments: TrainingArguments) -> int:
     return arguments.train_batch_size * arguments.gradient_accumulation_steps * ranks
 
 
-def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | None = None) -> TrainingArguments:
-    """Build TrainingArguments; `rows` (training rows) is needed where a schedule depends on the length of the run.
+def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: int | None = None) -> TrainingArguments:
+    """Build TrainingArguments, which starts the process group.
 
-    per_step: rows of a step of the run that goes on, whose processes may have been more or fewer; None: as the recipe
-    says.
+    engine: of the run; None: the one that recipe and launcher ask for. per_step: rows of a step of the run that goes
+    on, whose processes may have been more or fewer; None: as the recipe says.
 
     Raises UserError for values that TrainingArguments refuses, such as unknown names.
     """
@@ -92,13 +93,32 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
     if extra.get("deepspeed") is not None:
         extra["deepspeed"] = deepspeed_config(extra["deepspeed"])
     devices = 0 if device == "cpu" else torch.accelerator.device_count()
-    engine_for(section).check(recipe, device, devices)
+    (engine or engine_for(section)).check(recipe, device, devices)
     processes = data_ranks(section, int(os.environ.get("WORLD_SIZE", 1)))
     per_step = per_step or rows_per_step(section, processes)
     micro_batch, accumulated = micro_batches(section, processes, per_step)
-    total = total_steps(section, rows, per_step)
+    total = total_steps(section, None, per_step)
     if total is not None:
         check_schedule(section, total)
+    values = values_of(recipe, micro_batch, accumulated, total, device)
+    if device == "cuda":
+        values["accelerator_config"] = {"non_blocking": True}
+    with refusals():
+        arguments = TrainingArguments(**(values | extra))
+    if arguments.device.type == "cpu":  # transformers < 5.23
+        # Of several processes each has a CPU with a number, onto which torch can load no checkpoint.
+        vars(arguments)["_setup_devices"] = torch.device("cpu")
+    check_world_size(arguments.world_size)
+    arguments.sharing_rows = sharing_rows(section.parallelism)  # processes that read the same ones
+    return arguments
+
+
+def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | None, device: str) -> dict:
+    """What the recipe's own settings are in TrainingArguments.
+
+    micro_batch: rows of a forward pass, of which a step has `accumulated`. total: steps of the run; None: not known.
+    """
+    section = recipe.training
     scheduler, scheduler_kwargs = schedule(section, total)
     values = {
         "output_dir": section.output_dir,
@@ -110,9 +130,7 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "per_device_eval_batch_size": section.per_device_train_batch_size,
         "gradient_accumulation_steps": accumulated,
         "learning_rate": section.learning_rate,
-        "optim": "adamw_torch_fused"
-        if section.optim in OPTIMIZERS
-        else OWN_OPTIMIZERS.get(section.optim, section.optim),
+        "optim": optimizer_of(section.optim).runs_as or section.optim,
         "weight_decay": section.weight_decay,
         "adam_beta2": section.adam_beta2,
         "max_grad_norm": section.max_grad_norm,
@@ -132,20 +150,13 @@ def training_arguments(recipe: Recipe, rows: int | None = None, per_step: int | 
         "greater_is_better": not less_is_better(recipe.evaluation.best_metric),
         **safe_values(device),
     }
+    if device == "cuda" and section.parallelism is not None and section.parallelism.fsdp_cpu_offload:
+        values["ddp_backend"] = "cuda:nccl,cpu:gloo"  # norms of gradients are summed where these lie
     shared = parallelism_config(recipe)
     if shared is not None:
         values["parallelism_config"] = shared
         values["dataloader_drop_last"] = True  # processes hand each other their batches, which have to be of one shape
-    if device == "cuda":
-        values["accelerator_config"] = {"non_blocking": True}
-    with refusals():
-        arguments = TrainingArguments(**(values | extra))
-    if arguments.device.type == "cpu":  # transformers < 5.23
-        # Of several processes each has a CPU with a number, onto which torch can load no checkpoint.
-        vars(arguments)["_setup_devices"] = torch.device("cpu")
-    check_world_size(arguments.world_size)
-    arguments.sharing_rows = sharing_rows(section.parallelism)  # processes that read the same ones
-    return arguments
+    return values
 
 
 def check_trackers(section: TrainingSection) -> None:

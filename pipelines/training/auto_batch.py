@@ -18,18 +18,18 @@ from tempfile import TemporaryDirectory
 import torch
 from accelerate.utils.memory import clear_device_cache
 from anyformer.modeling.experts_bias import forget_counts
-from anyformer.modeling.families import FAMILIES
 
+from ..accounting.activations import recompute_layers
 from ..accounting.devices import Devices
+from ..accounting.step_memory import step_memory
 from ..errors import UserError
+from ..recipes.global_batch import rows_per_step
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import RUN_FILE, list_checkpoints
 from .checkpoints.extend_run import section_of
 from .checkpoints.run_folder import read_identity
-from .engines.asked import engine_for
-from .engines.global_batch import rows_per_step
+from .engines.engine import Engine
 from .out_of_memory import is_out_of_memory, this_device, ways_out
-from .plan import step_memory
 
 SHARE_OF_HOST = 0.8  # of a machine's memory; the rest is for the process itself, the data and the system
 TRIED_STEPS = 2  # from the second one on the optimizer has its states
@@ -40,14 +40,12 @@ def with_rows(recipe: Recipe, rows: int) -> Recipe:
     section = recipe.training
     times = 1 if section.global_batch_size is not None else rows_per_step(section, 1) // rows
     training = replace(section, per_device_train_batch_size=rows, gradient_accumulation_steps=times)
-    found = replace(recipe, training=training)
-    found.trust_remote_code = recipe.trust_remote_code
-    return found
+    return replace(recipe, training=training)
 
 
-def check_auto_batch(recipe: Recipe) -> None:
+def check_auto_batch(engine: Engine) -> None:
     """Raise UserError under engines that share states: what fits there depends on all processes at once."""
-    name = engine_for(recipe.training).splitter
+    name = engine.splitter
     if name is not None:
         raise UserError(
             f"training.auto_batch=true tries steps in each process alone, but {name} shares a step among all; set it "
@@ -67,7 +65,9 @@ def found_before(recipe: Recipe) -> dict | None:
     return None
 
 
-def find_batch(recipe: Recipe, data, model, arguments, build_trainer: Callable, agree: Callable) -> dict:
+def find_batch(
+    recipe: Recipe, engine: Engine, data, model, arguments, build_trainer: Callable, agree: Callable
+) -> dict:
     """What fits: {"rows", "accumulated", "how"}.
 
     model: to be trained; it is left as it is. arguments: of the run. build_trainer: recipe -> a trainer of it, in whose
@@ -83,7 +83,7 @@ def find_batch(recipe: Recipe, data, model, arguments, build_trainer: Callable, 
         rows, how = tried(recipe, data, model, sizes, build_trainer)
     rows = agree(rows)
     if rows == 0:
-        ways = ways_out(with_rows(recipe, 1), False, devices, None)
+        ways = ways_out(with_rows(recipe, 1), engine, False, devices, None)
         raise UserError(
             f"training.auto_batch=true: not even one row at a time fits ({devices.memory / 1e9:.1f} GB on "
             f"{devices.name}); set {', or '.join(ways[:2])}"
@@ -98,13 +98,13 @@ def says_when_full(device: torch.device) -> bool:
 
 def estimated(recipe: Recipe, objective, model, devices: Devices, sizes: list[int]) -> tuple[int, str]:
     """(the largest of some sizes that the plan says fits into the host's memory, or 0; how that was found)."""
-    if recipe.training.lora is not None or model.config.model_type not in FAMILIES:
+    processes, notes = max(1, local_processes()), ["adapters are not counted"]
+    memory = None if recipe.training.lora is not None else step_memory(recipe, objective, model, devices, notes)
+    if memory is None or memory.activations is None:
         raise UserError(
-            "training.auto_batch=true on a CPU is the plan's estimate, which counts whole models of ours alone; set it "
-            "to false, or use an accelerator"
+            f"training.auto_batch=true on a CPU is the plan's estimate, but {notes[-1]}; set it to false, or use an "
+            f"accelerator"
         )
-    processes = max(1, local_processes())
-    memory = step_memory(recipe, objective, model, devices, [])
     room = int(devices.memory * SHARE_OF_HOST / processes)
     left = room - memory.states("none", processes).total
     most = memory.largest_rows(left, recipe.training.gradient_checkpointing)
@@ -126,9 +126,7 @@ def tried(recipe: Recipe, data, model, sizes: list[int], build_trainer: Callable
         trial.training.output_dir, trial.training.report_to, trial.training.audit_samples = folder, "none", False
         trainer = build_trainer(trial)
         if recipe.training.gradient_checkpointing:
-            # transformers < 5.23 has the second name alone
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable()
+            recompute_layers(model)
         rows = longest_rows(trainer, data, sizes[-1])
         rows_that_fit = largest(sizes, lambda size: found.setdefault(size, fits(trainer, rows, size)))
     words = ", ".join(f"{size} {'fit' if fit else 'did not'}" for size, fit in sorted(found.items()))

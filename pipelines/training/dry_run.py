@@ -10,11 +10,10 @@ from transformers import TrainerCallback, TrainingArguments
 
 from ..errors import UserError, first_line
 from ..objectives.base import evenly_spread
-from ..objectives.prepare import PreparedData
 from ..recipes.checks import FOLLOWS_VALIDATIONS
+from ..recipes.global_batch import rows_per_step
 from ..recipes.schema import Recipe
 from .arguments import data_ranks, total_steps, training_arguments
-from .engines.global_batch import rows_per_step
 from .engines.mesh import local
 from .log.progress import ProgressLine
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
@@ -33,10 +32,10 @@ class OneStep(TrainerCallback):
 
 
 @contextmanager
-def one_sentence(recipe: Recipe) -> Iterator[None]:
+def one_sentence(session) -> Iterator[None]:
     """Make a UserError of whatever ends the trial: memory that does not suffice, options that nobody looked at.
 
-    recipe: the run's own.
+    session: of the run.
     """
     try:
         yield
@@ -44,7 +43,7 @@ def one_sentence(recipe: Recipe) -> Iterator[None]:
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            raise UserError(out_of_memory_sentence(recipe, error)) from error
+            raise UserError(out_of_memory_sentence(session.recipe, session.engine, error)) from error
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"the first step of the run fails ({what}); --debug shows where") from error
 
@@ -72,19 +71,20 @@ def trial_recipe(recipe: Recipe, rows: int | None, arguments: TrainingArguments,
     return replace(recipe, training=training, evaluation=evaluation)
 
 
-def try_step(recipe: Recipe, arguments: TrainingArguments, data: PreparedData, build_trainer) -> tuple:
+def try_step(session, model) -> tuple:
     """Make one optimizer step and measure one batch of each other split; returns (trainer, facts).
 
-    arguments: of the run itself, which are checked already. build_trainer: (recipe, arguments) -> Trainer.
+    session: of the run itself (session.py).
     facts: loss, finite (the gradients), rows (in the batch), and the loss of each other split.
     """
+    recipe, arguments, data = session.recipe, session.arguments, session.data
     rows = data.rows["train"]
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
         ranks = data_ranks(recipe.training, arguments.world_size)
         trial = trial_recipe(recipe, None if rows.is_stream else len(rows), arguments, folder)
         step = OneStep()
-        with one_sentence(recipe):
-            trainer = build_trainer(trial, training_arguments(trial))
+        with one_sentence(session):
+            trainer = session.trainer(model, trial, training_arguments(trial, session.engine))
             trainer.args.save_strategy = "no"
             trainer.remove_callback(ProgressLine)
             trainer.add_callback(step)
@@ -99,7 +99,7 @@ def try_step(recipe: Recipe, arguments: TrainingArguments, data: PreparedData, b
         for split, others in data.rows.items():
             if split != "train":
                 some = evenly_spread(len(others), trainer.args.per_device_eval_batch_size * ranks)
-                with one_sentence(recipe):
+                with one_sentence(session):
                     measured = trainer.evaluate(torch.utils.data.Subset(others, some), metric_key_prefix=split)
                 facts["other losses"][split] = measured[f"{split}_loss"]
     return trainer, facts

@@ -164,10 +164,3 @@ def load_weights(model, weights: dict[str, torch.Tensor]) -> None:
     from peft import set_peft_model_state_dict
 
     set_peft_model_state_dict(model, weights)
-
-
-def trainable_parameters(model: torch.nn.Module) -> int:
-    """How many parameters a training changes."""
-    if getattr(model, "pipeline", None) is not None:  # of which this process has a stage
-        return model.pipeline.parameters
-    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)

@@ -1,5 +1,7 @@
 """From a recipe's model section to a model: fresh weights of one of our families, or any checkpoint."""
 
+from functools import partial
+
 import torch
 import transformers
 from transformers import AutoConfig
@@ -13,8 +15,9 @@ from ..recipes.checks import check_token_ids
 from ..recipes.introspection import OURS
 from ..recipes.schema import Recipe
 from ..transformers_logging import errors_only
-from .engines.asked import engine_for
 from .engines.deepspeed_engine import whole_weights
+from .engines.engine import Engine
+from .engines.late_weights import built_late
 from .guards.documents_apart import check_documents_apart
 from .lora import left_by_all_linear, with_lora
 
@@ -46,7 +49,7 @@ def vocabulary_fields(tokenizer) -> dict:
     return {"vocab_size": len(tokenizer), **special}
 
 
-def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
+def build_model(recipe: Recipe, data, arguments, engine: Engine, quiet: bool = False):
     """A model to train: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`, in fp32.
 
     fp32 because autocast keeps master weights in it; a checkpoint stored in bf16 would otherwise train in pure bf16.
@@ -56,10 +59,11 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     auto_class, task_fields = getattr(transformers, objective.auto_class), objective.config_fields()
     if recipe.model.name_or_path is None:
         config = model_config(recipe, data.tokenizer, task_fields)
-        chosen = chosen_backends(recipe, config, arguments)
+        chosen = chosen_backends(recipe, config, arguments, engine)
         try:
             with whole_weights(arguments):
-                model = auto_class.from_config(config, **chosen)
+                build = partial(auto_class.from_config, config, **chosen)
+                model = built_late(build) if engine.builds_late else build()
         except (ValueError, ImportError) as error:  # the family has no such head, or the machine no such backend
             explain(error, chosen)
             raise UserError(
@@ -67,10 +71,12 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
             ) from error
     else:
         speak, unused = arguments.process_index == 0 and not quiet, objective.unused_weights
-        model, fresh = load_checkpoint(recipe, data.tokenizer, auto_class, task_fields, arguments, speak, unused)
+        model, fresh = load_checkpoint(
+            recipe, data.tokenizer, auto_class, task_fields, arguments, engine, speak, unused
+        )
         if data.packed:
             check_documents_apart(model, recipe.model.name_or_path, objective, data.rows.values())
-    model = engine_for(recipe.training).share(model, arguments.device)
+    model = engine.share(model, arguments.device)
     objective.prepare_model(model)
     lora = recipe.training.lora
     if lora is None:
@@ -82,7 +88,7 @@ def build_model(recipe: Recipe, data, arguments, quiet: bool = False):
     return with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
 
 
-def chosen_backends(recipe: Recipe, config, arguments) -> dict[str, str]:
+def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[str, str]:
     """The arguments with which a model is built on the recipe's backends.
 
     Raises UserError for flex_attention on a CPU, where torch has no gradients of it.
@@ -95,12 +101,19 @@ def chosen_backends(recipe: Recipe, config, arguments) -> dict[str, str]:
         )
     attention = section.attn_implementation
     if attention == AUTO:
-        attention = engine_for(recipe.training).attention or AUTO
+        attention = engine.attention or AUTO
     return backend_arguments(attention, section.experts_implementation, config, half)
 
 
 def load_checkpoint(
-    recipe: Recipe, tokenizer, auto_class, task_fields: dict, arguments, speak: bool, unused: tuple[str, ...] = ()
+    recipe: Recipe,
+    tokenizer,
+    auto_class,
+    task_fields: dict,
+    arguments,
+    engine: Engine,
+    speak: bool,
+    unused: tuple[str, ...] = (),
 ):
     """(the checkpoint with the head of `auto_class`, names of the weights that it does not have, which a line tells).
 
@@ -117,7 +130,7 @@ def load_checkpoint(
                 if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                     setattr(config, field, value)
             how = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
-            chosen = chosen_backends(recipe, config, arguments)
+            chosen = chosen_backends(recipe, config, arguments, engine)
             how |= trust | chosen
             if is_adapter(name):
                 model, fresh = load_merged(auto_class, name, **how)

@@ -1,4 +1,4 @@
-"""Optimizers: Muon for the matrices inside the blocks, AdamW for everything else."""
+"""Optimizers of our own: Muon for the matrices inside the blocks, AdamW for everything else."""
 
 import importlib.util
 import math
@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError
+from ..optimizer_rows import OwnOptimizer
 from ..words import short_number
 
 # Matrices of equal shape are multiplied together, up to so many numbers at a time: their sums and products are copies.
@@ -151,17 +152,6 @@ def muon_parameter_names(model: torch.nn.Module) -> set[str]:
     return {n for n, p in model.named_parameters() if id(p) in inside - others}
 
 
-def describe_muon(model: torch.nn.Module) -> str:
-    """What each of the two optimizers has, in one line: names of layers, and numbers of parameters."""
-    matrices, said = muon_parameter_names(model), []
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    for optimizer in ("muon", "adamw"):
-        own = [(name, p) for name, p in trained if (name in matrices) == (optimizer == "muon")]
-        kinds = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name, _ in own) or ["nothing"]
-        said.append(f"{optimizer}: {', '.join(kinds)} ({short_number(sum(p.numel() for _, p in own))} parameters)")
-    return "; ".join(said)
-
-
 def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay, betas, eps) -> MuonWithAdamW:
     """Muon over the hidden matrices, AdamW over the rest (weight decay on the names in `decay_names` only)."""
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -180,25 +170,45 @@ def build_muon(model, decay_names: set[str], *, muon_lr, adamw_lr, weight_decay,
     )
 
 
-def muon_of_arguments(model, decay_names: set[str], muon_lr: float, args: TrainingArguments) -> MuonWithAdamW:
-    """Muon with learning rate `muon_lr`, and AdamW as `args` sets it."""
-    return build_muon(
-        model,
-        decay_names,
-        muon_lr=muon_lr,
-        adamw_lr=args.learning_rate,
-        weight_decay=args.weight_decay,
-        betas=(args.adam_beta1, args.adam_beta2),
-        eps=args.adam_epsilon,
-    )
+class Muon(OwnOptimizer):
+    """`optim: muon`: the hidden matrices by Muon at muon_learning_rate, the rest by AdamW at learning_rate."""
 
+    def build(self, model, decayed: set[str], arguments: TrainingArguments) -> MuonWithAdamW:
+        return build_muon(
+            model,
+            decayed,
+            muon_lr=self.section.muon_learning_rate,
+            adamw_lr=arguments.learning_rate,
+            weight_decay=arguments.weight_decay,
+            betas=(arguments.adam_beta1, arguments.adam_beta2),
+            eps=arguments.adam_epsilon,
+        )
 
-def rates_of(optimizer) -> dict[str, float]:
-    """{"learning_rate": AdamW's, "muon_learning_rate": Muon's}, as the schedule has set them, of what is there."""
-    return {
-        "muon_learning_rate" if "ns_steps" in group else "learning_rate": group["lr"]
-        for group in optimizer.param_groups
-    }
+    def state_bytes(self, model) -> int:
+        """One momentum of a hidden matrix; two moments of the rest."""
+        matrices = muon_parameter_names(model)
+        return sum(p.numel() * (4 if n in matrices else 8) for n, p in model.named_parameters())
+
+    def words(self) -> str:
+        muon, adamw = self.section.muon_learning_rate, self.section.learning_rate
+        return f"muon at {muon:g} (muon_learning_rate), adamw at {adamw:g} (learning_rate)"
+
+    def describe(self, model) -> str:
+        """What each of the two optimizers has: names of layers, and numbers of parameters."""
+        matrices, said = muon_parameter_names(model), []
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        for optimizer in ("muon", "adamw"):
+            own = [(name, p) for name, p in trained if (name in matrices) == (optimizer == "muon")]
+            kinds = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name, _ in own) or ["nothing"]
+            said.append(f"{optimizer}: {', '.join(kinds)} ({short_number(sum(p.numel() for _, p in own))} parameters)")
+        return "; ".join(said)
+
+    def rates_of(self, optimizer) -> dict[str, float]:
+        """{"learning_rate": AdamW's, "muon_learning_rate": Muon's} of those that are there."""
+        return {
+            "muon_learning_rate" if "ns_steps" in group else "learning_rate": group["lr"]
+            for group in optimizer.param_groups
+        }
 
 
 def matrices_only(model, names: list[str]) -> list[str]:

@@ -8,14 +8,14 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from ..accounting.devices import CPU, Devices
 from ..accounting.host_memory import limit_of_process, memory_of_this_machine
+from ..accounting.step_memory import StepMemory, built_without_weights, planned_config, step_memory
 from ..errors import UserError
 from ..plugins import objective_of
+from ..recipes.global_batch import rows_per_step
 from ..recipes.schema import Recipe
 from ..words import counted
 from .arguments import device_type
-from .engines.asked import engine_for
-from .engines.global_batch import rows_per_step
-from .plan import StepMemory, built_without_weights, planned_config, step_memory
+from .engines.engine import Engine
 
 # Beside what accelerate knows: other wordings of CUDA, of C++, and of a worker that cannot be started.
 MESSAGES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc", "Cannot allocate memory")
@@ -34,13 +34,13 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def out_of_memory_sentence(recipe: Recipe, error: BaseException) -> str:
+def out_of_memory_sentence(recipe: Recipe, engine: Engine, error: BaseException) -> str:
     """What a user reads: where memory did not suffice, and two settings with values that need less."""
     evaluates = any(frame.name == "evaluation_loop" for frame in traceback.extract_tb(error.__traceback__))
     traceback.clear_frames(error.__traceback__)  # which hold the activations, and advice takes some memory as well
     devices = this_device()
     rows = evaluation_rows(recipe) if evaluates else recipe.training.per_device_train_batch_size
-    ways = ways_out(recipe, evaluates, devices, memory_of_recipe(recipe, devices))
+    ways = ways_out(recipe, engine, evaluates, devices, memory_of_recipe(recipe, engine, devices))
     what = "an evaluation" if evaluates else "training"
     return (
         f"out of memory ({devices.memory / 1e9:.1f} GB on {devices.name}) in {what} with {counted(rows, 'row')} at a "
@@ -59,14 +59,15 @@ def this_device() -> Devices:
     return Devices(properties.name, 1, properties.total_memory, None, None)
 
 
-def memory_of_recipe(recipe: Recipe, devices: Devices) -> StepMemory | None:
+def memory_of_recipe(recipe: Recipe, engine: Engine, devices: Devices) -> StepMemory | None:
     """What `anyformer plan` says of a step; None where it counts nothing: other architectures, adapters, shards."""
-    if recipe.training.lora is not None or engine_for(recipe.training).splitter is not None:
+    if recipe.training.lora is not None or engine.splitter is not None:
         return None
     try:
         objective = objective_of(recipe)
         model = built_without_weights(recipe, objective, planned_config(recipe, objective, []))
-        return step_memory(recipe, objective, model, devices, [])
+        memory = step_memory(recipe, objective, model, devices, [])
+        return None if memory.activations is None else memory
     except (UserError, TypeError):  # TypeError: rows whose length only the data know
         return None
 
@@ -75,7 +76,7 @@ def evaluation_rows(recipe: Recipe) -> int:
     return recipe.training.extra.get("per_device_eval_batch_size") or recipe.training.per_device_train_batch_size
 
 
-def ways_out(recipe: Recipe, evaluates: bool, devices: Devices, memory: StepMemory | None) -> list[str]:
+def ways_out(recipe: Recipe, engine: Engine, evaluates: bool, devices: Devices, memory: StepMemory | None) -> list[str]:
     """Settings with the values that need less memory, the most effective first.
 
     memory: what the plan says of a step; None: the number of rows is halved.
@@ -94,7 +95,7 @@ def ways_out(recipe: Recipe, evaluates: bool, devices: Devices, memory: StepMemo
         ways.append(f"{recipe.learned_section}.{name}={lengths[name] // 2} instead of {lengths[name]}")
     if devices.name != CPU and training.bf16 is False and not training.extra.get("fp16"):
         ways.append("training.bf16=true, which keeps activations in half the bytes")
-    if engine_for(training).splitter is None:
+    if engine.splitter is None:
         ways.append(
             "--launch zero3_offload, which splits the states over processes and keeps them in the host's memory"
         )

@@ -3,10 +3,7 @@
 Differences from Trainer: checkpoints are complete or invisible; NaN stops the run with step and rows; losses are exact
 per label, in evaluation and over accumulated batches, for every model; tokens per second and MFU are logged; the best
 checkpoint is saved when it appears, whatever save_steps says. Each of these is a class or function in a file of its
-own; the trainer calls them where Trainer has a hook. Where it has none a private method is overridden (transformers
-5.23: _get_train_sampler, _get_num_items_in_batch, _get_grad_norm, _init_training_state, _prepare_for_training,
-_run_epoch, _determine_best_metric, _load_best_model, _get_output_dir, _load_rng_state, _save_checkpoint,
-_save_optimizer_and_scheduler, _push_from_checkpoint, _save and _issue_warnings_after_load in trainer.py).
+own; the trainer calls them where Trainer has a hook. How the processes share the model is the engine's (engines/).
 """
 
 from contextlib import nullcontext
@@ -14,28 +11,28 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..data.batch_keys import EPOCH, POSITION, ROW_IDS
 from ..data.endless import PositionCollator
 from ..data.length_batching import LengthGroupedSampler
 from ..data.sample_ids import PaddedEvalDataset, with_sample_ids
+from ..optimizer_rows import OwnOptimizer
 from ..publishing.model_card import write_model_card
 from ..recipes.schema import TrainingSection
 from ..storage.checkpoints import check_intact, list_checkpoints
-from ..transformers_logging import errors_only
+from ..transformers_logging import without_messages
 from .arguments import refusals, rows_of
-from .checkpoints.checkpoint_staging import CheckpointStaging, locate_best
+from .checkpoints.checkpoint_staging import CheckpointStaging, SaveTheBest, locate_best
 from .checkpoints.resume_settings import ResumedSettings
 from .checkpoints.safe_load import plain_data_alone
 from .checkpoints.stream_position import StreamPosition
 from .checkpoints.weight_average import WeightAverage, load_average
-from .engines.base import Engine
 from .engines.elastic import draw_anew, processes_of
+from .engines.engine import Engine
 from .engines.even_batches import SetEpochCallback, share_out_in_full_rounds
 from .engines.main_process import broadcast_from_main
-from .engines.mesh_trainer import MeshTrainer
 from .engines.whole import OneProcess
 from .guards.audit import SampleAudit
 from .guards.early_stopping import EarlyStopping
@@ -52,15 +49,30 @@ from .lora import is_adapted, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums, float64_device
 from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
 from .losses.model_loss import ModelLoss, without_cache
-from .optimizers import matrices_only, muon_of_arguments, rates_of, remember_absent
+from .optimizers import matrices_only, remember_absent
+
+# Trainer's private methods that are overridden, where it has no hook (read in transformers 5.24).
+OVERRIDDEN = (
+    "_get_train_sampler",
+    "_run_epoch",
+    "_get_grad_norm",
+    "_save_checkpoint",
+    "_save_optimizer_and_scheduler",
+    "_load_optimizer_and_scheduler",
+    "_load_from_checkpoint",
+    "_sync_replicated_trainable_parameters",
+)
+# What Trainer says of a resumed run, and is settled otherwise: the best checkpoint is found by its step, the run's own
+# settings replace the stored ones.
+SAID_BY_TRAINER = ("The best checkpoint", "Warning: The following arguments do not match")
 
 
-class AnyformerTrainer(MeshTrainer):
+class AnyformerTrainer(Trainer):
     """Trainer for any model that learns from labels: packed rows, padded examples, source and target.
 
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
-        muon_learning_rate: peak learning rate of the hidden matrices; None: plain AdamW (or `args.optim`).
+        own_optimizer: builds an optimizer of our own (optimizer_rows.py); None: `args.optim` says which it is.
         parts_of: Objective.parts_of: the loss of each part of the rows is logged; None: there are no parts.
         average: moving average of the weights, which is measured and is the model after training; None: there is none.
         shifts_labels: whether labels stand beside their own token: the first label of a row then never counts.
@@ -77,14 +89,14 @@ class AnyformerTrainer(MeshTrainer):
         engine: DDP, DeepSpeed, FSDP or mesh: training begins under it or not at all (engines/); None: under any.
         audits_samples: whether the rows of each step are written down (audit.py).
         watch: how the training looks after itself (guards/safety.py).
-        **kwargs: as for MeshTrainer and transformers' Trainer.
+        **kwargs: as for transformers' Trainer.
     """
 
     def __init__(
         self,
         *,
         run_identity: str = "{}",
-        muon_learning_rate: float | None = None,
+        own_optimizer: OwnOptimizer | None = None,
         parts_of=None,
         average: WeightAverage | None = None,
         shifts_labels: bool = True,
@@ -104,37 +116,46 @@ class AnyformerTrainer(MeshTrainer):
         self.engine = engine or OneProcess(TrainingSection())
         self.validation_metrics, self.own_loss = validation_metrics, own_loss
         self.logits_of, self.parts_of = logits_of, parts_of
-        self.muon_learning_rate, self.shifts_labels, self.scorer = muon_learning_rate, shifts_labels, scorer
-        self.rates: dict[str, float] = {}
+        self.own_optimizer, self.shifts_labels, self.scorer = own_optimizer, shifts_labels, scorer
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
-        parts = parts_of_rows(parts_of, kwargs.get("train_dataset"))
+        self.bare_rows = kwargs.get("train_dataset")
+        parts = parts_of_rows(parts_of, self.bare_rows)
         self.part_losses = None if parts is None else PartLosses(*parts, shifts_labels)
-        bare_rows = kwargs.get("train_dataset")
-        kwargs["train_dataset"] = with_sample_ids(kwargs.get("train_dataset"))
+        kwargs["train_dataset"] = with_sample_ids(self.bare_rows)
         self.position = StreamPosition(kwargs["train_dataset"])
         if self.position.stream is not None:
             kwargs["data_collator"] = PositionCollator(kwargs["data_collator"])
             kwargs["args"].ignore_data_skip = True  # the stream itself begins where it has to
         remember_absent("lomo_optim")
-        super().__init__(on_mesh=self.engine.shares_model, **kwargs)
+        with self.engine.entered(kwargs):
+            super().__init__(**kwargs)
+        # A tied head is absent from checkpoints, because it is the embedding; copies of it, as ZeRO and FSDP hand them
+        # over, are not saved.
+        self.model._keys_to_ignore_on_save |= set(getattr(self.model, "all_tied_weights_keys", None) or ())
         self._tr_loss = torch.zeros(())  # the sum of losses since the last log; training begins with one of its own
         self._choose_loss()
+        self._add_own_callbacks(run_identity, watch, loss_parts, patience, average, audits_samples)
+        self.trackers = replace_trackers(self)
+        self.engine.check_losses(self)
+
+    def _add_own_callbacks(self, run_identity, watch: Watch, loss_parts, patience, average, audits_samples) -> None:
+        """Make what watches, logs and saves the training; the arguments are the trainer's."""
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
-        folder = self.args.output_dir
+        folder, engine = self.args.output_dir, self.engine
         self.guard, self.steps, self.trusts_checkpoints = LossGuard(folder), watch.steps, watch.trusts_checkpoints
-        self.throughput = ThroughputLog(self.args, self.readers_of_a_batch, getattr(self.pipeline, "flop_count", None))
+        self.throughput = ThroughputLog(self.args, engine.counting_together, engine.flop_count(self.model))
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
-        self.resumed = ResumedSettings()
-        self.epochs = SetEpochCallback(self.train_dataset)
+        self.resumed, self.epochs = ResumedSettings(), SetEpochCallback(self.train_dataset)
         self.routers = RouterStatistics(folder, watch.router_warning, self.get_tp_size())
         self.parts = LossParts(loss_parts)
         self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
         self.watchdog = StallWatchdog(folder, watch.stall_minutes, self.args.process_index)
         self.early_stopping = None if patience is None else EarlyStopping(patience)
+        self.counts_rows = self.args.process_index % engine.sharing == 0  # the first of those that read the same rows
         audits = audits_samples and self.counts_rows
-        self.audit = SampleAudit(folder, bare_rows, self.args.process_index) if audits else None
+        self.audit = SampleAudit(folder, self.bare_rows, self.args.process_index) if audits else None
         self.average = average
         own = (
             self.watchdog,
@@ -144,14 +165,13 @@ class AnyformerTrainer(MeshTrainer):
             MetricsFile(folder),
             self.routers,
             self.resumed,  # before those that read the best metric
+            SaveTheBest(),
             self.early_stopping,
             average,
             self.audit,
         )
         for callback in (each for each in own if each is not None):
             self.add_callback(callback)
-        self.trackers = replace_trackers(self)
-        self.check_pipeline(self.parts.told_apart_by is not None or self.part_losses is not None)
 
     def _choose_loss(self) -> None:
         self.model_loss = ModelLoss(
@@ -176,7 +196,8 @@ class AnyformerTrainer(MeshTrainer):
         if self.position.stream is not None:
             # A loader draws a number when its iteration begins, and a resumed run has one beginning more.
             loader.base_dataloader.generator = torch.Generator()
-        share_out_in_full_rounds(loader)
+        self.engine.share_rows(loader)
+        share_out_in_full_rounds(loader)  # by the processes that then read rows of their own
         return loader
 
     def _get_train_sampler(self, train_dataset=None):
@@ -187,13 +208,27 @@ class AnyformerTrainer(MeshTrainer):
         self.epochs.sampler = LengthGroupedSampler(lengths, rows_of(self.args), self.args.seed)
         return self.epochs.sampler
 
-    def get_batch_samples(self, *args, **kwargs):
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """As Trainer's, but for a loss of the objective, which is divided by a number of its own."""
         with self.throughput.loading():
-            return super().get_batch_samples(*args, **kwargs)
+            batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.own_loss is None or not batches:
+            return batches, count
+        count = sum(self.own_loss.weight(batch) for batch in batches).to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            count = self.accelerator.gather(count).sum()
+        same_batch = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()  # devices that have it
+        return batches, count / same_batch
 
     def get_eval_dataloader(self, eval_dataset=None):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        return super().get_eval_dataloader(PaddedEvalDataset(rows, self.args.eval_batch_size * self.args.world_size))
+        loader = super().get_eval_dataloader(PaddedEvalDataset(rows, self.args.eval_batch_size * self.args.world_size))
+        self.engine.share_rows(loader)
+        return loader
+
+    def get_tp_size(self) -> int:
+        together = self.engine.reading_together
+        return super().get_tp_size() if together is None else together
 
     # ---- training
 
@@ -205,10 +240,11 @@ class AnyformerTrainer(MeshTrainer):
                 each.begin(resume_from_checkpoint or None)
         self.throughput.start()
         try:
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
+            with self._plain_data(), without_messages(*SAID_BY_TRAINER):
+                result = super().train(resume_from_checkpoint, *args, **kwargs)
             self.accelerator.wait_for_everyone()  # the first process alone writes
             if self.state.best_global_step and self.has_ended and locate_best(self.state, self.args.output_dir):
-                self._load_best_model()
+                self.load_best()
             if self.average is not None:
                 self.average.settle(self.model)
                 self.average = None  # what is measured from here on is the average itself
@@ -229,29 +265,26 @@ class AnyformerTrainer(MeshTrainer):
         """Whether no step is left to make."""
         return self.stopped_early or self.state.global_step >= self.state.max_steps
 
-    def _init_training_state(self, *args, **kwargs):
-        with errors_only():  # where the folder has been moved it calls the best checkpoint gone, which is found by step
-            return super()._init_training_state(*args, **kwargs)
-
-    def _prepare_for_training(self, *args, **kwargs):
-        with self._plain_data():
-            return super()._prepare_for_training(*args, **kwargs)
-
     def _plain_data(self):
-        return plain_data_alone(self.is_deepspeed_enabled and not self.trusts_checkpoints)
+        return plain_data_alone(self.engine.loads_by_itself and not self.trusts_checkpoints)
 
     def _run_epoch(self, *args, resume_from_checkpoint=None, **kwargs):
         """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
-        self.engine.check_wrapped(self.model_wrapped)
-        if not self.has_ended:
-            return super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-        self._load_rng_state(resume_from_checkpoint)
-        self.control.should_training_stop = True
+        self.engine.check_begun(self)
+        if self.has_ended:
+            self._load_rng_state(resume_from_checkpoint)
+            self.control.should_training_stop = True
+            return None
+        if resume_from_checkpoint is not None:
+            before = processes_of(Path(resume_from_checkpoint))
+            if before not in (None, self.args.world_size):  # the checkpoint has random states of other processes
+                draw_anew(self.args.seed, self.state.global_step, self.args.process_index // self.get_tp_size())
+                resume_from_checkpoint = self.args.output_dir  # which has none
+        return super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
-    def _load_rng_state(self, checkpoint):
-        if checkpoint is None or processes_of(Path(checkpoint)) in (None, self.args.world_size):
-            return super()._load_rng_state(checkpoint)
-        draw_anew(self.args.seed, self.state.global_step, self.args.process_index // self.get_tp_size())
+    def _sync_replicated_trainable_parameters(self, model):
+        if self.engine.repeats_weights:
+            super()._sync_replicated_trainable_parameters(model)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         rows = self._rows = inputs.pop(ROW_IDS, [])
@@ -262,13 +295,14 @@ class AnyformerTrainer(MeshTrainer):
             self.audit.trained(self.state.global_step + 1, epoch, rows)
         self.throughput.add_batch(self.model, inputs)
         self.steps.remember(self.state.global_step + 1, self._tr_loss, self.summed)
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        by_trainer = partial(super().training_step, model, inputs, num_items_in_batch)
+        loss = self.engine.train_step(self, inputs, num_items_in_batch, by_trainer)
         self.guard.watch(self.state.global_step + 1, loss, rows)
         return loss
 
     def _get_grad_norm(self, model, grad_norm=None):
         """Trainer's last question before the optimizer, which changes nothing where there are no gradients."""
-        norm = super()._get_grad_norm(model, grad_norm)
+        norm = self.engine.grad_norm(self, partial(super()._get_grad_norm, model, grad_norm=grad_norm))
         if self.steps.leaves_out(self.state.global_step + 1, norm, self.guard, self.accelerator, self._tr_loss):
             model.zero_grad(set_to_none=True)
         return norm
@@ -288,20 +322,10 @@ class AnyformerTrainer(MeshTrainer):
                 self.part_losses.add(self.model_loss.logits(outputs), labels, self._rows)
         return (loss, outputs) if return_outputs else loss
 
-    def _get_num_items_in_batch(self, batch_samples, device):
-        """As Trainer's, but for a loss of the objective, which is divided by a number of its own."""
-        if self.own_loss is None or not batch_samples:
-            return super()._get_num_items_in_batch(batch_samples, device)
-        count = sum(self.own_loss.weight(batch) for batch in batch_samples).to(device)
-        if self.args.average_tokens_across_devices and self.args.world_size > 1:
-            count = self.accelerator.gather(count).sum()
-        return count / (self.get_tp_size() * self.get_cp_size() * self.get_sp_size())  # devices with the same batch
-
     def create_optimizer(self, model=None):
-        if self.optimizer is None and self.muon_learning_rate is not None:
+        if self.optimizer is None and self.own_optimizer is not None:
             model = self.model if model is None else model
-            decayed = set(self.get_decay_parameter_names(model))
-            self.optimizer = muon_of_arguments(model, decayed, self.muon_learning_rate, self.args)
+            self.optimizer = self.own_optimizer.build(model, set(self.get_decay_parameter_names(model)), self.args)
         with refusals():
             return super().create_optimizer(model)
 
@@ -321,17 +345,13 @@ class AnyformerTrainer(MeshTrainer):
 
     # ---- the log
 
-    def _get_learning_rate(self):
-        if self.muon_learning_rate is not None:  # Trainer would log that of the first group, Muon's, for all
-            self.rates = rates_of(self.optimizer)
-        return super()._get_learning_rate()
-
     def log(self, logs, start_time=None):
         if self.position.stream is not None:
             self.state.epoch = float(self.position.passes)  # Trainer takes all steps for one pass
         if "loss" in logs:
             self.guard.check()
-            logs.update(self.rates)
+            if self.own_optimizer is not None:  # Trainer logs that of the first group, such as Muon's, for all
+                logs.update(self.own_optimizer.rates_of(self.optimizer))
             logs.update(self.throughput.collect(self.accelerator.reduce))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
@@ -389,8 +409,8 @@ class AnyformerTrainer(MeshTrainer):
         inputs = self._prepare_inputs(inputs)
         count = self.model_loss.count(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            if self.pipeline is not None:
-                total = self.pipeline.summed_loss(inputs, self.accelerator.autocast)
+            total = self.engine.summed_loss(self, inputs)
+            if total is not None:
                 self._sums.add(total, count)
             elif self.parts.told_apart_by is not None:
                 outputs = self.model_loss.outputs(model, inputs, self._sums.part_losses is not None)
@@ -408,20 +428,14 @@ class AnyformerTrainer(MeshTrainer):
 
     # ---- checkpoints
 
-    def _load_best_model(self):
+    def load_best(self) -> None:
+        """Give the model the weights of the best checkpoint."""
         best, what = Path(self.state.best_model_checkpoint), f"the best by {self.args.metric_for_best_model}"
         self._check_intact([best], what, "keeps the last model")
         with self._plain_data():
-            super()._load_best_model()
+            self.engine.load_weights(self, best, self._load_best_model)
         if self.average is not None:
-            self.average.load(self.state.best_model_checkpoint)
-
-    def _determine_best_metric(self, metrics, trial):
-        """A new best model is saved at once, whatever save_steps says."""
-        is_best = super()._determine_best_metric(metrics, trial)
-        if is_best:
-            self.control.should_save = True
-        return is_best
+            self.average.load(best)
 
     def load_average(self, number: int) -> int:
         """Give the model the mean of the weights of the newest `number` checkpoints; returns how many there were."""
@@ -436,18 +450,14 @@ class AnyformerTrainer(MeshTrainer):
     def _check_intact(self, *checkpoints_and_words) -> None:
         broadcast_from_main(self.is_world_process_zero(), partial(check_intact, *checkpoints_and_words))
 
-    def _get_output_dir(self, trial):
-        # Trainer calls this to write a checkpoint, and at the end of training to find the last ones.
-        return super()._get_output_dir(trial) if self.staging.folder is None else str(self.staging.folder)
-
     def _save_checkpoint(self, model, trial):
-        folder, name = Path(super()._get_output_dir(trial)), f"checkpoint-{self.state.global_step}"
+        folder, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
         with self.throughput.paused():
             self.guard.check()
             self.guard.check_weights(self.model, self.state.global_step)
-            self._push_later = False
             with self.staging.stage(folder, name) as staged:
-                super()._save_checkpoint(model, trial)
+                with self.staging.written_by(self.args):
+                    super()._save_checkpoint(model, trial)
                 self.position.save(staged, self.accelerator)
                 if self.args.should_save:
                     self.steps.save(staged)
@@ -457,34 +467,31 @@ class AnyformerTrainer(MeshTrainer):
                 self.staging.settle(staged, self.state)
                 self.staging.commit(staged, self.args.save_total_limit, self.state.best_global_step)
             self.accelerator.wait_for_everyone()
-            if self._push_later:
-                super()._push_from_checkpoint(str(folder / name))
+            if self.args.push_to_hub:
+                self._push_from_checkpoint(str(folder / name))
 
-    def _push_from_checkpoint(self, checkpoint_folder):
-        # The upload runs in the background, so it must read the final folder, not the staged one.
-        self._push_later = True
+    def _save_optimizer_and_scheduler(self, output_dir):
+        self.engine.save_states(self, Path(output_dir), partial(super()._save_optimizer_and_scheduler, output_dir))
 
-    def _save(self, output_dir=None, state_dict=None):
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        if checkpoint is not None:
+            by_trainer = partial(super()._load_optimizer_and_scheduler, checkpoint)
+            self.engine.load_states(self, Path(checkpoint), by_trainer)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        by_trainer = partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
+        self.engine.load_weights(self, Path(resume_from_checkpoint), by_trainer)
+
+    def save_model(self, output_dir=None, _internal_call=False):
         # Trainer switches the cache off in the live config; a saved model must generate with it again.
         config, training = self.model.config, self.model.config.use_cache
-        config.use_cache = self._use_cache
-        if state_dict:
-            # Copies, as ZeRO-1, ZeRO-2 and FSDP hand them over, do not show that a tied head is the embedding.
-            tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-            twice = {name for name, source in tied.items() if source in state_dict}
-            state_dict = {name: tensor for name, tensor in state_dict.items() if name not in twice}
+        folder, config.use_cache = Path(output_dir or self.args.output_dir), self._use_cache
         try:
-            super()._save(output_dir, state_dict)
+            self.engine.save_weights(self, folder, partial(super().save_model, output_dir, _internal_call))
             if self.args.should_save and is_adapted(self.model):
-                save_adapted_config(self.model, Path(output_dir or self.args.output_dir))
+                save_adapted_config(self.model, folder)
         finally:
             config.use_cache = training
-
-    def _issue_warnings_after_load(self, load_result):
-        # A tied head is absent from the file, because it is the embedding.
-        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-        load_result.missing_keys[:] = [key for key in load_result.missing_keys if key not in tied]
-        super()._issue_warnings_after_load(load_result)
 
     def create_model_card(self, *args, license=None, **kwargs):
         """Write the model card of this package instead of Trainer's."""

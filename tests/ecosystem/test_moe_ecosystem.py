@@ -7,9 +7,8 @@ import torch
 from datasets import Dataset
 from packaging.version import Version
 from training_steps import fit
-from transformers import AutoModelForCausalLM, pipeline
+from transformers import AutoModelForCausalLM
 
-import anyformer
 from anyformer import AnyformerMoeForCausalLM, to_native
 
 TOLERANCE = 1e-5  # fp32: merged weights add up in another order
@@ -99,22 +98,6 @@ def test_lora_on_a_router_trains_and_merges(mixture, tokenizer, own):
         expected = model.eval()(**rows).logits
         merged = model.merge_and_unload()
         torch.testing.assert_close(merged(**rows).logits, expected, atol=1e-9, rtol=0)  # float64: sums in another order
-
-
-def test_text_generation_continues_as_the_model_does_alone_and_in_padded_batches(mixture, tokenizer, tmp_path):
-    model = mixture()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    generator = pipeline("text-generation", model=str(tmp_path))
-    generator.tokenizer.padding_side = "left"
-    assert isinstance(generator.model, anyformer.AnyformerMoeForCausalLM)
-    options = {"max_new_tokens": 8, "do_sample": False, "return_full_text": False}
-    batched = [found[0]["generated_text"] for found in generator(PROMPTS, batch_size=3, **options)]
-    for prompt, text in zip(PROMPTS, batched):
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
-        assert text == tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True)
-        assert generator(prompt, **options)[0]["generated_text"] == text
 
 
 def test_sft_steps_of_trl_equal_those_of_a_native_mixtral(mixture, tokenizer, tmp_path):

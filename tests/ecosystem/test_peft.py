@@ -1,11 +1,12 @@
-"""PEFT's LoRA on our models: trained, saved, loaded again, merged."""
+"""PEFT's adapters on our models of every family: trained, saved, loaded again, merged."""
 
 import pytest
 import torch
-from family_variants import TINY_FIELDS, config_class
+from family_variants import TINY_FIELDS, ZOO, config_class, labelled_batch
 from training_steps import fit
 from transformers import AutoModelForCausalLM
 
+import anyformer
 from anyformer import AnyformerDecoderForCausalLM
 
 peft = pytest.importorskip("peft")
@@ -24,39 +25,74 @@ def tiny_base_model(family):
     return transformers.AutoModel.from_config(config_class(family)(**TINY_FIELDS[family]))
 
 
-@pytest.mark.parametrize("mlp_type", ["glu", "mlp"])
-def test_lora_on_all_linear_trains_saves_loads_and_merges(speaking_config, tokenizer, tmp_path, mlp_type):
-    base = AnyformerDecoderForCausalLM(speaking_config(mlp_type=mlp_type))
+HEADS = {  # head: PEFT's task type, modules that stay whole
+    "ForCausalLM": ("CAUSAL_LM", {"lm_head"}),
+    "ForMaskedLM": (None, {"lm_head"}),
+    "ForConditionalGeneration": ("SEQ_2_SEQ_LM", {"lm_head"}),
+    "ForSequenceClassification": ("SEQ_CLS", {"score"}),
+    "ForTokenClassification": ("TOKEN_CLS", {"score"}),
+    "ForQuestionAnswering": ("QUESTION_ANS", {"qa_outputs"}),
+    "ForImageClassification": (None, {"score"}),
+}
+SAYS_ITS_HEAD = ("ForTokenClassification", "ForQuestionAnswering", "ForImageClassification")  # PEFT knows the others
+ADAPTED = {
+    "ForCausalLM": ("decoder-rotary", "decoder-learned"),
+    "ForMaskedLM": [f"encoder-{name}" for name in ("bert", "albert", "deberta", "longformer", "modernbert")],
+    "ForConditionalGeneration": ("seq2seq-original", "seq2seq-t5", "seq2seq-umt5"),
+    "ForSequenceClassification": ("encoder-bert", "encoder-modernbert", "seq2seq-bart"),
+    "ForTokenClassification": ("encoder-bert", "encoder-modernbert"),
+    "ForQuestionAnswering": ("encoder-bert", "encoder-modernbert"),
+    "ForImageClassification": ("vit-vit",),
+}
+
+
+def answers(model, rows):
+    outputs = model(**rows)
+    return outputs.start_logits if "start_logits" in outputs else outputs.logits
+
+
+@pytest.mark.parametrize("head, name", [(head, name) for head, names in ADAPTED.items() for name in names])
+def test_lora_on_all_linear_trains_saves_loads_and_merges(tmp_path, head, name):
+    (variant,) = [variant for variant in ZOO if str(variant) == name]
+    (task_type, kept), config = HEADS[head], variant.config(num_labels=2)
+    cls = getattr(anyformer, type(config).__name__.removesuffix("Config") + head)
+    base, rows = cls(config), labelled_batch(cls.__name__, config)
+    if name == "encoder-longformer":  # its weights of global tokens are read where there are some
+        rows["global_attention_mask"] = (torch.arange(rows["input_ids"].shape[1]) < 2).long().expand(2, -1)
     base.save_pretrained(tmp_path / "base")
     before = {name: p.clone() for name, p in base.named_parameters()}
-    rows = batch(tokenizer, ["a sentence to learn", "and one more"])
-
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-    wrapped = {name.split(".")[-1] for name, m in model.named_modules() if isinstance(m, peft.tuners.lora.Linear)}
-    mlp = {"gate_proj", "up_proj", "down_proj"} if mlp_type == "glu" else {"up_proj", "down_proj"}
-    assert wrapped == {"q_proj", "k_proj", "v_proj", "o_proj"} | mlp  # and not the head
+    linears = {name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
+    own = {"exclude_modules": list(kept)} if head in SAYS_ITS_HEAD else {}
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear", task_type=task_type, **own))
+    assert {n for n, m in base.named_modules() if isinstance(m, peft.tuners.lora.Linear)} == linears - kept
+    model(**rows).loss.backward()
+    for parameter, p in model.named_parameters():
+        if "lora_B" in parameter:  # a block that read a weight past its module would leave the adapter without one
+            assert p.grad is not None and p.grad.abs().sum() > 0, parameter
+    trained = {n for n, p in model.named_parameters() if p.requires_grad and "lora" not in n}
+    assert bool(trained) == (task_type in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS"))
+    model.zero_grad()
     losses = fit(model, rows, steps=20, lr=3e-2)
-    assert losses[-1] < losses[0] - 0.1
-    for name, p in base.named_parameters():
-        if "lora" not in name:
-            assert torch.equal(p, before[name.replace(".base_layer", "")]), name
+    assert losses[-1] < losses[0] - 0.05
+    for parameter, p in base.named_parameters():
+        if (original := parameter.replace(".base_layer", "")) in before and original.split(".")[0] not in kept:
+            assert torch.equal(p, before[original]), parameter
 
     with torch.no_grad():
-        expected = model(**rows).logits
+        expected = answers(model, rows)
         model.save_pretrained(tmp_path / "adapter")
-        fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-        again = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter")
-        assert torch.equal(again.eval()(**rows).logits, expected)
-        native_way = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-        native_way.load_adapter(str(tmp_path / "adapter"))
-        assert torch.equal(native_way.eval()(**rows).logits, expected)
-
+        again = peft.PeftModel.from_pretrained(cls.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+        assert torch.equal(answers(again.eval(), rows), expected)
+        if head == "ForCausalLM":
+            native_way = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+            native_way.load_adapter(str(tmp_path / "adapter"))
+            assert torch.equal(answers(native_way.eval(), rows), expected)
         merged = again.merge_and_unload()
-        assert type(merged) is AnyformerDecoderForCausalLM
-        torch.testing.assert_close(merged(**rows).logits, expected, atol=TOLERANCE, rtol=0)
+        assert type(merged) is cls
+        torch.testing.assert_close(answers(merged, rows), expected, atol=TOLERANCE, rtol=TOLERANCE)
         merged.save_pretrained(tmp_path / "merged")
-        alone = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-        assert torch.equal(alone(**rows).logits, merged(**rows).logits)
+        alone = cls.from_pretrained(tmp_path / "merged").eval()
+        assert torch.equal(answers(alone, rows), answers(merged, rows))
 
 
 METHODS = {

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from anyformer.modeling.attention_masks import flash_sequences
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from watching import Watch, square
 
 from anyformer import AnyformerDecoderForCausalLM
 
@@ -32,23 +32,6 @@ def test_a_sliding_layer_sees_the_window_and_a_strided_one_the_band_and_every_st
         assert seen(strided, query) == {k for k in range(query + 1) if query - k < 4 or (query - k) % 4 == 0}
 
 
-class Watch(TorchDispatchMode):
-    """Records the largest square any operation makes and whether a value was read on the host."""
-
-    def __init__(self):
-        super().__init__()
-        self.squares, self.syncs = [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
-            self.syncs.append(str(func))
-        for x in out if isinstance(out, tuple) else (out,):
-            if isinstance(x, torch.Tensor) and x.shape[-2:] == (LENGTH, LENGTH):
-                self.squares.append(str(func))
-        return out
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("position_encoding", ["rotary", "learned", "sinusoidal", "none"])
 def test_without_padding_and_packing_no_mask_is_built_and_nothing_is_read_on_the_host(
@@ -56,9 +39,9 @@ def test_without_padding_and_packing_no_mask_is_built_and_nothing_is_read_on_the
 ):
     model = AnyformerDecoderForCausalLM(tiny_config(position_encoding=position_encoding)).train(training)
     ids = torch.randint(3, 97, (2, LENGTH))
-    with Watch() as watch:
+    with Watch(square(LENGTH)) as watch:
         model(ids, labels=ids)
-    assert watch.squares == [] and watch.syncs == []
+    assert watch.made == [] and watch.reads == []
 
 
 WHOLE_WINDOW = {"attention_pattern": ["sliding_attention"], "sliding_window": LENGTH}

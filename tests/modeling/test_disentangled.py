@@ -8,11 +8,11 @@ from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from anyformer.modeling.deberta_convolution import ConvolutionLayer
 from native_models import with_random_weights
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from transformers import DebertaConfig, DebertaV2Config
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
+from watching import Watch
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, other orders of the same sums
 # float64; transformers < 5.23 takes an fp32 root in a script
@@ -235,32 +235,19 @@ def test_without_terms_only_the_content_is_compared():
     torch.testing.assert_close(out, plain.eval()(x)[0], **EXACT)
 
 
-class Squares(TorchDispatchMode):
-    """Records operations that make or fill (B, H, T, T) tensors, and those that read a value on the host."""
-
-    def __init__(self, length):
-        super().__init__()
-        self.length, self.made, self.syncs = length, [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
-            self.syncs.append(str(func))
-        for x in out if isinstance(out, tuple) else (out,):
-            if isinstance(x, torch.Tensor) and x.shape[-3:] == (HEADS, self.length, self.length) and not func.is_view:
-                self.made.append(func.overloadpacket.__name__)
-        return out
-
-
 def test_the_terms_make_two_squares_and_read_nothing_on_the_host():
     config, x = make_config(position_buckets=16), torch.randn(BATCH, 40, HIDDEN)
     ours, positions = DisentangledAttention(config, 0).train(), own_table(config)
     q, k = ours.queries(x), ours.keys_and_values(x)[0]
-    with Squares(40) as watch:
+
+    def is_square(tensor, operation):
+        return tensor.shape[-3:] == (HEADS, 40, 40) and not operation.is_view
+
+    with Watch(is_square) as watch:
         table, index = positions(x)
         bias, _ = ours.score_bias(q, k, table, index)
     assert bias.shape == (BATCH, HEADS, 40, 40)
-    assert watch.made == ["gather", "gather", "add_"] and watch.syncs == []
+    assert watch.made == ["gather", "gather", "add_"] and watch.reads == []
 
 
 @pytest.mark.slow

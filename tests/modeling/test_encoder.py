@@ -9,7 +9,7 @@ from family_variants import (
     tokens,
 )
 from native_models import randomise
-from torch.utils._python_dispatch import TorchDispatchMode
+from watching import Watch, square
 
 from anyformer import AnyformerEncoderForMaskedLM, AnyformerEncoderModel
 
@@ -84,34 +84,17 @@ def test_tokens_see_both_sides_and_in_a_sliding_layer_the_window_on_each(tiny_en
         assert seen(sliding, query) == set(range(max(0, query - 4), min(24, query + 5)))
 
 
-class Watch(TorchDispatchMode):
-    """Records the squares of tokens that operations make, and those that read a value on the host."""
-
-    def __init__(self):
-        super().__init__()
-        self.squares, self.syncs = [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
-            self.syncs.append(func.overloadpacket.__name__)
-        for x in out if isinstance(out, tuple) else (out,):
-            if isinstance(x, torch.Tensor) and x.shape[-2:] == (24, 24):
-                self.squares.append(str(func))
-        return out
-
-
 @pytest.mark.parametrize("name", ["bert", "roberta", "albert", "rotary", "sinusoidal", "none"])
 def test_without_padding_no_mask_is_built_and_the_number_of_labels_alone_is_read_on_the_host(tiny_encoder_config, name):
     model = build(tiny_encoder_config(**ENCODERS[name])).train()
     row = encoder_row(model.config, 24, batch=2)
-    with Watch() as watch:
+    with Watch(square(24)) as watch:
         model.model(**row)
-    assert watch.squares == [] and watch.syncs == []
+    assert watch.made == [] and watch.reads == []
     labels = labels_for(row["input_ids"])
-    with Watch() as watch:
+    with Watch(square(24)) as watch:
         model(**row, labels=labels)
-    assert watch.squares == [] and watch.syncs == ["nonzero"]
+    assert watch.made == [] and watch.reads == ["nonzero"]
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "deberta", "deberta_mask_decoder"])
@@ -137,31 +120,3 @@ def test_padding_that_sees_no_key_gives_no_nan_under_autocast(tiny_encoder_confi
     loss.backward()
     assert loss.isfinite()
     assert all(x.grad.isfinite().all() for x in model.parameters() if x.grad is not None)
-
-
-# ---- torch.export
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("with_padding", [False, True], ids=["whole rows", "padded"])
-@pytest.mark.parametrize("name", ENCODERS)
-def test_an_exported_encoder_serves_every_batch_and_length(tiny_encoder_config, name, with_padding):
-    model = randomise(AnyformerEncoderModel(tiny_encoder_config(**ENCODERS[name])))
-    sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=64)}
-
-    def inputs(batch, length):
-        row = encoder_row(model.config, length, batch=batch)
-        if with_padding:
-            row["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
-            row["attention_mask"][-1, length - 3 :] = 0
-        return row
-
-    example = inputs(2, 24)
-    shapes = {name: sizes for name in example}
-    program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False)
-    for batch, length in ((2, 24), (3, 17), (1, 64)):
-        row = inputs(batch, length)
-        real = row.get("attention_mask", torch.ones(batch, length)).bool()
-        expected, got = model(**row), program.module()(**row)
-        torch.testing.assert_close(got.last_hidden_state[real], expected.last_hidden_state[real], **EXACT)

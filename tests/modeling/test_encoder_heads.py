@@ -1,14 +1,11 @@
 """Laws of the encoder's task heads, whatever the encoder: padding, losses, exact accumulation in Trainer, saving."""
 
-import inspect
-
 import pytest
 import torch
 import transformers
 from family_variants import ENCODERS, close, encoder_row, gradients_of, padded, poison_empty_memory
 from native_models import randomise
 from torch.nn import functional
-from training_steps import weights_after_a_step
 
 import anyformer
 
@@ -108,23 +105,6 @@ def test_the_loss_is_that_of_the_logits(tiny_encoder_config, head):
         assert isinstance(as_tuple, tuple) and torch.equal(as_tuple[0], named.loss)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_trainer_accumulates_to_the_gradient_of_the_whole_batch(tiny_encoder_config, tmp_path, head):
-    config = tiny_encoder_config()
-    rows = [{name: x[0] for name, x in example(head, config, 8, seed=seed).items()} for seed in range(4)]
-    if head in ("MaskedLM", "PreTraining", "TokenClassification"):
-        rows[1]["labels"][2:] = -100  # micro-batches of different weight
-        rows[1]["labels"][0] = 3
-
-    whole, accumulated = (
-        weights_after_a_step(build(head, tiny_encoder_config()), rows, size, tmp_path) for size in (4, 1)
-    )
-    before = dict(build(head, config).named_parameters())
-    assert any(not torch.equal(whole[name], p) for name, p in before.items())
-    for name, p in whole.items():
-        torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=1e-5, msg=name)
-
-
 def test_both_losses_of_pretraining_count_alone_and_together(tiny_encoder_config):
     model = build("PreTraining", tiny_encoder_config()).train()
     row = example("PreTraining", model.config, 12)
@@ -206,14 +186,6 @@ def test_the_task_says_which_tokens_are_global(tiny_encoder_config):
     torch.testing.assert_close(model(ids).logits, model(ids, global_attention_mask=mark).logits)
     embeds = model.get_input_embeddings()(ids)
     torch.testing.assert_close(model(inputs_embeds=embeds).logits, model(ids).logits)
-
-
-@pytest.mark.parametrize("head", PLAIN_HEADS)
-def test_trainer_finds_every_column_in_the_signature(head):
-    forward = getattr(anyformer, f"AnyformerEncoderFor{head}").forward
-    columns = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "global_attention_mask"}
-    labels = {"QuestionAnswering": {"start_positions", "end_positions"}}.get(head, {"labels"})
-    assert columns | labels | {"inputs_embeds", "num_items_in_batch"} <= inspect.signature(forward).parameters.keys()
 
 
 @pytest.mark.parametrize("own, rate", [(None, 0.5), (0.0, 0.0), (0.9, 0.9)])

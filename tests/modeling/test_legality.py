@@ -27,19 +27,11 @@ from anyformer import (
 
 LINEAR = {"attention_pattern": ["linear_attention"]}
 CASES = {
-    "initializer_range=0.1 spreads no weight where fan_in_init=True does; leave it at 0.02": {
-        "initializer_range": 0.1,
-        "fan_in_init": True,
-    },
-    "num_attention_heads=7 does not divide hidden_size=256; 4, 8 and 16 do": {
-        "hidden_size": 256,
-        "num_attention_heads": 7,
-    },
+    "initializer_range=0.1 spreads no weight where fan_in_init=True": {"initializer_range": 0.1, "fan_in_init": True},
+    "num_attention_heads=7 does not divide hidden_size=256; 4, 8 and": {"hidden_size": 256, "num_attention_heads": 7},
     "num_key_value_heads=3 does not divide num_attention_heads=8": {"num_key_value_heads": 3},
     "head_dim=5 is odd": {"head_dim": 5},
-    "position_encoding='rotery' is not known; known: none, learned, sinusoidal, rotary, alibi, relative": {
-        "position_encoding": "rotery"
-    },
+    "position_encoding='rotery' is not known; known: none, learned, sinusoidal": {"position_encoding": "rotery"},
     "norm_type='batchnorm' is not known": {"norm_type": "batchnorm"},
     "norm_position='middle' is not known": {"norm_position": "middle"},
     "mlp_type='moe' is not known": {"mlp_type": "moe"},
@@ -58,60 +50,34 @@ CASES = {
         "attention_pattern": ["full_attention"],
         "layer_types": ["sliding_attention"],
     },
-    "attention_pattern holds 'dense', which a decoder does not have; known: full_attention, sliding_attention, "
-    "strided_attention, linear_attention, compressive_attention, recurrent_attention": {"attention_pattern": ["dense"]},
+    "attention_pattern holds 'dense', which a decoder does not have; known": {"attention_pattern": ["dense"]},
     "rope_parameters has no entry for 'full_attention', which layers of this model use": {
         "attention_pattern": ["sliding_attention", "full_attention"],
         "sliding_window": 4,
         "rope_parameters": {"sliding_attention": {"rope_type": "default"}},
     },
     "rope_parameters.rope_theta=0 is not a positive number": {"rope_parameters": {"rope_theta": 0}},
-    "rope_parameters.factor=nan is not a positive number": {
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": math.nan}
-    },
+    "factor=nan is not": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": math.nan}},
     "rope_parameters.sliding_attention.rope_type='spiral' is not known": {
         "attention_pattern": ["sliding_attention"],
         "sliding_window": 4,
         "rope_parameters": {"sliding_attention": {"rope_type": "spiral"}},
     },
-    "rope_parameters.partial_rotary_factor=0.12 rotates 7 of 64 channels": {
-        "head_dim": 64,
-        "rope_parameters": {"partial_rotary_factor": 0.12},
-    },
-    "relative_attention_max_distance=16 must be above half of relative_attention_num_buckets=32": {
-        "position_encoding": "relative",
-        "relative_attention_max_distance": 16,
-    },
+    "rope_parameters.partial_rotary_factor=0.12": {"head_dim": 64, "rope_parameters": {"partial_rotary_factor": 0.12}},
+    "relative_attention_max_distance=16": {"position_encoding": "relative", "relative_attention_max_distance": 16},
     "which a decoder does not have": {"num_hidden_layers": 1, "layer_types": ["chunked_attention"]},
-    "segment_length is not set, but compressive_attention layers need it": {
-        "attention_pattern": ["compressive_attention"]
-    },
+    "segment_length is not set, but compressive_attention layers": {"attention_pattern": ["compressive_attention"]},
     "segment_length is not set, but recurrent_attention layers need it": {"memory_length": 4},
-    "memory_length is not set, but recurrent_attention layers need it": {
-        "attention_pattern": ["recurrent_attention"],
-        "segment_length": 4,
-    },
+    "memory_length is not set, but": {"attention_pattern": ["recurrent_attention"], "segment_length": 4},
     "segment_length=4 is used by no layer; name compressive_attention or recurrent_attention": {"segment_length": 4},
-    "memory_length=4 is used by no layer; name recurrent_attention in attention_pattern": {
-        "attention_pattern": ["full_attention"],
-        "memory_length": 4,
-    },
+    "memory_length=4 is used by no layer; name": {"attention_pattern": ["full_attention"], "memory_length": 4},
     "memory_update='gated' is not known; known: delta, linear": {"memory_update": "gated"},
-    "position_encoding='alibi' adds to single scores, which linear_attention does not have": LINEAR
-    | {"position_encoding": "alibi"},
-    "attn_logit_softcapping=5.0 acts on single scores, which linear_attention has not; leave it null": LINEAR
-    | {"attn_logit_softcapping": 5.0},
+    "position_encoding='alibi' adds to single scores, which linear_attention": LINEAR | {"position_encoding": "alibi"},
+    "attn_logit_softcapping=5.0 acts on single scores, which": LINEAR | {"attn_logit_softcapping": 5.0},
     "attention_dropout=0.1 acts on single scores": LINEAR | {"attention_dropout": 0.1},
     "attention_multiplier=1.0 acts on single scores": LINEAR | {"attention_multiplier": 1.0},
-    "position_encoding='learned' numbers the tokens of a row, but recurrent_attention remembers tokens of any number": {
-        "segment_length": 4,
-        "memory_length": 4,
-        "position_encoding": "learned",
-    },
-    "layer_types holds 'linear_attention', which a decoder does not have; known: full_attention, sliding_attention": {
-        "num_hidden_layers": 1,
-        "layer_types": ["linear_attention"],
-    },
+    "position_encoding='learned' numbers": {"segment_length": 4, "memory_length": 4, "position_encoding": "learned"},
+    "layer_types holds 'linear_attention', which a": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
 }
 
 
@@ -128,10 +94,7 @@ ENCODER_CASES = {
         "attention_pattern": ["full_attention", "sliding_attention"],
         "sliding_window": 4,
     },
-    "one kind of attention in attention_pattern, and skip_first_norm=False": {
-        "num_hidden_groups": 2,
-        "skip_first_norm": True,
-    },
+    "one kind of attention in attention_pattern, and": {"num_hidden_groups": 2, "skip_first_norm": True},
     "skip_first_norm=True needs norm_position='pre' and embedding_norm=True": {"skip_first_norm": True},
     "pos_att_type=['c2p', 'p2p'] is not known; known: c2p, p2c": DISENTANGLED | {"pos_att_type": ["c2p", "p2p"]},
     "position_encoding='relative' does not go with local_global_attention": {
@@ -139,47 +102,31 @@ ENCODER_CASES = {
         "attention_pattern": ["local_global_attention"],
         "sliding_window": 4,
     },
-    "task_head_transform=True makes 64 channels of hidden_size=512, too few for the task heads": {
-        "task_head_transform": True,
-        "embedding_size": 64,
-    },
+    "task_head_transform=True makes 64 channels of": {"task_head_transform": True, "embedding_size": 64},
     "type_vocab_size=-1 is not a number of segments; 0 means none": {"type_vocab_size": -1},
     "mask_decoder_layers=-1 is not a number of layers; 0 means none": DISENTANGLED | {"mask_decoder_layers": -1},
-    "mask_decoder_layers=2 needs position_encoding='disentangled' and norm_position='post'": DISENTANGLED
-    | {"mask_decoder_layers": 2},
-    "mask_decoder_layers=1 adds absolute positions of embedding_size=64 channels to hidden_size=512": DISENTANGLED
+    "mask_decoder_layers=2 needs position_encoding='disentangled' and": DISENTANGLED | {"mask_decoder_layers": 2},
+    "mask_decoder_layers=1 adds absolute": DISENTANGLED
     | {"mask_decoder_layers": 1, "norm_position": "post", "embedding_size": 64},
-    "position_biased_input=True is for position_encoding='disentangled'; with 'rotary' leave it false": {
-        "position_biased_input": True
-    },
+    "position_biased_input=True is for position_encoding='disentangled'; with": {"position_biased_input": True},
     "conv_kernel_size=4 must be odd, or 0 for no convolution": {"conv_kernel_size": 4},
     "conv_groups=3 does not divide hidden_size=512; 2, 4 and 8 do": {"conv_kernel_size": 3, "conv_groups": 3},
     "conv_groups=0 does not divide hidden_size=512": {"conv_groups": 0},
     "classifier_dropout=1.0 is not a probability": {"classifier_dropout": 1.0},
-    "attention_pattern holds 'strided_attention', which an encoder does not have; known: full_attention, "
-    "sliding_attention, local_global_attention": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
-    "sliding_window is not set, but local_global_attention layers need it": {
-        "attention_pattern": ["local_global_attention"]
-    },
-    "sliding_window=4 is used by no layer; name sliding_attention or local_global_attention in attention_pattern": {
-        "sliding_window": 4
-    },
+    "'strided_attention', which an encoder": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
+    "sliding_window is not set, but local_global_attention layers": {"attention_pattern": ["local_global_attention"]},
+    "sliding_window=4 is used by no layer; name sliding_attention or local_global_attention in": {"sliding_window": 4},
     "attention_stride=4 is used by no layer; name no such setting here": {"attention_stride": 4},
     "position_offset=-2 is not a number of rows; 0 means none": {"position_offset": -2},
     "logit_multiplier=0 is not a positive number": {"logit_multiplier": 0},
 }
 SEQ2SEQ_CASES = {
     "num_decoder_layers=0 is not a positive number": {"num_decoder_layers": 0},
-    "position_encoding='disentangled' needs bidirectional attention; a sequence-to-sequence model can use none, "
-    "learned, sinusoidal, rotary, alibi, relative": DISENTANGLED,
-    "attention_pattern holds 'sliding_attention', which a sequence-to-sequence model does not have; known: "
-    "full_attention": {"attention_pattern": ["sliding_attention"], "sliding_window": 4},
+    "position_encoding='disentangled' needs bidirectional attention; a sequence-to-sequence model can": DISENTANGLED,
+    "attention_pattern holds 'sliding_attention'": {"attention_pattern": ["sliding_attention"], "sliding_window": 4},
     "sliding_window=4 is used by no layer": {"sliding_window": 4},
     "classifier_dropout=-0.1 is not a probability": {"classifier_dropout": -0.1},
-    "names the encoder's layers only; name mlp_pattern": {
-        "num_experts": 4,
-        "mlp_layer_types": ["dense", "sparse"] * 4,
-    },
+    "names the encoder's layers only; name mlp_pattern": {"num_experts": 4, "mlp_layer_types": ["dense", "sparse"] * 4},
 }
 OUTPUT_CASES = {
     "output_vocab_size=0 is not a positive number": {"output_vocab_size": 0},
@@ -206,15 +153,8 @@ VIT_CASES = {
         "position_encoding": "rotary",
         "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 2.0},
     },
-    "position_encoding='rotary' rotates 6 channels of each head": {
-        "position_encoding": "rotary",
-        "hidden_size": 12,
-        "num_attention_heads": 2,
-    },
-    "use_distillation_token=True stands beside the class token": {
-        "use_distillation_token": True,
-        "pooler_type": "mean",
-    },
+    "position_encoding='rotary' rotates": {"position_encoding": "rotary", "hidden_size": 12, "num_attention_heads": 2},
+    "use_distillation_token=True stands beside the class": {"use_distillation_token": True, "pooler_type": "mean"},
     "distillation_head=True reads the distillation token": {"distillation_head": True},
     "num_experts=4 needs a balancing loss": {"num_experts": 4},
 }

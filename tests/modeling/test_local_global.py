@@ -8,10 +8,10 @@ from anyformer.modeling.attention_masks import make_masks
 from anyformer.modeling.configuration_encoder import AnyformerEncoderConfig
 from native_models import with_random_weights
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from transformers import LongformerConfig, LongformerModel
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+from watching import Watch
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, other orders of the same sums
 NATIVE = {"atol": 1e-9, "rtol": 1e-9}  # float64
@@ -183,25 +183,14 @@ def test_global_tokens_are_rotated_by_the_positions_of_their_places():
     assert not torch.allclose(out[~at], expected[~at], atol=1e-3)
 
 
-class HostReads(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.reads = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
-            self.reads.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_one_value_is_read_on_the_host_and_none_in_the_layers(backend):
     ours, x = LocalGlobalAttention(make_config(backend), 0), torch.randn(BATCH, 14, HIDDEN)
     global_tokens, padding = globals_at(14, (1, 13), (6,)), torch.ones(BATCH, 14, dtype=torch.long)
-    with HostReads() as watch:
+    with Watch() as watch:
         context = global_attention_context(ours.config, x, global_tokens, padding, torch.zeros_like(padding))
     assert len(watch.reads) == 1 and context[0].shape == (BATCH, 2)
-    with HostReads() as watch:
+    with Watch() as watch:
         ours(x, global_context=context)
     assert watch.reads == []
 

@@ -1,6 +1,5 @@
 """Laws of models with experts beside those of test_laws.py: routers' losses and statistics in every family."""
 
-import copy
 import math
 
 import pytest
@@ -15,19 +14,16 @@ from family_variants import (
     tokens,
 )
 from torch.nn.functional import pad
-from training_steps import weights_after_a_step
 from transformers import AutoModel, AutoModelForCausalLM
 
 import anyformer
 from anyformer import (
     AnyformerEncoderForMaskedLM,
-    AnyformerEncoderForSequenceClassification,
     AnyformerMoeConfig,
     AnyformerMoeForCausalLM,
     AnyformerMoeForSequenceClassification,
     AnyformerMoeModel,
     AnyformerSeq2SeqForConditionalGeneration,
-    AnyformerSeq2SeqForSequenceClassification,
 )
 
 VARIANTS, TINY = MIXTURES, TINY_FIELDS["moe"]
@@ -222,22 +218,6 @@ def test_the_routers_losses_reach_the_routers_of_every_family(family):
         gradients = torch.autograd.grad(loss, gates, retain_graph=True)
         assert all(g.abs().sum() > 0 for g in gradients) and len(gates) == sparse
     assert "router_losses" not in out
-
-
-@pytest.mark.parametrize("head", ["moe", "encoder", "seq2seq"])
-def test_trainer_makes_the_same_step_of_any_accumulation(tiny_encoder_config, tiny_seq2seq_config, tmp_path, head):
-    model_class, config = {
-        "moe": (AnyformerMoeForSequenceClassification, AnyformerMoeConfig(**TINY, num_labels=3)),
-        "encoder": (AnyformerEncoderForSequenceClassification, tiny_encoder_config(**EXPERTS, num_labels=3)),
-        "seq2seq": (AnyformerSeq2SeqForSequenceClassification, tiny_seq2seq_config(**EXPERTS, num_labels=3)),
-    }[head]
-    model = skewed(model_class(config))
-    rows = [{"input_ids": tokens(1, 10, seed=i)[0], "labels": torch.tensor(i % 3)} for i in range(4)]
-    steps = [weights_after_a_step(copy.deepcopy(model), rows, n, tmp_path) for n in (4, 2, 1)]
-    assert not torch.equal(steps[0]["score.weight"], model.score.weight)
-    for other in steps[1:]:
-        for name, p in other.items():
-            torch.testing.assert_close(p, steps[0][name], **PACKED, msg=name)
 
 
 @torch.no_grad()

@@ -7,9 +7,11 @@ import re
 
 import pytest
 import torch
-from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, close
+from family_variants import DECODERS, SEQ2SEQS, ZOO, Variant, close, labelled_row
+from native_models import randomise
 from test_laws import FIRST, every
 from torch.nn.functional import cross_entropy, pad
+from training_steps import weights_after_a_step
 from transformers import CompileConfig, Trainer, TrainingArguments
 from transformers.models.auto import modeling_auto
 
@@ -237,27 +239,6 @@ HEADED = [
 ]
 
 
-def labelled_row(name: str, config, seed: int) -> dict:
-    """One row with all the labels of a head's class."""
-    drawn, most = torch.Generator().manual_seed(seed), 97 if "LM" in name or "Generation" in name else 2
-    if name.startswith("AnyformerViT"):
-        pixels = {"pixel_values": torch.randn(3, *config.image_size, generator=drawn)}
-        kept = (
-            {"bool_masked_pos": torch.arange(12) % 3 == 0} if "Masked" in name else {"labels": torch.tensor(seed % 2)}
-        )
-        return pixels | kept
-    row = {"input_ids": torch.randint(4, 97, (8,), generator=drawn)}
-    row["attention_mask"] = (torch.arange(8) < 8 - seed).long()
-    if "QuestionAnswering" in name:
-        return row | {"start_positions": torch.tensor(seed), "end_positions": torch.tensor(3)}
-    if "MultipleChoice" in name:
-        return {key: torch.stack([x, x]) for key, x in row.items()} | {"labels": torch.tensor(seed % 2)}
-    if "SequenceClassification" in name or "ImageClassification" in name:
-        return row | {"labels": torch.tensor(seed % 2)}
-    row["labels"] = row["input_ids"] % most
-    return row | ({"next_sentence_label": torch.tensor(seed % 2)} if "PreTraining" in name else {})
-
-
 @pytest.mark.parametrize("family, name", HEADED, ids=[name for _, name in HEADED])
 def test_plain_trainer_trains_measures_predicts_and_keeps_the_best_model(family, name, tmp_path, without_code_files):
     model = getattr(anyformer, name)(Variant(family.lower(), "tiny", {}).config(num_labels=2))
@@ -287,3 +268,22 @@ def test_plain_trainer_trains_measures_predicts_and_keeps_the_best_model(family,
     predicted = trainer.predict(rows)
     assert predicted.metrics["test_loss"] > 0 and predicted.predictions is not None
     assert len(measured) == 4 and (len(predicted.label_ids) > 0) == has_labels
+
+
+SEVERAL = ("multi_label_classification", "regression")
+STEPPED = [(family, name, None) for family, name in HEADED]
+STEPPED += [(f, f"Anyformer{f}ForSequenceClassification", kind) for f in ("Decoder", "Encoder") for kind in SEVERAL]
+
+
+@pytest.mark.parametrize("family, name, problem_type", STEPPED)
+def test_plain_trainer_makes_the_same_step_of_any_accumulation(family, name, problem_type, tmp_path):
+    """Though the micro-batches have labels of different number."""
+    config = Variant(family.lower(), "tiny", {}).config(num_labels=2, problem_type=problem_type)
+    rows = [labelled_row(name, config, seed) for seed in range(4)]
+    if problem_type in SEVERAL:
+        rows = [row | {"labels": torch.tensor([seed % 2, 1.0])} for seed, row in enumerate(rows)]
+    model = randomise(getattr(anyformer, name)(config))
+    whole, parts = (weights_after_a_step(copy.deepcopy(model), rows, size, tmp_path) for size in (4, 1))
+    assert any(not torch.equal(whole[key], p) for key, p in model.named_parameters())
+    for key, p in whole.items():
+        torch.testing.assert_close(parts[key], p, atol=1e-5, rtol=1e-5, msg=key)

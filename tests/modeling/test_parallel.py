@@ -1,10 +1,10 @@
-"""Split over processes by transformers' own plans, a model computes what it computes whole."""
+"""Split over processes by transformers' own plans, a model computes what it computes whole; experts are shared, too."""
 
 import re
 
 import pytest
 import torch
-from family_variants import ENCODERS, SEQ2SEQS, positions_of, tokens
+from family_variants import ENCODERS, SEQ2SEQS, TINY_FIELDS, config_class, positions_of, tokens
 from packaging.version import Version
 from processes import in_fresh_process, run_ranks
 from transformers import (
@@ -52,6 +52,18 @@ VARIANTS = {
     "sliding": {"attention_pattern": ["full_attention", "sliding_attention"], "sliding_window": 5},
     "softcapped-scaled": {"final_logit_softcapping": 5.0, "embedding_multiplier": 3.0},
 }
+SIZES = {"num_experts": 4, "intermediate_size": 48, "router_aux_loss_coef": 0.1}
+MIXTURES = {
+    "mixtral": SIZES,
+    "shared-sigmoid-dense-first": SIZES
+    | {"num_experts_per_tok": 3, "router_scoring": "sigmoid", "routed_scaling_factor": 2.5, "num_hidden_layers": 3}
+    | {"mlp_pattern": ["dense", "sparse", "sparse"], "moe_intermediate_size": 32}
+    | {"shared_expert_intermediate_size": 16, "shared_expert_gate": True},
+    "plain-experts": SIZES | {"mlp_type": "mlp", "hidden_act": "gelu", "router_z_loss_coef": 0.1, "qk_norm": True},
+}
+FEW = {"mixtral": MIXTURES["mixtral"]}
+SWITCH = {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_pattern": ["dense", "sparse"]}
+SWITCH |= SEQ2SEQS["t5"] | {"intermediate_size": 48, "expert_capacity": 5}
 MODES = {
     "tp": lambda: {"distributed_config": DistributedConfig(tp_size=2)},
     "tp-auto": lambda: {"tp_plan": "auto"},
@@ -101,11 +113,16 @@ def translated_batch() -> tuple:
 # The class that is split, how it is loaded, and a function for: what it reads, what it predicts, and packed rows.
 MODELS = {
     "decoder": (AnyformerDecoderForCausalLM, AutoModelForCausalLM, causal_batch),
-    "moe": (AnyformerMoeForCausalLM, AutoModelForCausalLM, causal_batch),  # in test_moe_parallel.py
+    "moe": (AnyformerMoeForCausalLM, AutoModelForCausalLM, causal_batch),
     "encoder": (AnyformerEncoderForMaskedLM, AutoModelForMaskedLM, masked_batch),
     "classifier": (AnyformerEncoderForSequenceClassification, AutoModelForSequenceClassification, classified_batch),
     "seq2seq": (AnyformerSeq2SeqForConditionalGeneration, AutoModelForSeq2SeqLM, translated_batch),
 }
+
+
+def config_of(kind: str, fields: dict):
+    family = "encoder" if kind == "classifier" else kind
+    return config_class(family)(**TINY_FIELDS[family] | fields)
 
 
 def measure(model, kind: str, training=True, rows=slice(None)) -> dict:
@@ -147,11 +164,11 @@ def measure_on_rank(folders: dict, mode: str, kind: str) -> dict:
     return found
 
 
-def check_split_equals_whole(make_config, tmp_path, mode, variants, ranks=2, kind="decoder"):
+def check_split_equals_whole(tmp_path, mode, variants, ranks=2, kind="decoder"):
     folders, expected = {}, {}
     for name, fields in variants.items():
         folders[name] = tmp_path / name
-        model = MODELS[kind][0](make_config(**({"vocab_size": 96} | fields)))
+        model = MODELS[kind][0](config_of(kind, {"vocab_size": 96} | fields))
         model.save_pretrained(folders[name])
         expected[name] = measure(model, kind)
     for rank, found in enumerate(run_ranks(ranks, measure_on_rank, folders, mode, kind, folder=tmp_path)):
@@ -168,75 +185,76 @@ def check_split_equals_whole(make_config, tmp_path, mode, variants, ranks=2, kin
             torch.testing.assert_close(measure(again, kind, training=False)["logits"], expected[name]["logits"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["tp", "fsdp"])
-def test_two_processes_have_the_logits_losses_gradients_and_tokens_of_one(tiny_config, tmp_path, mode):
-    check_split_equals_whole(tiny_config, tmp_path, mode, VARIANTS)
-
-
+ENCODER = ("bert", "albert", "deberta_v3", "longformer", "modernbert", "rotary")
 SPLIT = {
-    "encoder": {name: ENCODERS[name] for name in ("bert", "albert", "deberta_v3", "longformer", "modernbert", "rotary")}
-    | {"odd vocabulary": {"vocab_size": ODD}},
+    "decoder": VARIANTS,
+    "moe": MIXTURES,
+    "encoder": {name: ENCODERS[name] for name in ENCODER} | {"odd vocabulary": {"vocab_size": ODD}},
     "classifier": {name: ENCODERS[name] for name in ("bert", "modernbert")},
-    "seq2seq": {name: SEQ2SEQS[name] for name in ("original", "t5", "umt5", "bart", "rotary", "deep_decoder")},
+    "seq2seq": {name: SEQ2SEQS[name] for name in ("original", "t5", "umt5", "bart", "rotary", "deep_decoder")}
+    | {"switch": SWITCH},
 }
+needs_experts = pytest.mark.skipif(not RECENT, reason="transformers 5.17 splits experts by plans of other names")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["tp", "fsdp"])
 @pytest.mark.parametrize("kind", SPLIT)
 @in_fresh_process
-def test_two_processes_have_the_logits_losses_and_gradients_of_one(
-    tiny_encoder_config, tiny_seq2seq_config, tmp_path, kind, mode
-):
-    make_config = tiny_seq2seq_config if kind == "seq2seq" else tiny_encoder_config
-    check_split_equals_whole(make_config, tmp_path, mode, SPLIT[kind], kind=kind)
+def test_two_processes_have_the_logits_losses_gradients_and_tokens_of_one(tmp_path, kind, mode):
+    check_split_equals_whole(tmp_path, mode, FEW if (kind, mode) == ("moe", "fsdp") else SPLIT[kind], kind=kind)
 
 
 @pytest.mark.slow
-def test_the_automatic_tensor_parallel_plan_is_the_declared_one(tiny_config, tmp_path):
-    check_split_equals_whole(tiny_config, tmp_path, "tp-auto", {"tied": {}})
+@needs_experts
+@pytest.mark.parametrize("kind, variants", [("moe", MIXTURES), ("seq2seq", {"switch": SWITCH})])
+def test_ranks_that_share_experts_have_the_logits_losses_gradients_and_tokens_of_one(tmp_path, kind, variants):
+    check_split_equals_whole(tmp_path, "ep", variants, kind=kind)
+
+
+@needs_experts
+def test_ranks_that_share_experts_and_the_batch_equal_one_process(tmp_path):
+    check_split_equals_whole(tmp_path, "ep-of-one-batch", FEW, kind="moe")
 
 
 @pytest.mark.slow
-def test_two_pipeline_stages_have_the_logits_and_tokens_of_one_process(tiny_config, tmp_path):
+def test_the_automatic_tensor_parallel_plan_is_the_declared_one(tmp_path):
+    check_split_equals_whole(tmp_path, "tp-auto", {"tied": {}})
+
+
+@pytest.mark.slow
+def test_two_pipeline_stages_have_the_logits_and_tokens_of_one_process(tmp_path):
     """Where a pipeline plan is declared; transformers' own pipeline computes no loss."""
-    declared = {name: f for name, f in VARIANTS.items() if tiny_config(**f).base_model_pp_plan is not None}
+    declared = {name: f for name, f in VARIANTS.items() if config_of("decoder", f).base_model_pp_plan is not None}
     assert set(VARIANTS) - set(declared) == {"learned-mlp-post-norm", "softcapped-scaled"}
-    check_split_equals_whole(tiny_config, tmp_path, "pp", declared)
+    check_split_equals_whole(tmp_path, "pp", declared)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not RECENT, reason="transformers 5.17 cannot load its own LLaMA so (IndexError while sharding)")
 @in_fresh_process
-def test_tensor_parallelism_inside_fsdp_equals_one_process(tiny_config, tmp_path):
-    check_split_equals_whole(tiny_config, tmp_path, "tp-and-fsdp", VARIANTS, ranks=4)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_plans_name_modules_that_exist(tiny_config, name):
-    """Transformers warns of rules that match nothing; serving tools fail on them."""
-    model = AnyformerDecoderForCausalLM(tiny_config(**VARIANTS[name]))
-    modules = {name.replace(".0", ".*").replace(".1", ".*") for name, _ in model.named_modules()}
-    assert model.tp_plan.keys() <= modules and model.tp_plan["lm_head"] == "colwise_gather_output"
-    assert (model.pp_plan or {}).keys() <= modules
-    assert {"model.layers.*", "model.embed_tokens", "lm_head"} <= model._fsdp_plan.keys()
-    # Every matrix of a layer is split, but attention whose score bias holds all heads on every rank.
-    split = {m for m in modules if m.startswith("model.layers.*.") and m.endswith("_proj")}
-    if model.config.position_encoding in ("alibi", "relative"):
-        split = {m for m in split if ".mlp." in m}
-    assert split <= model.tp_plan.keys()
+def test_tensor_parallelism_inside_fsdp_equals_one_process(tmp_path):
+    check_split_equals_whole(tmp_path, "tp-and-fsdp", VARIANTS, ranks=4)
 
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind in SPLIT for name in SPLIT[kind]])
-def test_plans_of_encoders_name_modules_that_exist(tiny_encoder_config, tiny_seq2seq_config, kind, name):
-    config = (tiny_seq2seq_config if kind == "seq2seq" else tiny_encoder_config)(**SPLIT[kind][name])
-    model = MODELS[kind][0](config)
-    modules = {re.sub(r"\.\d+", ".*", name) for name, _ in model.named_modules()}
+def test_plans_name_modules_that_exist(kind, name):
+    """Transformers warns of rules that match nothing; serving tools fail on them."""
+    model = MODELS[kind][0](config_of(kind, SPLIT[kind][name]))
+    parts = {*(n for n, _ in model.named_modules()), *(n for n, _ in model.named_parameters())}
+    modules = {re.sub(r"\.\d+", ".*", part) for part in parts}
     assert model.tp_plan.keys() <= modules and ("lm_head" in model.tp_plan) == hasattr(model, "lm_head")
     stacks = ("encoder.", "decoder.") if kind == "seq2seq" else ("",)
     assert {f"model.{stack}layers.*" for stack in stacks} <= model._fsdp_plan.keys()
-    assert not model.pp_plan  # transformers' pipeline runs causal models only: it reads `past_key_values` of a head
-    whole_heads = config.position_encoding in ("relative", "disentangled") or "longformer" in name
-    split = {m for m in modules if re.search(r"layers\.\*\.(self_attn|cross_attn|mlp)\.[a-z]+_proj$", m)}
-    assert {m for m in split if ".mlp." in m or not whole_heads} <= model.tp_plan.keys()
+    if kind in ("decoder", "moe"):
+        assert (model.pp_plan or {}).keys() <= modules
+    else:  # transformers' pipeline runs causal models only: it reads `past_key_values` of a head
+        assert not model.pp_plan
+    if RECENT and kind == "moe":
+        assert model.ep_plan.keys() <= modules and {key.rsplit(".", 1)[1] for key in model.ep_plan} >= {"experts"}
+    # Every matrix of a layer is split, but attention whose score bias holds all heads on every rank.
+    biased = ("alibi", "relative") if kind == "decoder" else ("relative", "disentangled")
+    whole_heads = model.config.position_encoding in biased or "longformer" in name
+    part = r"layers\.\*\.(self_attn|cross_attn|mlp)\.(experts\.|shared_expert\.)?[a-z_]+_proj$"
+    split = {module for module in modules if re.search(part, module)}
+    assert split and {m for m in split if ".mlp." in m or not whole_heads} <= model.tp_plan.keys()

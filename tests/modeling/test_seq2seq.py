@@ -1,12 +1,9 @@
 """Laws of the sequence-to-sequence family alone; what all families share stands in test_laws.py."""
 
-import inspect
-
 import pytest
 import torch
 import transformers
 from family_variants import (
-    DISTANCES_ONLY,
     SEQ2SEQS,
     gradients_of,
     poison_empty_memory,
@@ -15,7 +12,6 @@ from family_variants import (
 from native_models import randomise
 from packaging.version import Version
 from torch.nn.functional import cross_entropy, pad
-from training_steps import weights_after_a_step
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -151,51 +147,9 @@ def test_without_a_start_token_labels_cannot_be_shifted_and_one_sentence_says_so
         model(tokens(), labels=tokens())
 
 
-@pytest.mark.parametrize("head", ["ForConditionalGeneration", "ForSequenceClassification"])
-def test_trainer_accumulates_to_the_gradient_of_the_whole_batch(tiny_seq2seq_config, tmp_path, head):
-    generates, rows = head == "ForConditionalGeneration", []
-    for i, (ids, labels) in enumerate(zip(tokens(4, 8), tokens(4, 6, seed=1))):
-        labels[i + 1 :] = -100  # micro-batches of different weight
-        rows.append({"input_ids": ids, "labels": labels if generates else torch.tensor(i % 3)})
-
-    def build_it():
-        return randomise(getattr(anyformer, f"AnyformerSeq2Seq{head}")(tiny_seq2seq_config(num_labels=3)))
-
-    whole, accumulated = (weights_after_a_step(build_it(), rows, size, tmp_path) for size in (4, 1))
-    assert any(not torch.equal(whole[name], p) for name, p in build_it().named_parameters())
-    for name, p in whole.items():
-        torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=1e-5, msg=name)
-
-
 # ---- decoding
 
 GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "num_beams": 1}
-
-
-def by_full_forwards(model, ids, mask=None):
-    """Greedy decoding without any cache: the reference."""
-    out = torch.full((ids.shape[0], 1), model.config.decoder_start_token_id)
-    for _ in range(NEW):
-        logits = model(ids, attention_mask=mask, decoder_input_ids=out, use_cache=False).logits[:, -1]
-        logits[:, model.config.eos_token_id] = -torch.inf
-        out = torch.cat((out, logits.argmax(-1, keepdim=True)), dim=1)
-    return out
-
-
-@torch.no_grad()
-def test_every_cache_generates_the_tokens_of_full_forwards_whatever_the_padding(variant):
-    batch = padded_pairs(pairs(PAIRS), "right")
-    ids, mask = batch["input_ids"], batch["attention_mask"]
-    expected = by_full_forwards(variant, ids, mask)
-    for options in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
-        assert torch.equal(variant.generate(ids, attention_mask=mask, **GREEDY, **options), expected), options
-    alone = [variant.generate(row["input_ids"], **GREEDY) for row in pairs(PAIRS)]
-    assert torch.equal(torch.cat(alone), expected)
-    if variant.config.position_encoding in DISTANCES_ONLY:
-        left = padded_pairs(pairs(PAIRS), "left")
-        assert torch.equal(
-            variant.generate(left["input_ids"], attention_mask=left["attention_mask"], **GREEDY), expected
-        )
 
 
 @torch.no_grad()
@@ -345,12 +299,6 @@ def test_a_classifier_learns_through_both_stacks_and_checkpoints(tiny_seq2seq_co
     model.gradient_checkpointing_enable()
     for parameter, gradient in gradients_of(model, lambda: model(**batch).loss).items():
         torch.testing.assert_close(gradient, expected[parameter], atol=1e-6, rtol=1e-5, msg=parameter)
-
-
-def test_trainer_finds_every_column_in_the_signature():
-    for cls in (AnyformerSeq2SeqForConditionalGeneration, AnyformerSeq2SeqForSequenceClassification):
-        columns = {"input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask", "labels"}
-        assert columns <= inspect.signature(cls.forward).parameters.keys()
 
 
 # ---- torch.export

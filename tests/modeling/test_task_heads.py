@@ -7,7 +7,6 @@ from anyformer.modeling.task_heads import last_token_index
 from anyformer.modeling.task_losses import sequence_classification_loss
 from native_models import randomise
 from torch.nn.functional import cross_entropy, pad
-from training_steps import weights_after_a_step
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -132,36 +131,6 @@ def test_the_loss_of_an_answer_does_not_depend_on_the_padding_of_its_batch(
     out = model(**unpadded)
     native = (cross_entropy(out.start_logits, ends[:1, 0]) + cross_entropy(out.end_logits, ends[:1, 1])) / 2
     assert out.loss == native == model(**unpadded, attention_mask=torch.ones_like(rows[0])).loss
-
-
-@pytest.mark.parametrize("head, problem_type", CASES)
-def test_accumulated_micro_batches_have_the_gradient_of_the_whole_batch(tiny_config, head, problem_type, tmp_path):
-    """Through the real Trainer: four micro-batches of different label counts against one batch."""
-    g = torch.Generator().manual_seed(2)
-    rows = []
-    for i in range(4):
-        row = {"input_ids": torch.randint(3, 97, (8,), generator=g)}
-        if head == "QuestionAnswering":
-            row |= {"start_positions": torch.tensor(i), "end_positions": torch.tensor(i + 2)}
-        elif head == "TokenClassification":
-            labels = torch.randint(0, 4, (8,), generator=g)
-            labels[: 2 * i] = -100
-            row["labels"] = labels
-        else:
-            row["labels"] = labels_for(head, problem_type)["labels"][i % 3]
-        rows.append(row)
-
-    whole, accumulated = (
-        weights_after_a_step(
-            build(head, tiny_config(num_labels=4 if head != "QuestionAnswering" else 2, problem_type=problem_type)),
-            rows,
-            size,
-            tmp_path,
-        )
-        for size in (4, 1)
-    )
-    for name, p in whole.items():
-        torch.testing.assert_close(accumulated[name], p, atol=1e-5, rtol=0, msg=name)
 
 
 def test_the_last_token_is_found_by_mask_then_padding_token_then_length():

@@ -144,7 +144,8 @@ EXCEPTIONS = {
     "modeling/configuration.py",  # default values of the field
     "modeling/configuration_vit.py",  # the same
     "pipelines/training/models.py",  # "learned" limits the length; configs of other libraries are asked, too
-    "pipelines/training/plan.py",  # the same
+    "pipelines/accounting/plan.py",  # the same
+    "pipelines/accounting/step_memory.py",  # the same
     "pipelines/generation.py",  # the same
     "pipelines/recipes/checks.py",  # the same
     "pipelines/recipes/checkpoint_overrides.py",  # only rotary positions can be stretched
@@ -176,44 +177,6 @@ def test_schemes_and_kinds_are_told_apart_by_their_traits_not_by_name():
             if name not in ROWS and not name.startswith(PRESETS) and (names := named_in(file)):
                 found[name] = names
     assert found.keys() == EXCEPTIONS, found
-
-
-# {scheme or kind: one config for each of its rules, and the words that only this rule says}
-REFUSED = {
-    "relative": [({"relative_attention_max_distance": 1}, "relative_attention_max_distance=1 must be above half")],
-    "linear_attention": [
-        ({"position_encoding": "alibi"}, "position_encoding='alibi' adds to single scores"),
-        ({"attn_logit_softcapping": 5.0}, "attn_logit_softcapping=5.0 acts on single scores"),
-        ({"attention_dropout": 0.1}, "attention_dropout=0.1 acts on single scores"),
-        ({"attention_multiplier": 1.0}, "attention_multiplier=1.0 acts on single scores"),
-    ],
-    "recurrent_attention": [
-        (
-            {"position_encoding": "learned", "segment_length": 4, "memory_length": 4},
-            "position_encoding='learned' numbers the tokens of a row",
-        )
-    ],
-}
-REFUSED_IN_PLANES = {
-    "sinusoidal": [({"hidden_size": 6, "num_attention_heads": 1}, "hidden_size=6 is no multiple of 4")],
-    "rotary": [
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn' stretches rows of tokens"),
-        ({"hidden_size": 12, "num_attention_heads": 2}, "position_encoding='rotary' rotates 6 channels"),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("attribute", "family", "cases"), [("rules", "decoder", REFUSED), ("plane_rules", "vit", REFUSED_IN_PLANES)]
-)
-def test_every_rule_of_the_table_refuses_something(attribute, family, cases):
-    rows = POSITION_SCHEMES | ATTENTION_KINDS
-    rules = {name: getattr(row, attribute, ()) for name, row in rows.items()}
-    assert {name: len(found) for name, found in rules.items() if found} == {name: len(cases[name]) for name in cases}
-    for name, refused in cases.items():
-        asked = {"position_encoding": name} if name in POSITION_SCHEMES else {"attention_pattern": [name]}
-        for fields, words in refused:
-            assert words in refusal(family, asked | fields)
 
 
 def test_the_legality_table_runs_once_for_a_config(monkeypatch):

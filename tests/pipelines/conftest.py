@@ -64,9 +64,30 @@ def command():
 
 
 @pytest.fixture
+def whole_and_killed(command, tmp_path):
+    """Train in two folders, in the second killed in that micro-batch and begun again: equal weights and numbers."""
+    from processes import end_in_micro_batch
+    from run_folders import assert_same_weights, facts_of
+
+    def run(micro_batch, *arguments, weights="model.safetensors"):
+        whole, broken = tmp_path / "whole", tmp_path / "broken"
+        assert command("train", *arguments, f"training.output_dir={whole}") == 0
+        again = ("train", *arguments, f"training.output_dir={broken}")
+        end_in_micro_batch(micro_batch, command, *again, output=tmp_path / "log.txt")
+        assert not (broken / weights).exists()
+        assert command(*again) == 0
+        assert_same_weights(whole, broken, weights)
+        one, other = facts_of(whole), facts_of(broken)
+        assert one["metrics"] == other["metrics"] and one["best_step"] == other["best_step"]
+        return whole, broken
+
+    return run
+
+
+@pytest.fixture
 def without_launcher(monkeypatch):
     """A machine without GPUs, and no launcher around the tests."""
-    from anyformer.pipelines.training import launch
+    from anyformer.pipelines.training.engines import launch
 
     for name in (*launch.RANKS, "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)

@@ -99,30 +99,21 @@ def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropo
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind, task, metric",
-    [
-        ("sequence_classification", {"class_weights": [0.3, 2.0]}, "accuracy"),
-        ("multi_label_classification", {}, "f1_micro"),
-        ("sentence_similarity", {}, "pearson"),
-    ],
-)
-def test_two_processes_compute_the_losses_of_tasks_as_one_does(kind, task, metric, command, two_ranks, tmp_path):
-    """Of 13 rows, so that the last round of an epoch has a process without any."""
-    training = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_steps": 5}
-    recipe = task_recipe(tmp_path, kind, training=training, task=task, evaluation={"metrics": [metric]})
-    rows = ("data.max_documents=13", f"data.validation_files={tmp_path / f'{kind}-test.jsonl'}")
-    single, doubled = tmp_path / "single", "training.gradient_accumulation_steps=2"
-    assert command("train", recipe, f"training.output_dir={single}", doubled, *rows) == 0
-    facts, losses = two_ranks(recipe, *rows)
-    assert_close(losses, logged_losses(single))
-    for name, value in json.loads((single / "run.json").read_text())["metrics"].items():
-        assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
-
-
 # Training rows. The last round of an epoch on two processes has 5, 3 (none on the second one), and 3 mixed images.
-TASKS = {"sequence_classification": 13, "translation": 19, "image_classification": 11}
+TASKS = {"sequence_classification": 13, "multi_label_classification": 13, "sentence_similarity": 13}
+TASKS |= {"translation": 19, "image_classification": 11}
+# What a kind has beside its defaults: validations write answers, too; mixed images; each process keeps one average.
+CHANGES = {
+    "sequence_classification": {"task": {"class_weights": [0.3, 2.0]}, "evaluation": {"metrics": ["accuracy", "f1"]}},
+    "multi_label_classification": {"evaluation": {"metrics": ["f1_micro"]}},
+    "sentence_similarity": {"evaluation": {"metrics": ["pearson"]}},
+    "translation": {"evaluation": {"metrics": ["bleu", "chrf"], "best_metric": "chrf"}},
+    "image_classification": {
+        "training": {"ema_decay": 0.5},
+        "evaluation": {"metrics": ["accuracy", "f1"]},
+        "task": {"crop_padding": 1, "mixup_alpha": 0.2, "cutmix_alpha": 1.0},
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -130,23 +121,21 @@ TASKS = {"sequence_classification": 13, "translation": 19, "image_classification
 )
 def test_two_processes_learn_and_measure_tasks_as_one_does(kind, command, two_ranks, tmp_path):
     # 11 test examples on two processes: fillers count in no metric, and every text is translated once.
-    answers = {"metrics": ["bleu", "chrf"], "best_metric": "chrf"}  # which validations write, too
-    evaluation = answers if kind == "translation" else {"metrics": ["accuracy", "f1"]}
     training = {"max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_steps": 5}
+    sections = CHANGES[kind] | {"training": training | CHANGES[kind].get("training", {})}
     if kind == "image_classification":
-        mixed = {"crop_padding": 1, "mixup_alpha": 0.2, "cutmix_alpha": 1.0}
-        training |= {"ema_decay": 0.5}  # each process keeps the same average, which is what is measured
-        recipe, test = image_recipe(tmp_path, training=training, evaluation=evaluation, task=mixed), "test.parquet"
+        recipe, test = image_recipe(tmp_path, **sections), "test.parquet"
     else:
-        recipe, test = task_recipe(tmp_path, kind, training=training, evaluation=evaluation), f"{kind}-test.jsonl"
+        recipe, test = task_recipe(tmp_path, kind, **sections), f"{kind}-test.jsonl"
     rows = (f"data.max_documents={TASKS[kind]}", f"data.validation_files={tmp_path / test}")
     single, doubled = tmp_path / "single", "training.gradient_accumulation_steps=2"
     assert command("train", recipe, f"training.output_dir={single}", doubled, *rows) == 0
     facts, losses = two_ranks(recipe, *rows)
     assert_close(losses, logged_losses(single))
-    for name, value in json.loads((single / "run.json").read_text())["metrics"].items():
+    alone = json.loads((single / "run.json").read_text())
+    for name, value in alone["metrics"].items():
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
-    for one, other in zip(json.loads((single / "run.json").read_text())["validations"], facts["validations"]):
+    for one, other in zip(alone["validations"], facts["validations"]):
         assert other == pytest.approx(one, rel=1e-4)
     if kind == "image_classification":  # from the middle of the third epoch, in whose order both processes go on
         run = Path(facts["recipe"]["training"]["output_dir"])
@@ -198,7 +187,7 @@ def test_zero_1_and_offload_train_for_50_steps_what_one_process_trains(without_d
 @needs_deepspeed
 def test_experts_under_zero3_train_what_ddp_trains_and_never_wait_for_each_other(tiny_recipe, command, tmp_path):
     """Two ranks whose tokens choose different experts, of which there are more than a batch can fill."""
-    from anyformer.pipelines.training import run
+    from anyformer.pipelines.training.session import Session
 
     experts = {"family": "moe", "num_experts": 16, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
     experts |= {
@@ -211,14 +200,14 @@ def test_experts_under_zero3_train_what_ddp_trains_and_never_wait_for_each_other
     recipes = {"ddp": [], "zero3": ["training.deepspeed=zero3"]}
 
     def train(engine):
-        build, leaves = run.build_trainer, []
+        build, leaves = Session.trainer, []
 
         def build_and_look(*arguments):
             trainer = build(*arguments)
             leaves.extend(name for name, module in trainer.model.named_modules() if getattr(module, "_z3_leaf", False))
             return trainer
 
-        run.build_trainer = build_and_look
+        Session.trainer = build_and_look
         rank_main(command, recipe, f"training.output_dir={tmp_path / engine}", *recipes[engine])
         return leaves
 
@@ -349,9 +338,7 @@ def test_the_first_use_of_deepspeed_says_once_that_it_compiles(tmp_path, monkeyp
     assert capsys.readouterr().err == ""
 
 
-def test_muon_is_refused_under_deepspeed_whoever_starts_it(monkeypatch):
-    with pytest.raises(UserError, match=r"training\.optim=muon needs whole matrices"):
-        training_arguments(load_recipe("quickstart", ["training.optim=muon", "training.deepspeed=zero2"]))
+def test_muon_is_refused_where_the_launchers_file_asks_for_deepspeed(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(UserError, match=r"training\.optim=muon needs whole matrices"):
         training_arguments(load_recipe("quickstart", ["training.optim=muon"]))
@@ -395,29 +382,15 @@ def doors(repo_root):
     plain = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     config = str(repo_root / "configs" / "accelerate")
 
-    def with_port(flag):
-        return [flag, str(free_port())]
+    def launched(*words):
+        return [*accelerate, *words, *plain, "--main_process_port", str(free_port()), script]
 
     return {
         "one": [python, script],
-        "torchrun": [*torchrun, *with_port("--master_port"), script],
-        "accelerate": [*accelerate, "--multi_gpu", *plain, *with_port("--main_process_port"), script],
-        "zero2": [
-            *accelerate,
-            "--config_file",
-            f"{config}/zero2.yaml",
-            *plain,
-            *with_port("--main_process_port"),
-            script,
-        ],
-        "zero3": [
-            *accelerate,
-            "--config_file",
-            f"{config}/zero3.yaml",
-            *plain,
-            *with_port("--main_process_port"),
-            script,
-        ],
+        "torchrun": [*torchrun, "--master_port", str(free_port()), script],
+        "accelerate": launched("--multi_gpu"),
+        "zero2": launched("--config_file", f"{config}/zero2.yaml"),
+        "zero3": launched("--config_file", f"{config}/zero3.yaml"),
     }
 
 

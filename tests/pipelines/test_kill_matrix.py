@@ -12,7 +12,7 @@ from processes import run_ranks
 from task_data import task_recipe
 from test_distributed import needs_deepspeed, rank_main
 from test_elastic import dying
-from test_mixture_stream import lines_of, mixed_recipe  # noqa: F401 (a fixture)
+from test_mixture_stream import mixed_recipe, steps_of  # noqa: F401 (a fixture)
 from test_streams import stream_recipe  # noqa: F401 (a fixture)
 
 ENGINES = [
@@ -63,6 +63,6 @@ def test_a_run_of_two_processes_that_is_killed_twice_ends_bit_identical(engine, 
     assert found and max(found) < 10  # neither at its beginning nor at its end
     ranks("log-3", rank_main, "broken")
     whole, broken = (tmp_path / name for name in ("whole", "broken"))
-    assert lines_of(broken) == lines_of(whole)
+    assert steps_of(broken) == steps_of(whole)
     assert os.path.getsize(whole / "model.safetensors") > 0
     assert (broken / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.files import shipped
+from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import TrainingSection
-from anyformer.pipelines.training import launch
 from anyformer.pipelines.training.arguments import training_arguments
+from anyformer.pipelines.training.engines import launch
 from anyformer.pipelines.training.engines.asked import ENGINES, check_world_size, engine_for
 from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
 from anyformer.pipelines.training.engines.whole import OneProcess
@@ -121,7 +121,7 @@ def test_gpus_are_counted_without_torch(monkeypatch):
 FAILING = """
 import os, time
 import anyformer_main  # first: then anyformer leaves torch and transformers alone
-from anyformer.pipelines.training.launch import tell_launcher
+from anyformer.pipelines.training.engines.launch import tell_launcher
 if os.environ["RANK"] == "1":
     assert tell_launcher("data.files: no such\\n file") and os.environ["WORLD_SIZE"] == "2"
     raise SystemExit(2)
@@ -180,16 +180,8 @@ def test_each_rank_gets_a_signal_once_and_the_job_ends_with_its_code(number, tmp
 @pytest.mark.parametrize(
     "environment, overrides, sentence",
     [
-        (
-            {"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "MASTER_ADDR": "127.0.0.1"},
-            [],
-            "accelerate launch was asked for several processes and has started one",
-        ),
-        (
-            {"RANK": "0", "ACCELERATE_USE_CPU": "true"},
-            [ADAMW, "training.deepspeed=zero2"],
-            "ACCELERATE_USE_CPU=true switches DeepSpeed off, and DDP would train instead",
-        ),
+        ({"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "MASTER_ADDR": "127.0.0.1"}, [], "accelerate launch was asked"),
+        ({"RANK": "0", "ACCELERATE_USE_CPU": "true"}, [ADAMW, "training.deepspeed=zero2"], "ACCELERATE_USE_CPU=true"),
         ({"ACCELERATE_USE_FSDP": "true"}, [], "FSDP2 needs GPUs: on a CPU accelerate trains DDP instead"),
         ({}, ["training.fsdp=full_shard"], "write anyformer train RECIPE --launch zero3"),
     ],

@@ -15,9 +15,10 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.training.guards.audit import read_audit
 from processes import end_in_micro_batch, run_ranks
+from run_folders import assert_same_weights, lines_of
 from test_distributed import TOLERANCE, rank_main
 from test_mixture import TEXTS
-from test_streams import final_weights, lines_of, rows_from, write
+from test_streams import rows_from, steps_of, write
 
 
 class Counted(Rows):
@@ -133,11 +134,9 @@ def test_a_killed_run_of_a_streamed_and_a_stored_part_ends_bit_identical(mixed_r
         given = position["state"]["given"]
         assert sum(given.values()) == position["rows"] == 8 * step and abs(given["words"] - 2 * given["pairs"]) <= 2
     assert command(*broken_run[1:]) == 0
-    weights, expected = final_weights(broken), final_weights(whole)
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert lines_of(broken) == lines_of(whole)
-    last = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    assert any({"loss_words", "loss_pairs", "pair_accuracy"} <= line.keys() for line in last)
+    assert_same_weights(broken, whole)
+    assert steps_of(broken) == steps_of(whole)
+    assert any({"loss_words", "loss_pairs", "pair_accuracy"} <= line.keys() for line in lines_of(whole))
     capsys.readouterr()
     assert command("preview", recipe, "--rows", "4") == 0
     assert {"words:", "pairs:"} <= set(capsys.readouterr().out.splitlines())
@@ -169,7 +168,7 @@ def test_two_processes_train_a_streamed_mixture_as_one_does(mixed_recipe, comman
     assert command("train", recipe, f"training.output_dir={one}") == 0
     arguments = (recipe, f"training.output_dir={two}", "training.gradient_accumulation_steps=1")
     run_ranks(2, rank_main, command, *arguments, folder=tmp_path)
-    for ours, expected in zip(lines_of(two), lines_of(one), strict=True):
+    for ours, expected in zip(steps_of(two), steps_of(one), strict=True):
         for name in ("loss", "grad_norm"):
             assert abs(ours[name] - expected[name]) <= TOLERANCE, (ours, expected)
     seen = Counter(row for line in read_audit(two) for row in line["rows"])

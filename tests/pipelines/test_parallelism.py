@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import deque
+from functools import partial
 
 import pytest
 import torch
@@ -16,14 +17,16 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.evaluation.request import evaluation_recipe
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.training import launch
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.safe_load import plain_shards_alone
+from anyformer.pipelines.training.engines import launch
 from anyformer.pipelines.training.engines.mesh import NEEDED
+from anyformer.pipelines.training.engines.mesh_engine import Mesh
 from anyformer.pipelines.training.engines.parts_of_rows import PositionedRows
 from processes import free_port, logged_losses, run_ranks
 from safetensors.torch import load_file
 from test_distributed import assert_close, needs_deepspeed, rank_main
+from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
@@ -85,32 +88,24 @@ def assert_same_run(got, expected):
 
 # Learning rate: at 5e-3 rounding grows tenfold within twenty steps, in one process as well.
 STEPS = {"max_steps": 50, "learning_rate": 1e-3, "save_steps": 25}
-MESHES = [
-    pytest.param(2, "{pp: 2}", DECODER, 1, "Schedule1F1B(pp 2)", id="pp", marks=pytest.mark.slow),
-    pytest.param(2, "{pp: 2}", UNTIED, 1, "Schedule1F1B(pp 2)", id="pp-untied", marks=pytest.mark.slow),
-    pytest.param(4, "{pp: 4, pp_parts: 4}", DEEP, 1, "Schedule1F1B(pp 4)", id="pp-of-four", marks=pytest.mark.slow),
-    pytest.param(2, "{tp: 2}", DECODER, 1, "DTensor(tp 2)", id="tp", marks=pytest.mark.slow),
-    pytest.param(2, "{dp_shard: 2}", DECODER, 2, "DTensor(fsdp 2)", id="fsdp2", marks=pytest.mark.slow),
-    pytest.param(2, "{dp_shard: 2, ep: 2}", MIXTURE, 2, "DTensor(fsdp 2 x ep 2)", id="ep", marks=pytest.mark.slow),
-    pytest.param(2, "{tp: 2, ep: 2}", MIXTURE, 1, "DTensor(tp 2 x ep 2)", id="ep-tp", marks=pytest.mark.slow),
-    pytest.param(2, "{dp_shard: 2}", MIXTURE, 2, "DTensor(fsdp 2)", id="moe-fsdp2", marks=pytest.mark.slow),
-    pytest.param(2, "{tp: 2}", MIXTURE, 1, "DTensor(tp 2)", id="moe-tp", marks=pytest.mark.slow),
-    pytest.param(
-        4,
-        "{dp_shard: 2, dp_replicate: 2}",
-        DECODER,
-        4,
-        "DTensor(dp_replicate 2 x fsdp 2)",
-        id="hsdp",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        4, "{dp_shard: 2, tp: 2}", DECODER, 2, "DTensor(fsdp 2 x tp 2)", id="fsdp2-tp", marks=pytest.mark.slow
-    ),
-]
+# name: (processes, shares, model, batches of one process that these make in a step, engine)
+MESHES = {
+    "pp": (2, "{pp: 2}", DECODER, 1, "Schedule1F1B(pp 2)"),
+    "pp-untied": (2, "{pp: 2}", UNTIED, 1, "Schedule1F1B(pp 2)"),
+    "pp-of-four": (4, "{pp: 4, pp_parts: 4}", DEEP, 1, "Schedule1F1B(pp 4)"),
+    "tp": (2, "{tp: 2}", DECODER, 1, "DTensor(tp 2)"),
+    "fsdp2": (2, "{dp_shard: 2}", DECODER, 2, "DTensor(fsdp 2)"),
+    "ep": (2, "{dp_shard: 2, ep: 2}", MIXTURE, 2, "DTensor(fsdp 2 x ep 2)"),
+    "ep-tp": (2, "{tp: 2, ep: 2}", MIXTURE, 1, "DTensor(tp 2 x ep 2)"),
+    "moe-fsdp2": (2, "{dp_shard: 2}", MIXTURE, 2, "DTensor(fsdp 2)"),
+    "moe-tp": (2, "{tp: 2}", MIXTURE, 1, "DTensor(tp 2)"),
+    "hsdp": (4, "{dp_shard: 2, dp_replicate: 2}", DECODER, 4, "DTensor(dp_replicate 2 x fsdp 2)"),
+    "fsdp2-tp": (4, "{dp_shard: 2, tp: 2}", DECODER, 2, "DTensor(fsdp 2 x tp 2)"),
+}
 
 
-@pytest.mark.parametrize("count, shares, model, batches, engine", MESHES)
+@pytest.mark.slow
+@pytest.mark.parametrize("count, shares, model, batches, engine", MESHES.values(), ids=MESHES)
 def test_processes_that_share_a_model_train_what_one_trains_and_go_on_from_a_checkpoint(
     count, shares, model, batches, engine, tiny_recipe, ranks, alone
 ):
@@ -144,6 +139,20 @@ def test_a_shared_checkpoint_is_trained_accumulated_and_its_best_kept(tiny_recip
     expected = alone(own, *words, "training.gradient_accumulation_steps=4")
     halves = "training.gradient_accumulation_steps=2"
     assert_same_run(ranks(2, own, *words, halves, "training.parallelism={dp_shard: 2}"), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting, most", [("fsdp_mixed_precision", 0.05), ("fsdp_cpu_offload", 0.0)])
+def test_gathers_in_bf16_and_shards_on_the_cpu_train_as_fsdp2_does(setting, most, tiny_recipe, ranks, monkeypatch):
+    """Offloading moves nothing on a CPU, and pins memory for a GPU, which is left out here."""
+    offloads = partial(CPUOffloadPolicy, pin_memory=False)
+    monkeypatch.setattr("transformers.distributed.fsdp.CPUOffloadPolicy", offloads)
+    monkeypatch.setattr(Mesh, "check_device", lambda self, device: None)
+    recipe = tiny_recipe(model=DECODER, training=STEPS | {"max_steps": 10})
+    plain = ranks(2, recipe, "training.parallelism={dp_shard: 2}")
+    got = ranks(2, recipe, f"training.parallelism={{dp_shard: 2, {setting}: true}}")
+    assert max(abs(a - b) for a, b in zip(got[1], plain[1], strict=True)) <= most
+    assert most == 0 or got[1] != plain[1]
 
 
 @pytest.mark.slow
@@ -210,10 +219,11 @@ def test_parts_of_rows_keep_their_positions_and_the_label_of_their_last_token():
 
 
 def test_rows_of_several_documents_are_not_shared(tiny_recipe, command, capsys, monkeypatch):
-    monkeypatch.setattr("anyformer.pipelines.training.run.check_processes", lambda *_: None)
-    monkeypatch.setattr("anyformer.pipelines.training.engines.base.Engine.check_launcher", lambda *_: None)
+    monkeypatch.setattr("anyformer.pipelines.training.session.check_processes", lambda *_: None)
+    monkeypatch.setattr("anyformer.pipelines.training.engines.engine.Engine.check_launcher", lambda *_: None)
     assert command("train", tiny_recipe(), "training.parallelism={cp: 2}") == 2
-    assert "these rows hold several documents each, which would see each other" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "these rows hold several documents each, which would see each other" in error and "data.document=" in error
 
 
 # ------------------------------------------------------------------------------------------------------- GPUs
@@ -257,13 +267,12 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
     [
         ("{tp: 3}", [], "tp does not divide model.num_attention_heads="),
         ("{tp: 1}", [], "shares nothing: all its numbers are 1"),
-        ("{tpp: 2}", [], "training.parallelism.tpp: no such setting; did you mean training.parallelism.tp?"),
-        ("{tp: 0}", [], "training.parallelism.tp=0 must be at least 1"),
         ("{dp_shard: 2, ep: 2}", [], "the model has no experts to share; set ep to 1, or model.family to moe"),
         ("{dp_shard: 2, ep: 4}", [], "ep must be a multiple of tp, and divide dp_shard x tp"),
         ("{pp: 5}", [], "pp does not divide model.num_hidden_layers="),
         ("{pp: 2, tp: 2}", [], "pp is not wired beside tp; set one of them to 1"),
         ("{tp: 2, pp_parts: 4}", [], "pp_parts=4 has no effect without pp"),
+        ("{tp: 2, fsdp_mixed_precision: true}", [], "fsdp_mixed_precision=true goes with dp_shard or dp_replicate"),
         ("{pp: 2, pp_parts: 3}", ["training.per_device_train_batch_size=8"], "pp_parts=3 must divide training.per_"),
         ("{pp: 2}", ["training.per_device_train_batch_size=1"], "is less than the stages of training.parallelism="),
         ("{pp: 2}", ["model.position_encoding=learned"], "position_encoding='learned', which is added to them"),
@@ -274,11 +283,7 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
         ("{sp: 2}", ["training.label_smoothing_factor=0.1"], "label_smoothing_factor=0.1 is not wired beside"),
         ("{sp: 2, tp: 2}", [], "sp is not wired beside tp"),
         ("{sp: 2}", ["model.position_encoding=alibi"], "position_encoding='alibi' adds to scores of whole rows"),
-        (
-            "{cp: 2}",
-            ["model.sliding_window=8", "model.attention_pattern=[sliding_attention]"],
-            "cp needs attention to the whole row",
-        ),
+        ("{cp: 2}", ["model.sliding_window=8", "model.attention_pattern=[sliding_attention]"], "cp needs attention"),
         ("{tp: 2}", ["training.optim=muon"], "training.optim=muon looks at whole matrices"),
         ("{tp: 2}", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights"),
         ("{tp: 2}", ["training.deepspeed=zero2"], "and training.deepspeed='zero2' exclude each other"),
@@ -295,23 +300,15 @@ def test_what_cannot_be_shared_is_one_sentence_when_the_recipe_is_read(shares, o
     "words, sentence",
     [
         (["--launch", "mesh", "--nproc", "2"], "--launch mesh takes training.parallelism, which is null"),
-        (
-            ["--launch", "mesh", "--nproc", "4", "training.parallelism={tp: 2}"],
-            "training.parallelism={tp: 2} takes 2 processes, the product of its numbers but ep, and --nproc 4 starts 4",
-        ),
+        (["--launch", "mesh", "--nproc", "4", "training.parallelism={tp: 2}"], "takes 2 processes"),
         (["--launch", "ddp", "--nproc", "2", "training.parallelism={tp: 2}"], "{tp: 2} runs by --launch mesh"),
         (["--launch", "mesh", "training.parallelism={sp: 2}"], "training.parallelism={sp: 2} runs by --launch zero3"),
         (["--launch", "mesh", "training.parallelism={cp: 2}"], "training.parallelism={cp: 2} runs by --launch fsdp2"),
-        (["training.parallelism={tp: 2}"], "takes 2 processes, the product of its numbers but ep, and one process was"),
+        (["training.parallelism={tp: 2}"], "takes 2 processes"),
     ],
 )
 def test_another_number_of_processes_or_engine_is_one_sentence(
-    words,
-    sentence,
-    command,
-    without_launcher,
-    capsys,
-    monkeypatch,
+    words, sentence, command, without_launcher, capsys, monkeypatch
 ):
     monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("processes were started"))
     assert command("train", "quickstart", *QUICKSTART, *words) == 2

@@ -169,11 +169,8 @@ def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_the_folder_load
         (["--plugin"], "--plugin names no file"),
         (["--plugin", "nowhere.py", "list"], "--plugin nowhere.py: no such file"),
         (["--plugin", "no_such_module_of_ours", "list"], "cannot be loaded: ModuleNotFoundError"),
-        (["train", "mine.yaml", "objective.name=token_deletoin"], "did you mean token_deletion"),
-        (["train", "mine.yaml", "objective.deletion_rate=1"], "objective.deletion_rate=1.0 must be below 1"),
         (["train", "mine.yaml", "objective.deletion_rat=1"], "did you mean objective.deletion_rate"),
         (["train", "mine.yaml", "objective.name=summarization"], "write task.name=summarization"),
-        (["train", "mine.yaml", "data.source=docstring"], "did you mean docstrings"),
     ],
 )
 def test_mistakes_are_one_sentence_and_know_the_names_of_plug_ins(
@@ -198,6 +195,10 @@ def test_two_rows_of_one_name_are_refused(files):
     plugins.load_plugins([str(files["metric"])])
     with pytest.raises(plugins.UserError, match="metric 'length_ratio' is registered already"):
         METRICS.add("length_ratio", object())
+    registry = plugins.Registry("thing", "json")
+    registry.announce({"mine": "a.module.that.is.not.imported"})
+    with pytest.raises(plugins.UserError, match="thing 'mine' is registered already"):
+        registry.add("mine", object())
 
 
 def test_a_downloaded_recipe_cannot_name_a_plug_in(tmp_path, command, capsys):
@@ -216,13 +217,3 @@ def test_installed_packages_register_through_their_entry_point(tmp_path):
     program += "main(['list', 'metrics'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "their_ratio" in done.stdout
-
-
-def test_standard_objectives_import_no_torch():
-    program = (
-        "import sys, anyformer_main\nfrom anyformer.pipelines.recipes.compose import load_recipe\n"
-        "load_recipe('quickstart'); load_recipe('fashion_mnist_vit')\n"
-        "print(sorted({'torch', 'numpy', 'transformers', 'datasets'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"

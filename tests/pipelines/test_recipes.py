@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from image_data import pictures
 from processes import run_ranks
 from task_data import (
@@ -189,26 +189,6 @@ def test_a_shipped_recipe_makes_its_first_step_on_its_real_data(
         random_decoder(checkpoint, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     assert command("train", name, "--dry-run") == 0, capsys.readouterr().err
     assert "gradients finite" in capsys.readouterr().out
-
-
-def test_quickstart_is_three_and_a_half_million_parameters_and_shakespeare_is_nanogpts_0_8_million(
-    command, tmp_path, capsys
-):
-    small = ["training.per_device_train_batch_size=1", "--dry-run"]
-    assert command("train", "quickstart", "data.max_documents=40", "tokenizer.vocab_size=2048", *small) == 0
-    assert "3.43M parameters" in capsys.readouterr().out
-    text = tmp_path / "letters.txt"
-    text.write_text("".join(chr(c) for c in range(32, 97)) * 100)  # 65 different characters, as in tiny Shakespeare
-    files = [f"data.files={text}", "data.validation_files=null", "data.validation_fraction=0.1"]
-    sizes = ["model.max_position_embeddings=64", "objective.sequence_length=64"]  # nanoGPT's
-    assert command("train", "tinyshakespeare_char", *sizes, *files, *small) == 0
-    assert "804k parameters" in capsys.readouterr().out
-
-
-def test_gpu_recipes_ask_for_what_gpus_are_good_at():
-    for name in ("gpt2_small", "llama_1b"):
-        recipe = load_recipe(name)
-        assert recipe.training.bf16 is True and recipe.training.torch_compile is True and recipe.data.streaming
 
 
 @pytest.fixture

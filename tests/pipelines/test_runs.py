@@ -10,18 +10,8 @@ from anyformer.pipelines.generation import generate_text
 from anyformer.pipelines.storage.checkpoints import find_corruption, list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK
 from processes import Process, end_in_micro_batch, logged_losses
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-
-def final_weights(run):
-    return load_file(run / "model.safetensors")
-
-
-def assert_same_weights(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+from run_folders import assert_same_weights, saved_weights
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 
 def test_a_run_ends_with_a_model_that_loads_generates_and_beats_the_unigram(tiny_recipe, command, tmp_path, capsys):
@@ -66,6 +56,19 @@ def test_samples_are_drawn_as_the_recipe_says(tiny_recipe, command, tmp_path):
     assert sample["text"] == generate_text(str(tmp_path / "run"), "The", max_new_tokens=8, do_sample=False)
 
 
+def test_the_finished_model_is_loaded_once_for_all_samples_and_the_maps(tiny_recipe, command, tmp_path, monkeypatch):
+    loaded, load = [], PreTrainedModel.from_pretrained.__func__
+    monkeypatch.setattr(
+        PreTrainedModel, "from_pretrained", classmethod(lambda cls, *a, **k: loaded.append(a) or load(cls, *a, **k))
+    )
+    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", 10**9)
+    evaluation = {"sample_prompts": ["The", "A", "of"], "sample_tokens": 4}
+    assert command("train", tiny_recipe(training={"max_steps": 2}, evaluation=evaluation)) == 0
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert len(facts["samples"]) == 3 and 'id="grid"' in (tmp_path / "run" / "report.html").read_text()
+    assert len(loaded) == 1
+
+
 def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identical(tiny_recipe, command, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     recipe = tiny_recipe(training={"max_steps": 27, "gradient_accumulation_steps": 2})
@@ -79,7 +82,7 @@ def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identica
     text = end_in_micro_batch(13, *broken_run, number=signal.SIGTERM, output=tmp_path / "log.txt")
     assert list_checkpoints(broken)[0].name == "checkpoint-22" and "checkpoint-22" in text  # the step is finished
     assert command("train", recipe, f"training.output_dir={broken}") == 0
-    assert_same_weights(final_weights(whole), final_weights(broken))
+    assert_same_weights(whole, broken)
     assert logged_losses(whole) == logged_losses(broken)
 
 
@@ -95,7 +98,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(tin
     assert find_corruption(newest)
     assert command("train", recipe) == 0
     assert f"{newest.name} is damaged" in capsys.readouterr().err
-    assert_same_weights(final_weights(whole), final_weights(run))
+    assert_same_weights(whole, run)
 
 
 @pytest.fixture
@@ -189,7 +192,7 @@ def test_the_compiled_model_trains_the_same_curve_and_is_saved_plain(tiny_recipe
     assert command("train", recipe, f"training.output_dir={tmp_path / 'compiled'}", "training.torch_compile=true") == 0
     eager, compiled = logged_losses(tmp_path / "eager"), logged_losses(tmp_path / "compiled")
     torch.testing.assert_close(torch.tensor(compiled), torch.tensor(eager), atol=1e-4, rtol=0)  # fused sums, 6 steps
-    assert final_weights(tmp_path / "compiled").keys() == final_weights(tmp_path / "eager").keys()
+    assert saved_weights(tmp_path / "compiled").keys() == saved_weights(tmp_path / "eager").keys()
 
 
 @pytest.mark.slow
@@ -205,4 +208,4 @@ def test_quickstart_killed_in_the_middle_ends_bit_identical(command, tmp_path):
     process.wait_until(lambda: (broken / "checkpoint-12").exists(), timeout=900)
     process.kill()
     assert command(*arguments) == 0
-    assert_same_weights(final_weights(whole), final_weights(broken))
+    assert_same_weights(whole, broken)

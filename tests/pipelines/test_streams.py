@@ -17,7 +17,7 @@ from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from anyformer.pipelines.training.checkpoints.stream_position import StreamPosition
 from anyformer.pipelines.training.guards.audit import read_audit
 from processes import end_in_micro_batch, run_ranks
-from safetensors.torch import load_file
+from run_folders import assert_same, assert_same_weights, lines_of, saved_weights
 from test_distributed import TOLERANCE, rank_main
 from test_elastic import killed, run_on
 from torch.utils.data import DataLoader
@@ -141,10 +141,6 @@ def stream_recipe(tiny_recipe, tmp_path, monkeypatch):
     return make
 
 
-def final_weights(run):
-    return load_file(run / "model.safetensors")
-
-
 def test_a_run_killed_at_and_after_the_ends_of_passes_ends_bit_identical(stream_recipe, command, tmp_path):
     whole, broken, recipe = tmp_path / "whole", tmp_path / "broken", stream_recipe()
     assert len(list(anyformer.prepare_data(anyformer.load_recipe(str(recipe))).rows["train"])) == 20
@@ -157,15 +153,14 @@ def test_a_run_killed_at_and_after_the_ends_of_passes_ends_bit_identical(stream_
         position = json.loads((broken / f"checkpoint-{step}" / "stream.json").read_text())
         assert 20 * position["pass"] + position["rows"] == 8 * step
     assert command(*broken_run[1:]) == 0
-    weights, expected = final_weights(broken), final_weights(whole)
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert lines_of(broken) == lines_of(whole)
+    assert_same_weights(broken, whole)
+    assert steps_of(broken) == steps_of(whole)
 
 
-def lines_of(run):
+def steps_of(run):
     """What a run logs at each step, without times."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: line[name] for name in ("step", "loss", "grad_norm", "epoch")} for line in lines if "loss" in line]
+    kept = ("step", "loss", "grad_norm", "epoch")
+    return [{name: line[name] for name in kept} for line in lines_of(run) if "loss" in line]
 
 
 @pytest.mark.slow
@@ -175,20 +170,19 @@ def test_passes_that_end_within_a_step_train_as_one_big_batch_and_as_two_process
     of_eight = ("training.per_device_train_batch_size=8", "training.gradient_accumulation_steps=1")
     assert command("train", recipe, f"training.output_dir={big}", *of_eight) == 0
     assert command("train", recipe, f"training.output_dir={parts}") == 0
-    assert [line["epoch"] for line in lines_of(parts)] == [(8 * step - 1) // 20 for step in range(1, 8)]
+    assert [line["epoch"] for line in steps_of(parts)] == [(8 * step - 1) // 20 for step in range(1, 8)]
     arguments = (recipe, f"training.output_dir={ranks}", "training.gradient_accumulation_steps=1")
     run_ranks(2, rank_main, command, *arguments, folder=tmp_path)
     for run in (parts, ranks):
-        for ours, expected in zip(lines_of(run), lines_of(big), strict=True):
+        for ours, expected in zip(steps_of(run), steps_of(big), strict=True):
             for name in ("loss", "grad_norm"):
                 assert abs(ours[name] - expected[name]) <= TOLERANCE, (run, ours, expected)
 
-    first = final_weights(ranks)  # and again, from where both processes were in the third pass
+    first = saved_weights(ranks)  # and again, from where both processes were in the third pass
     for file in (*ranks.glob("*.*"), ranks / "checkpoint-7"):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     run_ranks(2, rank_main, command, *arguments, folder=tmp_path)
-    again = final_weights(ranks)
-    assert all(torch.equal(again[name], first[name]) for name in first)
+    assert_same(saved_weights(ranks), first)
 
 
 @pytest.mark.slow
@@ -202,7 +196,7 @@ def test_a_stream_goes_on_with_other_numbers_of_processes(workers, stream_recipe
     killed(command, 1, 7, recipe, run, tmp_path / "one", option)
     killed(command, 2, 3, recipe, run, tmp_path / "two", option)
     run_on(4, rank_main, command, recipe, run, tmp_path / "four", option)
-    for ours, expected in zip(lines_of(run), lines_of(whole), strict=True):
+    for ours, expected in zip(steps_of(run), steps_of(whole), strict=True):
         assert abs(ours["loss"] - expected["loss"]) <= TOLERANCE
     seen = Counter((line["epoch"], row) for line in read_audit(run) for row in line["rows"])
     assert set(seen.values()) == {1} and len(seen) == 12 * 8

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformers import TrainerState
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ...errors import UserError
@@ -47,6 +47,19 @@ class CheckpointStaging:
         finally:
             self.folder = None
 
+    @contextmanager
+    def written_by(self, arguments) -> Iterator[None]:
+        """A block in which Trainer, whose arguments these are, writes into the staging folder, and uploads nothing.
+
+        The upload runs in the background, and has to read the final folder.
+        """
+        given = arguments.output_dir, arguments.push_to_hub
+        arguments.output_dir, arguments.push_to_hub = str(self.folder), False
+        try:
+            yield
+        finally:
+            arguments.output_dir, arguments.push_to_hub = given
+
     def settle(self, staged: Path, state: TrainerState) -> None:
         """Write what only the training knows: the run's identity, and in Trainer's state the final path of a best
         checkpoint that has just been staged."""
@@ -67,6 +80,18 @@ class CheckpointStaging:
         commit(staged, run_folder / staged.name)
         prune(run_folder, keep=keep, best=find_checkpoint(run_folder, best_step))
         shutil.rmtree(staged.parent, ignore_errors=True)
+
+
+class SaveTheBest(TrainerCallback):
+    """A new best model is saved at once, whatever save_steps says."""
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        value = metrics.get(f"eval_{args.metric_for_best_model}")  # None: of the whole splits at the end
+        if value is None:
+            return
+        best = state.best_metric
+        if best is None or (value > best if args.greater_is_better else value < best):
+            control.should_save = True
 
 
 def disk_full_sentence(folder: Path, what: Path | str) -> str:

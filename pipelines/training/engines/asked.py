@@ -5,14 +5,15 @@ import os
 from ...errors import UserError
 from ...recipes.parallelism import MESH, engine_of
 from ...recipes.schema import TrainingSection
-from .base import WAY_OUT, Engine, is_true
 from .deepspeed_engine import DeepSpeed
+from .engine import WAY_OUT, Engine, is_true
 from .fsdp import FSDP
-from .mesh_engine import Mesh
+from .mesh_engine import Mesh, Stages
 from .whole import DDP, OneProcess
 
 # {engine: whether a training section, or the launcher's variables, ask for it}; the first one that is asked for runs.
 ENGINES: dict[type[Engine], object] = {
+    Stages: lambda section: section.parallelism is not None and section.parallelism.pp > 1,
     Mesh: lambda section: section.parallelism is not None and engine_of(section.parallelism) == MESH,
     DeepSpeed: lambda section: section.extra.get("deepspeed") is not None or is_true("ACCELERATE_USE_DEEPSPEED"),
     FSDP: lambda section: section.extra.get("fsdp") or is_true("ACCELERATE_USE_FSDP"),

@@ -1,4 +1,4 @@
-"""DeepSpeed: its configuration, its process group, and models that are built whole under ZeRO-3."""
+"""DeepSpeed: its configuration, its process group, and fresh models that are split over the processes by ZeRO-3."""
 
 import functools
 import json
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError, did_you_mean
-from ...recipes.files import text_of
+from ...optimizer_rows import optimizer_of
 from ...recipes.parallelism import ULYSSES, engine_of, words_of
+from ...recipes.recipe_files import text_of
 from ...recipes.schema import TrainingSection
 from ...recipes.types import show
-from .base import WAY_OUT, Engine, is_true
+from .engine import WAY_OUT, Engine, is_true
 
 if TYPE_CHECKING:  # the launcher reads configurations without torch
     from transformers import TrainingArguments
@@ -33,6 +34,15 @@ class DeepSpeed(Engine):
     @property
     def splits_weights(self) -> str | None:
         return "ZeRO-3" if zero_stage(self.section) == 3 else None
+
+    @property
+    def builds_late(self) -> bool:
+        return self.splits_weights is not None
+
+    def share(self, model, device):
+        from .late_weights import is_late
+
+        return share_out(model, device) if is_late(model) else model
 
     def check_settings(self) -> None:
         check_whole_matrices(self.section)
@@ -67,8 +77,10 @@ class DeepSpeed(Engine):
 
 def check_whole_matrices(section: TrainingSection) -> None:
     """Raise UserError for an optimizer or an average that needs what DeepSpeed splits and flattens."""
-    if section.optim == "muon":
-        raise UserError("training.optim=muon needs whole matrices, but DeepSpeed flattens them; set it to adamw")
+    if optimizer_of(section.optim).whole_matrices:
+        raise UserError(
+            f"training.optim={section.optim} needs whole matrices, but DeepSpeed flattens them; set it to adamw"
+        )
     DeepSpeed(section).check_average()
 
 
@@ -165,12 +177,37 @@ def start_deepspeed(arguments: "TrainingArguments") -> None:
         deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
 
 
+def share_out(model, device):
+    """Make the weights of a model one module after the other, and split each over the processes as ZeRO-3 does.
+
+    DeepSpeed's own way (`zero.Init` around the constructor) draws them in another order.
+    """
+    import deepspeed
+    from torch import nn
+    from transformers.integrations.deepspeed import deepspeed_config
+
+    from .late_weights import fill
+
+    first = nn.Linear(1, 1)  # each weight of a split module can split others
+    zero = deepspeed.zero.Init(module=first, config_dict_or_path=deepspeed_config())
+
+    def split(made: list[nn.Parameter]) -> None:
+        for parameter in made:
+            parameter.data = parameter.data.to(zero.dtype)
+        first.weight.convert_to_zero_parameters(param_list=made)
+
+    fill(model, split)
+    for module in model.modules():  # DeepSpeed leaves a split model where it is
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+    return model
+
+
 @contextmanager
 def whole_weights(arguments: "TrainingArguments"):
-    """Build fresh models whole on every process, also under ZeRO-3, which would build them in shards.
+    """A block in which models are built as without ZeRO-3, whose shards are initialised in another order.
 
-    Shards are initialised in another order, so that a seed would give other weights than under DDP. This costs host
-    memory for the whole model on each process; a checkpoint is still loaded in shards.
+    A seed gives the same weights as under DDP so; `share_out` splits them. A checkpoint is still loaded in shards.
 
     transformers reads ZeRO-3 from a module-level variable (5.23: integrations/deepspeed.py, line 267), and no argument
     overrides it: it is unset for the block and set again.

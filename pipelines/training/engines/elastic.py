@@ -22,8 +22,7 @@ from ...storage.checkpoints import RUN_FILE
 from ...words import counted
 from ..checkpoints.run_folder import read_identity
 from ..checkpoints.safe_load import forged_files_named, plain_data_alone
-from .asked import ENGINES
-from .base import Engine
+from .engine import Engine
 from .mesh import OPTIMIZER_FOLDER
 
 UNIVERSAL = ".universal"  # folder of a run, with the checkpoint that it goes on from
@@ -47,7 +46,7 @@ def check_engine_of(checkpoint: Path, engine: Engine) -> None:
     """Raise UserError for a checkpoint of an engine whose states the one that would go on does not read."""
     there, here = saved_under(checkpoint), "plain" if engine.whole else engine.name
     if there != here:
-        ways = {each.name: each.launched_by for each in ENGINES}
+        ways = {each.name: each.launched_by for each in Engine.__subclasses__()}
         how = "without DeepSpeed and FSDP" if there == "plain" else f"by --launch {ways[there]}"
         raise UserError(
             f"{checkpoint} holds the states of a run {'without an engine' if there == 'plain' else 'under ' + there}, "

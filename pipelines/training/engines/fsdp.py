@@ -1,7 +1,9 @@
 """FSDP2 by accelerate: weights, gradients and optimizer states are split over the processes."""
 
+import os
+
 from ...errors import UserError
-from .base import WAY_OUT, Engine, is_true
+from .engine import WAY_OUT, Engine, is_true
 
 
 class FSDP(Engine):
@@ -11,6 +13,19 @@ class FSDP(Engine):
     reads_pickles = True
     uncompiled = "FSDP"
     splits_weights = "FSDP"
+
+    @property
+    def builds_late(self) -> bool:
+        """Whether accelerate sends the weights of the first process to the others, which need none of their own."""
+        efficient, version = is_true("FSDP_CPU_RAM_EFFICIENT_LOADING"), os.environ.get("FSDP_VERSION")
+        return efficient and version == "2" and self.section.lora is None
+
+    def share(self, model, device):
+        from .late_weights import fill, is_late, leave_empty
+
+        if is_late(model):
+            (fill if os.environ.get("RANK", "0") == "0" else leave_empty)(model)
+        return model
 
     def check_settings(self) -> None:
         self.check_average()

@@ -19,6 +19,7 @@ from ...errors import UserError, first_line
 from ...recipes.parallelism import FIELD, check_model_shares, words_of
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
+from .late_weights import Sliced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,11 +42,13 @@ def distributed_config(settings: ParallelismSettings):
         dp_replicate_size=settings.dp_replicate,
         tp_size=settings.tp,
         ep_size=settings.ep,
+        fsdp_mixed_precision=settings.fsdp_mixed_precision,
+        fsdp_cpu_offload=settings.fsdp_cpu_offload,
     )
 
 
 def share_model(model: "PreTrainedModel", settings: ParallelismSettings) -> "PreTrainedModel":
-    """The model split over the processes, which have each built it whole, with the same weights.
+    """The model split over the processes, which have each built it with the same weights.
 
     Raises UserError for a model that cannot be shared so.
     """
@@ -60,7 +63,7 @@ def share_model(model: "PreTrainedModel", settings: ParallelismSettings) -> "Pre
         shared = type(model).from_pretrained(
             None,
             config=model.config,
-            state_dict=model.state_dict(),
+            state_dict={name: Sliced(weight) for name, weight in model.state_dict(keep_vars=True).items()},
             dtype=model.dtype,
             distributed_config=config,
             **backends,
@@ -92,8 +95,6 @@ def mesh_of(model) -> dict[str, int]:
 
 def check_shared(model, settings: ParallelismSettings) -> None:
     """Raise UserError unless the weights of a model lie on the mesh that the settings ask for."""
-    if settings.pp > 1 and getattr(model, "pipeline", None) is None:
-        raise UserError(f"{FIELD}={words_of(settings)} was asked for, but {type(model).__name__} is in no stages")
     wanted = {"fsdp": settings.dp_shard, "dp_replicate": settings.dp_replicate, "tp": settings.tp, "ep": settings.ep}
     found = mesh_of(model)
     if settings.ep > 1:  # a model of experts alone may have nothing else on these
@@ -104,14 +105,6 @@ def check_shared(model, settings: ParallelismSettings) -> None:
             f"{FIELD}={words_of(settings)} was asked for, but no weight of {type(model).__name__} is split by "
             f"{missing} (its mesh is {found or 'none'})"
         )
-
-
-def engine_name(wrapped) -> str:
-    """What trains, for run.json: how the model is split, or the class that wraps it."""
-    if getattr(wrapped, "pipeline", None) is not None:
-        return wrapped.pipeline.name
-    found = " x ".join(f"{name} {size}" for name, size in mesh_of(wrapped).items())
-    return f"DTensor({found})" if found else type(wrapped).__name__
 
 
 def share_out_rows(loader, shared: int) -> None:
@@ -128,23 +121,8 @@ def share_out_rows(loader, shared: int) -> None:
             shard.even_batches = False  # an epoch's last batch would be filled up with its first rows
 
 
-@contextmanager
-def models_only(arguments, on_mesh: bool):
-    """A block in which Trainer takes a shared model: it would refuse one whose optimizer's states are to be saved.
-
-    They are saved and loaded here, after the block.
-    """
-    given, arguments.save_only_model = arguments.save_only_model, arguments.save_only_model or on_mesh
-    try:
-        yield
-    finally:
-        arguments.save_only_model = given
-
-
 def whole_state(model, is_main: bool) -> dict[str, torch.Tensor]:
     """The whole weights of a shared model on the main process, nothing on others; all have to call it."""
-    if getattr(model, "pipeline", None) is not None:
-        return model.pipeline.whole_state()
     return model.gather_sharded_state_dict_for_save(
         model, model.state_dict(), model.config.distributed_config, save_on_this_rank=is_main
     )
@@ -165,14 +143,18 @@ def load_whole_weights(model, folder: Path) -> None:
     """Give a shared model the weights of a folder that holds them whole, in one file or several."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+    set_model_state_dict(model, weights_of(model, folder), options=StateDictOptions(full_state_dict=True, strict=True))
+
+
+def weights_of(model, folder: Path) -> dict[str, torch.Tensor]:
+    """All weights of a model in a folder, tied ones under both names."""
     weights = {}
     for file in sorted(Path(folder).glob("*.safetensors")):
         weights |= load_file(file, device="cpu")
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    weights |= {name: weights[source] for name, source in tied.items() if name not in weights and source in weights}
-    if getattr(model, "pipeline", None) is not None:
-        return model.pipeline.load(weights)
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, strict=True))
+    return weights | {
+        name: weights[source] for name, source in tied.items() if name not in weights and source in weights
+    }
 
 
 def save_shared_optimizer(model, optimizer, checkpoint: Path) -> None:
@@ -197,13 +179,6 @@ def load_shared_optimizer(model, optimizer, checkpoint: Path) -> None:
             f"{folder} holds states of other weights than this process has ({first_line(error)}); go on with the "
             f"{FIELD} that the run began with"
         ) from error
-
-
-def parameters_of(model) -> int:
-    """Parameters of the whole model, also where this process has some of them."""
-    pipeline = getattr(model, "pipeline", None)
-    sizes = (getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-    return sum(sizes) if pipeline is None else pipeline.parameters
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

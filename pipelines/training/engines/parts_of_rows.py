@@ -36,7 +36,8 @@ def check_rows_can_be_shared(recipe: Recipe, rows: Dataset) -> None:
     if settings is not None and settings.sp * settings.cp > 1 and rows.is_packed:
         raise UserError(
             f"{FIELD}={words_of(settings)} attends to whole rows without a mask, and these rows hold several documents "
-            f"each, which would see each other; train on long documents, or share the model by dp_shard and tp"
+            f"each, which would see each other; train on one plain text file, which data.document=file takes as one "
+            f"document, or share the model by dp_shard and tp"
         )
 
 

@@ -1,7 +1,7 @@
 """Pipeline parallelism: a causal model in stages of layers, one for each process, trained by torch's 1F1B schedule.
 
-Each process builds the model whole, with the same weights, and keeps its stage: stand-ins take the place of the rest,
-so that weights keep their names. A batch travels through the stages in parts; once the pipeline is full, each stage
+Each process builds the model, with the same weights, and keeps its stage: stand-ins take the place of the rest, so that
+weights keep their names. A batch travels through the stages in parts; once the pipeline is full, each stage
 works on one part forwards and one backwards in turn (Narayanan et al. 2019, "1F1B"), and holds few parts' activations.
 transformers' own pipeline (pp_size) runs forward alone, and returns no loss.
 """
@@ -18,6 +18,7 @@ from ...data.batch_keys import IGNORE_INDEX
 from ...errors import UserError
 from ...recipes.parallelism import FIELD, check_model_shares, words_of
 from ...recipes.schema import ParallelismSettings
+from .late_weights import fill
 
 PARTS_PER_STAGE = 4  # a pipeline of S stages waits for S - 1 of its parts: at 4 S parts a fifth of the time
 
@@ -90,6 +91,7 @@ class Pipeline:
             base.embed_tokens = Elsewhere()
         if not self.is_last:
             base.norm, model.lm_head = nn.Identity(), Elsewhere()
+        fill(model)
         model.to(device)
         # Trainer asks by it whether others may wrap the model, which DDP would: its processes have the same weights.
         model._is_distributed_loading_by_transformers = True

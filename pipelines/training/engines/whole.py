@@ -1,6 +1,6 @@
 """Engines whose processes each hold the whole model: one process, and torch's DistributedDataParallel."""
 
-from .base import Engine
+from .engine import Engine
 
 
 class OneProcess(Engine):

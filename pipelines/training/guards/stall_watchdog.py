@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from ...storage.checkpoints import STAGING, list_checkpoints
-from ..launch import tell_launcher
+from ..engines.launch import tell_launcher
 
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: the same command may go on
 GRACE_SECONDS = 60  # for writing down where the run stands

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import has_length
 
 from ...json_text import json_text
+from ...optimizer_rows import RATES
 from ...reporting.run_log import is_metric
 from ...storage.atomic import write_atomically
 from ...storage.metrics_file import METRICS_FILE, read_metrics
@@ -21,8 +22,9 @@ def progress_words(logs: dict, eta: float | None = None) -> list[str]:
     """The numbers of one progress line, most important first."""
     words = [f"epoch {logs['epoch']:.2f}"] if logs.get("epoch") is not None else []
     words += [f"loss {logs['loss']:.4f}", f"lr {logs['learning_rate']:.2e}"]
-    if "muon_learning_rate" in logs:
-        words[-1] += f", Muon {logs['muon_learning_rate']:.2e}"
+    for name, word in RATES.items():
+        if name in logs:
+            words[-1] += f", {word} {logs[name]:.2e}"
     if "tokens_per_second" in logs:
         words.append(f"{logs['tokens_per_second']:,.0f} tok/s")
     if eta is not None:

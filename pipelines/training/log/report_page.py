@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback, TrainingArguments
 
+from ...objectives.base import FinishedModel
 from ...plots import can_plot
 from ..checkpoints.run_folder import say
 from ..engines.deepspeed_engine import whole_weights
@@ -58,12 +59,14 @@ class ReportPage(TrainerCallback):
         self.took = self.written - begun
 
 
-def report_finished(folder: Path, arguments: TrainingArguments, trust_remote_code: bool = False) -> None:
-    """Write the page of a run that has ended; its model is loaded for the attention maps."""
+def report_finished(
+    folder: Path, arguments: TrainingArguments, finished: FinishedModel, trust_remote_code: bool = False
+) -> None:
+    """Write the page of a run that has ended, with the attention maps of its model, which goes to the CPU for them."""
     from ...reporting.report import write_report
 
     with spoken("report.html", folder), whole_weights(arguments):
-        write_report(folder, trust_remote_code=trust_remote_code)
+        write_report(folder, load=lambda: finished.model.cpu(), trust_remote_code=trust_remote_code)
 
 
 def draw_card_picture(folder: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ...accounting.flops import active_parameters
 from ...adapters import is_adapter
 from ...backends import backends_of
 from ...objectives.base import Objective
@@ -17,19 +16,18 @@ from ...reporting.report import REPORT
 from ...words import aligned, counted, human_time, short_number
 from ..arguments import rows_of
 from ..engines.elastic import processes_of
-from ..engines.mesh import parameters_of
-from ..lora import plain, trainable_parameters
-from ..optimizers import describe_muon
+from ..engines.engine import Engine
+from ..lora import plain
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
 
 
-def describe_model(model) -> str:
+def describe_model(model, engine: Engine) -> str:
     """One line: class, parameters, layers, width, heads, vocabulary."""
-    config, trained = model.config, trainable_parameters(model)
-    parameters = parameters_of(model)
-    active = parameters if getattr(model, "pipeline", None) else active_parameters(model)
+    config, trained = model.config, engine.parameters_of(model, trained=True)
+    parameters = engine.parameters_of(model)
+    active = engine.active_parameters(model)
     at_work = f" ({short_number(active)} at work on a token)" if active < parameters else ""
     at_work += f" ({short_number(trained)} of them trained)" if trained < parameters else ""
     return (
@@ -72,17 +70,15 @@ def print_start(recipe: Recipe, data: PreparedData, trainer, checkpoint: Path | 
     engine = trainer.accelerator.distributed_type.value
     engine = engine if section.parallelism is None else words_of(section.parallelism)
     how = "" if engine == "NO" else f" ({engine})"
-    optim = section.optim
-    if optim == "muon":
-        muon, adamw = section.muon_learning_rate, section.learning_rate
-        optim = f"muon at {muon:g} (muon_learning_rate), adamw at {adamw:g} (learning_rate)"
+    own = trainer.own_optimizer
+    optim, does = (section.optim, None) if own is None else (own.words(), own.describe(trainer.model))
     by = backend_words(trainer)
     plan = f"{per_step} {data.objective.step_words()}, {optim}, {section.lr_scheduler_type}, {precision}, {by}"
     facts = [
-        ("model", describe_model(trainer.model)),
+        ("model", describe_model(trainer.model, trainer.engine)),
         *describe_data(data),
         ("step", plan),
-        *([("optimizers", describe_muon(trainer.model))] if section.optim == "muon" else []),
+        *([] if does is None else [("optimizers", does)]),
         *describe_batch(found),
         ("devices", f"{arguments.world_size} x {arguments.device.type}{how}"),
     ]
@@ -102,7 +98,11 @@ def print_dry_run(data: PreparedData, trainer, facts: dict) -> None:
     )
     batches = [f"one batch of {split}: loss {loss:.4f}" for split, loss in facts["other losses"].items()]
     tried = "\n".join([f"{step}, {backend_words(trainer)}", *batches, f"training costs {flops} FLOPs per token"])
-    known = [("model", describe_model(trainer.model)), *describe_data(data), *describe_batch(facts["auto_batch"])]
+    known = [
+        ("model", describe_model(trainer.model, trainer.engine)),
+        *describe_data(data),
+        *describe_batch(facts["auto_batch"]),
+    ]
     print_facts([*known, ("tried", tried)])
     console.print("dry run: nothing was trained or written", markup=False)
 

@@ -1,0 +1,326 @@
+"""What a recipe's run would take, before there are data or weights: parameters, bytes on each device, FLOPs, days."""
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.lm_head import CHUNK_BYTES, CHUNK_SHARE
+
+import anyformer
+
+from ..errors import UserError
+from ..interop.matching import our_config
+from ..optimizer_rows import optimizer_of
+from ..plugins import objective_of
+from ..recipes.global_batch import micro_batches, rows_per_step
+from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
+from ..recipes.recipe_files import shipped
+from ..recipes.schema import Recipe, TrainingSection
+from .activations import Activations, Batch
+from .caches import CacheSize, cache_size
+from .devices import Devices
+from .flops import FlopCount, active_parameters, measured_flops
+from .memory import FP32, HALF, STAGES, TrainingStates, check_stage
+from .step_memory import OFFLOAD, StepMemory, built_without_weights, planned_config, step_memory
+
+CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
+SHOWN_STEPS = 1000  # where nothing says how many there are
+PER_NODE = 8  # devices of a machine
+STAGES_TO_TRY = ("none", "zero2", "zero3")
+STAGES_OF_MATRICES = ("none", "fsdp")  # DeepSpeed flattens those that an optimizer such as Muon needs whole
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A way to share a run's states among devices. total: bytes on each device with the recipe's rows. largest_rows:
+    the most rows per device that fit, 0 if none; largest_rows_checkpointed: with gradient checkpointing."""
+
+    states: TrainingStates
+    total: int
+    fits: bool
+    largest_rows: int
+    largest_rows_checkpointed: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes are of one device, times in seconds; `asdict` of it is what `anyformer plan --output` writes.
+
+    host_memory: bytes that the processes of a node, one for each of its per_node devices, take while the model is made;
+    None where the devices are the host, or ZeRO-3 loads a checkpoint in shards.
+    """
+
+    name: str
+    model: str
+    parameters: int
+    active_parameters: int
+    devices: str
+    device_memory: int
+    host_memory: int | None
+    per_node: int
+    half: bool
+    rows: int
+    accumulation: int
+    tokens: int
+    targets: int
+    tokens_per_step: int
+    checkpointing: bool
+    plain: Activations
+    checkpointed: Activations
+    logits: int
+    logits_at_a_time: int
+    stages: list[StagePlan]
+    stage: str
+    advice: str
+    cache: CacheSize | None
+    flops_per_token: int
+    peak_flops: float
+    peak_source: str
+    mfu: float
+    step_seconds: float
+    steps: int
+    steps_source: str
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def chosen(self) -> StagePlan:
+        return next(row for row in self.stages if row.states.stage == self.stage)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the totals of the stages included."""
+        found = asdict(self)
+        for row, stage in zip(found["stages"], self.stages):
+            row["states"] |= {"total": stage.states.total, "words": stage.states.words}
+        return found
+
+
+def plan_run(
+    recipe: Recipe,
+    devices: Devices,
+    *,
+    stage: str | None = None,
+    context: int | None = None,
+    mfu: float = 0.4,
+    per_node: int = PER_NODE,
+    until_trained: bool = False,
+) -> Plan:
+    """The plan of a recipe; nothing is read or written but the config of a checkpoint that it starts from.
+
+    Args:
+        stage: how states are shared, a name of accounting.memory.STAGES; None: the recipe's, else the first that fits.
+        context: tokens that the cache holds; None: as many as the model has positions, else a row's.
+        mfu: model FLOPs utilization, the share of the devices' peak that the run reaches.
+        per_node: devices of a machine, each with a process that makes the whole model in its memory.
+        until_trained: where the recipe sets no steps, count those of 20 tokens per parameter (a preset's).
+
+    Raises:
+        UserError: a checkpoint that cannot be read, or settings that do not go together.
+    """
+    stage = stage or stage_of_recipe(recipe)
+    check_stage(stage, recipe.training.optim)
+    check_devices(recipe.training.parallelism, devices)
+    anyformer.register()
+    objective, section, notes = objective_of(recipe), recipe.training, []
+    model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
+    memory = step_memory(recipe, objective, model, devices, notes)
+    cache = planned_cache(model, memory, context, notes)
+    ranks = devices.count // sharing_rows(section.parallelism)  # devices that read rows of their own
+    rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
+    stages = planned_stages(memory, section, devices, rows)
+    chosen = stage or first_that_fits(stages, section)
+    per_node = min(per_node, devices.count)
+    in_shards = devices.is_cpu or (recipe.model.name_or_path is not None and chosen == "zero3")
+    return Plan(
+        name=recipe.name,
+        model=type(model).__name__,
+        parameters=memory.parameters,
+        active_parameters=active_parameters(model),
+        devices=str(devices),
+        device_memory=devices.memory,
+        host_memory=None if in_shards else FP32 * memory.parameters * per_node,
+        per_node=per_node,
+        half=memory.half,
+        rows=rows,
+        accumulation=accumulated,
+        checkpointing=section.gradient_checkpointing,
+        plain=memory.held(rows, False),
+        checkpointed=memory.held(rows, True),
+        stages=list(stages.values()),
+        stage=chosen,
+        advice=advise(recipe, memory, stages[chosen], devices, rows, per_node),
+        cache=cache,
+        notes=notes,
+        **planned_logits(model, memory.batch, rows * memory.sequences),
+        **planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained),
+    )
+
+
+def planned_stages(memory: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:
+    """Each way to share states among the devices, by its name."""
+    sharers, found = sharers_of(section, devices), {}
+    for name in STAGES:
+        states = memory.states(name, sharers)
+        total = states.total + memory.held(rows, section.gradient_checkpointing).peak
+        most = [memory.largest_rows(devices.memory - states.total, way) for way in (False, True)]
+        found[name] = StagePlan(states, total, total <= devices.memory, *most)
+    return found
+
+
+def sharers_of(section: TrainingSection, devices: Devices) -> int:
+    """How many devices share states."""
+    return devices.count if section.parallelism is None else devices.count // section.parallelism.dp_replicate
+
+
+def first_that_fits(stages: dict[str, StagePlan], section: TrainingSection) -> str:
+    """Of the ways to share states that are tried, the first that fits, else the last."""
+    tried = tried_stages(section)
+    return next((name for name in tried if stages[name].fits), tried[-1])
+
+
+def tried_stages(section: TrainingSection) -> tuple[str, ...]:
+    return STAGES_OF_MATRICES if optimizer_of(section.optim).whole_matrices else STAGES_TO_TRY
+
+
+def planned_cache(model, memory: StepMemory, context: int | None, notes: list[str]) -> CacheSize | None:
+    """The cache of generation; a native model's is that of ours with its maths.
+
+    Raises UserError for a context that the model has no positions or no cache for.
+    """
+    config, batch = model.config, memory.batch
+    try:
+        config = config if config.model_type in FAMILIES else our_config(config)
+    except UserError as error:
+        notes.append(f"the cache of generation is not counted: {error}")
+        return None
+    own = getattr(config, "max_position_embeddings", None) or max(batch.tokens, batch.targets)
+    size = cache_size(config, context or own, HALF if memory.half else FP32, batch.tokens if batch.targets else 0)
+    if size is not None and getattr(config, "position_encoding", None) == "learned" and (context or 0) > own:
+        raise UserError(
+            f"--context={context} is longer than the model's max_position_embeddings={own}: learned positions need one "
+            f"for each token"
+        )
+    if context is not None and size is None:
+        raise UserError(f"--context={context} is of a cache, and {type(model).__name__} generates nothing; remove it")
+    return size
+
+
+def planned_logits(model, batch: Batch, rows: int) -> dict[str, int]:
+    """Bytes in fp32 of the logits of so many rows, and of what is made of them at a time."""
+    labelled = rows * round((batch.targets or batch.tokens) * batch.labelled)
+    logits = chunk = FP32 * labelled * batch.vocabulary
+    if model.config.model_type in FAMILIES:
+        chunk = min(logits, max(CHUNK_BYTES, logits // CHUNK_SHARE))
+    return {"logits": logits, "logits_at_a_time": chunk}
+
+
+def planned_time(
+    section: TrainingSection,
+    model,
+    memory: StepMemory,
+    devices: Devices,
+    rows_per_step: int,
+    mfu: float,
+    until_trained: bool,
+) -> dict[str, Any]:
+    """Tokens, FLOPs and seconds of a step and of the run, as fields of Plan."""
+    batch = replace(memory.batch, rows=1)
+    per_row = float(FlopCount(model).of_batch(batch.inputs(model))) * memory.sequences
+    tokens_per_row = (batch.tokens + batch.targets) * memory.sequences
+    tokens_per_step = rows_per_step * tokens_per_row
+    rate, source = peak_rate(devices, memory.half)
+    steps, why = planned_steps(section, memory.parameters, tokens_per_step, until_trained)
+    step_seconds = per_row * rows_per_step / (rate * mfu)
+    return {
+        "tokens": batch.tokens,
+        "targets": batch.targets,
+        "tokens_per_step": tokens_per_step,
+        "flops_per_token": round(per_row / tokens_per_row),
+        "peak_flops": rate,
+        "peak_source": source,
+        "mfu": mfu,
+        "step_seconds": step_seconds,
+        "steps": steps,
+        "steps_source": why,
+        "seconds": steps * step_seconds,
+    }
+
+
+# ------------------------------------------------------------------------------------------- devices and time
+
+
+def stage_of_recipe(recipe: Recipe) -> str | None:
+    """How the recipe itself says that states are shared: training.deepspeed, training.fsdp or training.parallelism."""
+    extra, parallelism = recipe.training.extra, recipe.training.parallelism
+    if parallelism is not None and (engine := engine_of(parallelism)) == ULYSSES:
+        return ULYSSES
+    if parallelism is not None:
+        return "fsdp" if engine == RING or parallelism.dp_shard > 1 else "none"
+    if extra.get("fsdp"):
+        return "fsdp"
+    engine = extra.get("deepspeed")
+    return engine.removesuffix(OFFLOAD) if isinstance(engine, str) and engine.removesuffix(OFFLOAD) in STAGES else None
+
+
+def check_devices(parallelism, devices: Devices) -> None:
+    """Raise UserError unless the devices are as many as training.parallelism takes."""
+    if parallelism is not None and processes_of(parallelism) != devices.count:
+        raise UserError(
+            f"--devices={devices.count}x{devices.name}: training.parallelism={words_of(parallelism)} takes "
+            f"{processes_of(parallelism)} devices, the product of its numbers but ep"
+        )
+
+
+def devices_needed(memory: StepMemory, stage: str, each: int) -> int | None:
+    """The fewest devices of so many bytes, by doubling, on which a row with gradient checkpointing fits; None: none."""
+    left = each - memory.held(1, True).peak
+    return next((2**n for n in range(21) if memory.states(stage, 2**n).total <= left), None)
+
+
+def launch_command(name: str, parallelism, stage: str, devices: Devices, per_node: int) -> str:
+    """The command that trains a recipe so; of several machines that of each."""
+    if devices.count == 1:
+        return f"anyformer train {name}"
+    engine = {"none": "ddp", "fsdp": "ddp" if devices.is_cpu else "fsdp2"}.get(stage, stage)
+    engine = engine if parallelism is None else engine_of(parallelism)
+    if devices.count <= per_node:
+        return f"anyformer train {name} --launch {engine} --nproc {devices.count}"
+    file = "ddp" if engine == MESH else engine  # of configs/accelerate
+    machines = f"--num_machines {-(-devices.count // per_node)} --num_processes {devices.count}"
+    return f"accelerate launch --config_file configs/accelerate/{file}.yaml {machines} scripts/train.py {name}"
+
+
+def advise(recipe: Recipe, memory: StepMemory, plan: StagePlan, devices: Devices, rows: int, per_node: int) -> str:
+    """What to launch the run with, in a sentence."""
+    section = recipe.training
+    name = recipe.name if recipe.name in shipped("recipes") else "RECIPE"  # a preset is no run; a file has a path
+    how = launch_command(name, section.parallelism, plan.states.stage, devices, per_node)
+    most = plan.largest_rows_checkpointed if section.gradient_checkpointing else plan.largest_rows
+    if most == 0 and plan.largest_rows_checkpointed == 0:
+        needed = devices_needed(memory, tried_stages(section)[-1], devices.memory)
+        if needed is None:
+            return "a single row does not fit on any number of these devices: shorten the rows, or split the model"
+        return f"does not fit; with weights shared, {needed} x {devices.name} hold a row with gradient checkpointing"
+    if plan.fits:
+        return how
+    if most == 0:
+        return f"{how}, with training.gradient_checkpointing=true"
+    return f"{how}, with training.per_device_train_batch_size={most} instead of {rows}"
+
+
+def peak_rate(devices: Devices, half: bool) -> tuple[float, str]:
+    """(peak FLOP/s of all devices, where the number is from)."""
+    dtype = torch.bfloat16 if half else torch.float32
+    if devices.is_cpu:
+        return measured_flops(torch.device("cpu"), dtype), f"a {dtype} matrix product timed on this machine"
+    return devices.count * (devices.bf16 if half else devices.fp32), "data sheet, dense"
+
+
+def planned_steps(section, parameters: int, tokens_per_step: int, until_trained: bool) -> tuple[int, str]:
+    """(optimizer steps, who says so)."""
+    if section.max_steps > 0:
+        return section.max_steps, "training.max_steps"
+    if until_trained:
+        return -(-CHINCHILLA * parameters // tokens_per_step), f"{CHINCHILLA} tokens for each parameter"
+    return SHOWN_STEPS, "how many there are, the data or training.max_steps say"

@@ -1,0 +1,233 @@
+"""Bytes of a recipe's training step, counted on its model before it has weights.
+
+The model is built on torch's meta device, which holds shapes alone: every number of weights is exact, tied and shared
+ones counted once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import transformers
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import image_sides
+from transformers import AutoConfig
+
+from ..adapters import load_config
+from ..backends import AUTO, attention_fault, backend_arguments
+from ..errors import UserError, first_line, loading_reason
+from ..objectives.base import Objective
+from ..optimizer_rows import optimizer_of, own_optimizer
+from ..recipes.checkpoint_overrides import with_fields
+from ..recipes.introspection import OURS
+from ..recipes.parallelism import sharing_rows, words_of
+from ..recipes.schema import Recipe, TrainingSection
+from .activations import Activations, Batch, StepActivations
+from .devices import Devices
+from .flops import rows_and_length
+from .memory import TrainingStates, training_states
+from .precision import prefers_bf16
+
+MOST_ROWS = 2**16
+OFFLOAD = "_offload"  # the end of an engine's name that keeps states in the host's memory
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of a training step on one device, by its rows and by how states are shared.
+
+    batch: the recipe's. activations: None where they cannot be counted. moments: bytes of the optimizer's states.
+    block: parameters of the largest. sequences: that the model reads for a row.
+    """
+
+    batch: Batch
+    activations: StepActivations | None
+    half: bool
+    parameters: int
+    moments: int
+    block: int
+    average: bool
+    sequences: int = 1
+
+    def held(self, rows: int, checkpointing: bool) -> Activations:
+        """Beside the states; nothing where it cannot be counted."""
+        if self.activations is None:
+            return Activations(0, 0)
+        return self.activations.of_rows(rows * self.sequences, checkpointing)
+
+    def states(self, stage: str, devices: int) -> TrainingStates:
+        return training_states(stage, self.parameters, self.moments, devices, self.half, self.block, self.average)
+
+    def largest_rows(self, left: int, checkpointing: bool) -> int:
+        """The most rows whose activations fit into so many bytes; the recipe's where they cannot be counted."""
+        if self.activations is None:
+            return self.batch.rows // self.sequences if left >= 0 else 0
+        return largest_rows(lambda rows: self.held(rows, checkpointing).peak, left)
+
+
+def largest_rows(peak: Callable[[int], int], memory: int) -> int:
+    """The most rows whose activations fit into so many bytes, at most MOST_ROWS; 0: not even one."""
+    low, high = 0, MOST_ROWS + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if peak(middle) <= memory else (low, middle)
+    return low
+
+
+def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, notes: list[str]) -> StepMemory:
+    """What a step of the recipe takes. model: of which shapes alone are read. notes: get what is rough."""
+    section = recipe.training
+    if section.lora is not None:
+        notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
+    if sharing_rows(section.parallelism) > 1:
+        notes.append(
+            f"training.parallelism={words_of(section.parallelism)}: activations are counted whole on each device, and "
+            f"so are weights where dp_shard is 1"
+        )
+    if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
+        notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
+    batch = planned_batch(recipe, objective, model)
+    return StepMemory(
+        batch=batch,
+        activations=step_activations(recipe, objective, model, devices, batch, notes),
+        half=computes_in_half(section, devices),
+        parameters=model.num_parameters(),
+        moments=optimizer_bytes(section, model, notes),
+        block=largest_block(model),
+        average=section.ema_decay is not None,
+        sequences=objective.sequences_per_row,
+    )
+
+
+def step_activations(
+    recipe: Recipe, objective: Objective, model, devices: Devices, batch: Batch, notes: list[str]
+) -> StepActivations | None:
+    """The activations of the recipe's step; None, and a note, where the model does not run on shapes alone."""
+    backend = counted_backend(recipe, model.config, devices.is_cpu)
+
+    def build(config):
+        return built_without_weights(recipe, objective, config, **backend)
+
+    found = StepActivations(build, model.config, batch, computes_in_half(recipe.training, devices), devices.is_cpu)
+    try:
+        for checkpointing in (False, True):
+            found.of_rows(batch.rows, checkpointing)
+    except Exception as error:  # whatever the code of any architecture raises
+        notes.append(
+            f"activations are not counted, as {type(model).__name__} does not run on shapes alone "
+            f"({type(error).__name__}: {first_line(error)})"
+        )
+        return None
+    return found
+
+
+def counted_backend(recipe: Recipe, config, on_cpu: bool) -> dict[str, str]:
+    """The argument that chooses the backend of attention to count; flash kernels keep what torch's sdpa keeps."""
+    asked, is_ours = recipe.model.attn_implementation, config.model_type in FAMILIES
+    if asked in ("eager", "sdpa"):
+        return {"attn_implementation": asked}
+    if on_cpu:
+        return backend_arguments(asked if asked == "anyformer" else AUTO, AUTO, config, half=False)
+    return {"attn_implementation": "sdpa"} if is_ours and attention_fault("sdpa", config) is None else {}
+
+
+# ------------------------------------------------------------------------------------------------- the model
+
+
+def planned_config(recipe: Recipe, objective: Objective, notes: list[str]):
+    """The config as far as the recipe says it; what only data would tell is assumed, and noted."""
+    section = recipe.model
+    if section.name_or_path is not None:
+        return checkpoint_config(recipe)
+    fields = objective.planned_fields() | section.fields
+    if "vocab_size" not in fields and objective.special_tokens is not None:
+        fields["vocab_size"] = planned_vocabulary(recipe, objective, notes)
+    if "num_labels" not in fields and objective.auto_class.endswith("Classification"):
+        notes.append("2 classes are assumed: how many there are, the data say")
+    try:
+        return AutoConfig.for_model(OURS + section.family, **fields)
+    except ValueError as error:
+        raise UserError(f"model: {error}") from error
+
+
+def checkpoint_config(recipe: Recipe):
+    """The config of `model.name_or_path`, ours or native."""
+    name = recipe.model.name_or_path
+    try:
+        return with_fields(load_config(name, trust_remote_code=recipe.trust_remote_code), recipe.model.fields, name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.name_or_path={name!r} cannot be loaded: {loading_reason(error)}") from error
+
+
+def planned_vocabulary(recipe: Recipe, objective: Objective, notes: list[str]) -> int:
+    """Entries of the recipe's tokenizer."""
+    size = objective.planned_vocabulary()
+    if size is None:
+        raise UserError(
+            f"model.vocab_size is not set, and the size of tokenizer.name_or_path={recipe.tokenizer.name_or_path!r} is "
+            f"known only when it is loaded; set model.vocab_size"
+        )
+    if recipe.tokenizer.vocab_size is None:
+        notes.append(f"a vocabulary of {size:,} is assumed; tokenizer.vocab_size sets it")
+    return size
+
+
+def built_without_weights(recipe: Recipe, objective: Objective, config, **backend: str):
+    """The recipe's model on the meta device."""
+    try:
+        with torch.device("meta"):
+            auto_class = getattr(transformers, objective.auto_class)
+            return auto_class.from_config(
+                config, dtype=torch.float32, trust_remote_code=recipe.trust_remote_code, **backend
+            )
+    except ValueError as error:
+        name = recipe.model.name_or_path
+        what = f"model.family={recipe.model.family}" if name is None else f"model.name_or_path={name!r}"
+        raise UserError(f"{what} has no head for {objective.setting}") from error
+
+
+def largest_block(model) -> int:
+    """Parameters of the largest layer or embedding table: what engines that share weights make whole at once."""
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    parts = [layer for stack in stacks for layer in stack]
+    parts += [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return max((sum(p.numel() for p in part.parameters()) for part in parts), default=0)
+
+
+def optimizer_bytes(section: TrainingSection, model, notes: list[str]) -> int:
+    """Bytes of the optimizer's states of all parameters, beside the weights."""
+    own, each = own_optimizer(section), optimizer_of(section.optim).bytes_per_parameter
+    if own is not None:
+        return own.state_bytes(model)
+    if each is None:
+        notes.append(f"training.optim={section.optim}: its states are counted as AdamW's, 8 bytes for each parameter")
+    return model.num_parameters() * (8 if each is None else each)
+
+
+def computes_in_half(section: TrainingSection, devices: Devices) -> bool:
+    """Whether the run computes in bf16 or fp16 on these devices; `bf16: auto` is yes on the GPUs that plan knows."""
+    if section.extra.get("fp16"):
+        return True
+    if section.bf16 == "auto":
+        return prefers_bf16("cpu") if devices.is_cpu else True
+    return bool(section.bf16)
+
+
+# ------------------------------------------------------------------------------------------------- the batch
+
+
+def planned_batch(recipe: Recipe, objective: Objective, model) -> Batch:
+    """Tokens of a row and what its head predicts. Raises UserError for rows that the model has no positions for."""
+    config, (tokens, targets) = model.config, objective.row_lengths()
+    if model.main_input_name == "pixel_values":
+        pixels = torch.empty(1, config.num_channels, *image_sides(config), device="meta")
+        tokens, targets = rows_and_length({"pixel_values": pixels}, config)[1], 0
+    else:
+        most = getattr(config, "max_position_embeddings", None)
+        if most is not None and getattr(config, "position_encoding", None) == "learned":
+            objective.check_length(most)
+        tokens, targets = (length or most for length in (tokens, targets))
+    head = model.get_output_embeddings()
+    vocabulary = 0 if head is None else head.weight.shape[0]
+    rows = recipe.training.per_device_train_batch_size * objective.sequences_per_row
+    return Batch(rows, tokens, targets if config.is_encoder_decoder else 0, objective.labelled_share(), vocabulary)

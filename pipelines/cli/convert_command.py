@@ -1,0 +1,36 @@
+"""`anyformer convert`: a saved model turned from transformers' own classes into ours, or back."""
+
+from .common_arguments import add_backends, add_trust
+from .output import quoted, say_loading, say_next
+
+
+def add_arguments(add_parser) -> None:
+    parser = add_parser(
+        description="Convert a saved model, with tokenizer and generation config, between transformers' own classes\n"
+        "and anyformer's. Nothing is written unless both compute the same logits.",
+        epilog="examples:\n"
+        "  anyformer convert gpt2 models/gpt2\n"
+        "  anyformer convert models/gpt2 models/gpt2-native --to native",
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
+    parser.add_argument(
+        "--to",
+        choices=("native", "anyformer", "gguf"),
+        metavar="{native,anyformer}",
+        help="what to make (default: the other kind)",
+    )
+    add_backends(parser, "what computes ours where the two are compared")
+    add_trust(parser)
+
+
+def run(args) -> int:
+    from ..interop.convert_checkpoint import convert, destination_folder
+
+    destination_folder(args.destination)
+    say_loading()
+    backends = {name: getattr(args, name) for name in ("attn_implementation", "experts_implementation")}
+    trust = {"trust_remote_code": args.trust_remote_code}
+    print(convert(args.model, args.destination, to=args.to, **trust, **backends))
+    say_next(f"anyformer publish {quoted(args.destination)} your-name/your-model")
+    return 0

@@ -1,0 +1,150 @@
+"""The parser of the command line. A verb is a row here and a module, which is loaded when the verb is named."""
+
+import argparse
+import importlib
+import itertools
+import os
+import textwrap
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from ..errors import UserError, did_you_mean
+
+# Verb -> its line of help. train_command.py has two functions: add_arguments(add_parser) makes the parser of `train` by
+# add_parser, which takes what argparse's add_parser does; run(args) runs it, and returns the exit code.
+VERBS = {
+    "list": "families, presets, recipes, tasks, metrics and more, one line each",
+    "train": "train the model a recipe describes",
+    "prepare": "tokenise and pack the data of a recipe; nothing is trained",
+    "preview": "show real training rows of a recipe; nothing is trained",
+    "plan": "parameters, memory per device, FLOPs and days of a run; no data is touched",
+    "scaling": "train a ladder of sizes and fit the law of their losses",
+    "sweep": "train a recipe with every combination of some settings, and compare the runs",
+    "tokenizer": "measure tokenizers on a text, beside each other, or show their tokens",
+    "evaluate": "measure a saved model on a task or a suite of tasks, or compare two models",
+    "generate": "continue a text with a trained model",
+    "inspect": "a page of attention maps, head by head, of a model on texts or images",
+    "report": "the page of a run, finished or not, or of several compared",
+    "convert": "turn a native transformers checkpoint into an anyformer one, or back",
+    "merge": "make a whole model of an adapter and its base",
+    "publish": "push a finished model to the Hugging Face Hub",
+    "completion": "a script by which bash, zsh or fish complete commands",
+}
+PLUGIN_HELP = (
+    "import this Python file or module first, for the objectives, metrics and sources it registers (repeatable)"
+)
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Descriptions are broken at the terminal's width; examples stay as they are, so that they can be copied."""
+
+    def _fill_text(self, text, width, indent):
+        if text.startswith("examples:"):
+            return super()._fill_text(text, width, indent)
+        return "\n".join(textwrap.fill(paragraph, width) for paragraph in text.split("\n\n"))
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are our one-sentence errors, and which accepts no shortened option names.
+
+    epilog: text, or a function that makes it when help is shown.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **kwargs)
+
+    def error(self, message):
+        raise UserError(f"{message}; see {self.prog} --help")
+
+    def format_help(self):
+        if callable(self.epilog):
+            self.epilog = self.epilog()
+        return super().format_help()
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the parsed arguments; `run` in them is the verb's function.
+
+    Raises:
+        UserError: unknown verb, option or missing argument.
+    """
+    verb = next((word for word in argv if not word.startswith("-")), None)
+    if verb is not None and verb not in VERBS:
+        raise UserError(f"{verb!r}: no such command{did_you_mean(verb, VERBS)}")
+    args, rest = build_parser([verb]).parse_known_args(argv)
+    options = [word for word in rest if word.startswith("-")]
+    if not options and hasattr(args, "words"):
+        args.words += rest
+    elif options or (rest and not hasattr(args, "overrides")):
+        raise UserError(f"{(options or rest)[0]!r}: no such argument; see anyformer {verb} --help")
+    if hasattr(args, "overrides"):
+        args.overrides += rest  # overrides after an option, which argparse leaves over
+        if verb == "evaluate":
+            words = [args.model, *([] if args.recipe is None else [args.recipe]), *args.overrides]
+            args.models, args.recipe, args.overrides = told_apart(words)
+        elif is_setting(args.recipe or ""):
+            raise UserError(
+                f"{args.recipe!r} stands where the recipe belongs; write anyformer {verb} RECIPE {args.recipe}"
+            )
+    return args
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word is section.key=value; a path may hold the sign, too, as the folders of a sweep do."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in key and os.sep not in key and not Path(word).is_dir()
+
+
+def told_apart(words: list[str]) -> tuple[list[str], str | None, list[str]]:
+    """(models, task, overrides) of the words of a command: MODEL, MODEL TASK or A B TASK, and section.key=value.
+
+    Raises:
+        UserError: more names than three, or a model where the task belongs.
+    """
+    names = list(itertools.takewhile(lambda word: not is_setting(word), words))
+    overrides = words[len(names) :]
+    if len(names) > 3:
+        raise UserError(f"{names[3]!r} is one name too many; write anyformer evaluate A B TASK to compare two models")
+    if len(names) == 2 and (Path(names[1]).expanduser() / "config.json").is_file():
+        raise UserError(
+            f"TASK={names[1]} is a model; to compare two models name the task as well: anyformer evaluate "
+            f"{names[0]} {names[1]} TASK"
+        )
+    models = names[: max(1, len(names) - 1)]
+    return models, names[-1] if len(names) > 1 else None, overrides
+
+
+def build_parser(loaded: Iterable[str | None] = VERBS) -> Parser:
+    """Return the parser of all verbs; those that are not `loaded` have no arguments."""
+    from anyformer import __version__
+
+    parser = Parser(
+        prog="anyformer",
+        description="Pretrain, evaluate and publish transformers as native Hugging Face models.",
+        epilog="examples:\n"
+        "  anyformer list\n"
+        "  anyformer train quickstart\n"
+        '  anyformer generate runs/quickstart "def "\n'
+        "\nanyformer VERB --help explains each command.",
+    )
+    parser.add_argument("--version", action="version", version=f"anyformer {__version__}")
+    add_common(parser, default=False)
+    verbs = parser.add_subparsers(title="commands", metavar="VERB", required=True, parser_class=Parser)
+    for name, help in VERBS.items():
+        add_parser = partial(verbs.add_parser, name, help=help)
+        if name not in loaded:
+            add_parser()
+            continue
+        module = importlib.import_module(f".{name}_command", __package__)
+        module.add_arguments(add_parser)
+        verbs.choices[name].set_defaults(run=module.run)
+        # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
+        add_common(verbs.choices[name], default=argparse.SUPPRESS)
+    return parser
+
+
+def add_common(parser: Parser, default) -> None:
+    """Add the options that stand before the verb or after it."""
+    parser.add_argument("--debug", action="store_true", default=default, help="show the traceback of an error")
+    parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)

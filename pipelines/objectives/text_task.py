@@ -1,0 +1,108 @@
+"""Tasks over labelled examples with text: one row per example, of different lengths, padded in batches."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..data.cells import text_of
+from ..errors import UserError
+from ..storage.cache import sha
+from .base import Objective, check_examples
+from .text import UNLIMITED, Tokenized
+
+if TYPE_CHECKING:
+    from ..data.documents import Corpus
+    from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
+
+
+class TextTask(Tokenized, Objective):
+    """A subclass says which columns it reads (`columns`), and encodes examples to rows (`rows`).
+
+    labels_of_tokens: whether each token has a label.
+    """
+
+    section = "task"
+    labels_of_tokens: ClassVar[bool] = False
+    special_tokens = "cls_sep"
+    row_noun = "example"
+    loss_unit = "nats per example"
+    # {Auto class of a family's pretraining: the framing}, where it is not special_tokens.
+    framing_of_head: ClassVar[dict[str, str]] = {}
+
+    def framing(self) -> str:
+        head = None if self.family is None else self.family.pretraining
+        return self.recipe.tokenizer.framing or self.framing_of_head.get(head, self.special_tokens)
+
+    @abstractmethod
+    def columns(self) -> dict[str, str]:
+        """Recipe field -> column that is read."""
+
+    def text_columns(self) -> dict[str, str]:
+        """Those of `columns` that hold text, on which a tokenizer is trained."""
+        return self.columns()
+
+    def text_in(self, row: dict, column: str, field: str, place: str) -> str:
+        """The text in one of the `text_columns` of an example; raises UserError for what is none."""
+        return text_of(row, column, field, place)
+
+    def check(self) -> None:
+        check_examples(self)
+        super().check()
+
+    def open(self) -> "dict[str, Examples]":
+        from ..data.example_splits import open_examples
+
+        return open_examples(self.recipe.data, self.columns())
+
+    def corpus(self, source: "Examples") -> "Corpus":
+        from ..data.examples import ExampleTexts
+
+        columns = self.text_columns()
+
+        def texts(place: str, row: dict) -> list[str]:
+            return [self.text_in(row, column, field, place) for field, column in columns.items()]
+
+        return ExampleTexts(source, texts, {"texts": columns})
+
+    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+        self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
+        if self.tokenizer.model_max_length > UNLIMITED:
+            self.tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
+
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+    def stored(
+        self, source: "Examples", cache: Path, columns: dict[str, str], *settings: Any, make: Callable | None = None
+    ) -> "EncodedExamples":
+        """What `_batches` makes of the examples, column-wise, stored with what `_facts` tells of each batch.
+
+        columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer. make:
+        in place of `_batches`.
+        """
+        from ..data.example_store import encode_examples, schema_of
+        from ..data.examples import examples_fingerprint
+
+        key = sha([examples_fingerprint(source), self.processor_fingerprint(), *settings])
+        make = make or self._batches
+        return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer)
+
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
+        from ..data.length_batching import PaddingCollator
+
+        return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left", self.labels_of_tokens)
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills up rows; a mask covers it, so that any token does where the tokenizer has none for it."""
+        return 0 if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+
+    def need_offsets(self) -> None:
+        """Raise UserError for a tokenizer that does not say where in the text its tokens stand."""
+        if not self.tokenizer.is_fast:
+            raise UserError(
+                f"{self.setting} needs to know where tokens stand in the text, which {type(self.tokenizer).__name__} "
+                f"does not say; take a tokenizer with a tokenizer.json"
+            )

@@ -1,0 +1,46 @@
+"""Pages from templates, in the look that they share with the page of an inspection."""
+
+import time
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from ..inspection.maps_page import as_script
+from ..inspection.maps_page import style as shared_style
+from ..storage.atomic import write_atomically
+
+
+@cache
+def environment():
+    """The templates; whatever they show is escaped."""
+    import jinja2
+
+    return jinja2.Environment(loader=jinja2.FunctionLoader(part), autoescape=True)
+
+
+@cache
+def part(name: str) -> str:
+    """A file beside this one."""
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def write_page(path: Path, template: str, *, charts: list[dict], axes: list[dict], runs: list[str], **values) -> int:
+    """Write a page; returns its bytes. charts, axes, runs: what charts.js draws."""
+    from anyformer import __version__
+
+    text = (
+        environment()
+        .get_template(template)
+        .render(
+            style=shared_style() + part("report.css"),
+            charts=charts,
+            data=as_script({"charts": charts, "axes": axes, "runs": runs, "labels": values.get("labels", runs)}),
+            script=part("charts.js"),
+            version=__version__,
+            made=time.strftime("%Y-%m-%d at %H:%M"),
+            several=len(runs) > 1,
+            **values,
+        )
+    )
+    write_atomically(path, text)
+    return len(text.encode())

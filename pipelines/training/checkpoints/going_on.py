@@ -1,0 +1,40 @@
+"""The checkpoint that a run goes on from."""
+
+from pathlib import Path
+
+from ...errors import UserError
+from ...recipes.schema import Recipe
+from ...storage.ownership import find_foreign
+from ..engines.elastic import check_engine_of
+
+
+def checkpoint_to_go_on(session, trusted: bool) -> Path | None:
+    """The checkpoint that a session goes on from, None where it begins; raises UserError for one it must not read.
+
+    trusted: whether its files may hold more than plain data.
+    """
+    found, engine = session.folder.checkpoint_to_resume(), session.engine
+    if found is None:
+        return None
+    check_engine_of(found, engine)
+    if engine.parallelism is not None and engine.parallelism.sp > 1:
+        raise UserError(
+            f"{found} is of a run with sp, whose loader cannot begin in the middle of the rows; choose another "
+            f"output_dir, or begin from its weights with --from-weights"
+        )
+    if engine.reads_pickles:
+        check_own(found, session.recipe)
+    return engine.resumable(found, session.arguments.world_size, trusted)
+
+
+def check_own(checkpoint: Path, recipe: Recipe) -> None:
+    """Raise UserError where a sharded checkpoint, which is read with pickle, is not this user's own.
+
+    Its files are those of its manifest, whose checksums have been verified.
+    """
+    foreign = None if recipe.trust_remote_code else find_foreign(checkpoint)
+    if foreign is not None:
+        raise UserError(
+            f"{checkpoint}: {foreign}, and resuming under DeepSpeed or FSDP runs whatever code its files hold; if you "
+            f"trust them, make a copy of your own and resume that, or add --trust-remote-code"
+        )

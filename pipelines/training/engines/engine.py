@@ -1,0 +1,270 @@
+"""Engine: how the processes of a run share its model. One subclass for each; asked.py has a row for each of them.
+
+Nothing here imports torch at its top, so that mistakes are sentences before a process starts.
+"""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...errors import UserError
+from ...plugins import objective_of
+from ...recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, ULYSSES, engine_of, sharing_rows, words_of
+from ...recipes.schema import Recipe, TrainingSection
+
+# Only accelerate's launcher sets it. transformers sets others of accelerate's variables by itself.
+BY_ACCELERATE = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
+# A rank of a launcher has one of these; MPI's are those that accelerate reads, and a lone task of SLURM may have PMI's.
+RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+WAY_OUT = "anyformer train RECIPE --launch"
+
+
+def is_true(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on", "y", "t")
+
+
+class Engine:
+    """How the processes of a run share its model; made by asked.engine_for.
+
+    Args:
+        section: the recipe's training section.
+    """
+
+    name: str | None = None  # as sentences and run.json call it; None: one plain process
+    launched_by = "ddp"  # the --launch that starts it
+    whole = False  # whether each process holds weights and optimizer states whole
+    wrappers: tuple[str, ...] = ()  # how the class begins that a model is wrapped into; (): nothing wraps it
+    shares_model = False  # whether the model is split while it is built, and nothing of accelerate's wraps it
+    builds_late = False  # whether fresh weights are drawn while they are shared (late_weights.py)
+    keeps_steps = False  # whether losses and gradients of whole steps stay inside it
+    reads_pickles = False  # whether its checkpoints are shares that are read with pickle
+    loads_by_itself = False  # whether a library of its own reads its checkpoints, past torch's safe loading
+    repeats_weights = True  # whether a weight that no process shares is the same in all
+    uncompiled: str | None = None  # how a sentence calls it beside which compiled layers were not measured
+
+    def __init__(self, section: TrainingSection):
+        self.section, self.parallelism = section, section.parallelism
+
+    @property
+    def splitter(self) -> str | None:
+        """What splits the model among processes, as an error names it; None where each process holds it whole."""
+        if self.parallelism is not None:
+            return "training.parallelism"
+        return None if self.whole else self.name
+
+    @property
+    def splits_weights(self) -> str | None:
+        """What leaves no process with all weights, as an error names it; None where ZeRO-1 or ZeRO-2 splits states."""
+        return None
+
+    def check(self, recipe: Recipe, device: str, devices: int) -> None:
+        """Raise UserError for what this engine cannot train, and where another would run in its place silently.
+
+        device: cuda, cpu, ...; devices: accelerators of this machine, 0 without any.
+        """
+        self.check_settings()
+        self._check_lora(recipe)
+        self._check_checkpoint_average(recipe.evaluation.average_checkpoints)
+        self.check_launcher(device, devices)
+
+    def check_run(self, recipe: Recipe, decides_steps: bool) -> None:
+        """Raise UserError for what a training needs whole, and this engine splits or keeps to itself.
+
+        decides_steps: whether steps are judged before they are made (StepGuard.decides).
+        """
+        section, splitter, best = self.section, self.splitter, recipe.evaluation.best_metric
+        if decides_steps and (self.keeps_steps or self.parallelism is not None):
+            names = ("loss_spike", "grad_norm_spike", "bad_step")
+            name = next(n for n in names if getattr(section, n) not in (None, "stop"))
+            raise UserError(
+                f"training.{name}={getattr(section, name)} looks at losses and gradients of whole steps, but "
+                f"{splitter} keeps them to itself or splits them; leave it out, or train under DDP or FSDP"
+            )
+        if section.log_gradient_norms_per_layer and splitter is not None:
+            raise UserError(
+                f"training.log_gradient_norms_per_layer=true reads whole gradients, but {splitter} splits them; set it "
+                f"to false, or train by one process or by DDP"
+            )
+        if splitter is not None and best in objective_of(recipe).metrics_of_answers():
+            raise UserError(
+                f"evaluation.best_metric={best} is measured on answers of the whole model, but {splitter} splits it; "
+                f"set it to loss, or train by one process or by DDP"
+            )
+
+    def check_settings(self) -> None:
+        """Raise UserError for an optimizer, an average or a file that the engine cannot take."""
+
+    def check_device(self, device: str) -> None:
+        """Raise UserError for a device on which another engine would train."""
+
+    def check_launcher(self, device: str, devices: int) -> None:
+        """Raise UserError where accelerate or its launcher would run something else than was asked for, silently."""
+        launched = {*RANKS, "PMI_RANK"} & os.environ.keys()
+        if BY_ACCELERATE in os.environ and "MASTER_ADDR" in os.environ and not launched:
+            raise UserError(
+                f"accelerate launch was asked for several processes and has started one, as it does on a CPU; write "
+                f"{WAY_OUT} ddp --nproc 2 (where one is meant, unset MASTER_ADDR)"
+            )
+        self._check_parallelism(device)
+        self.check_device(device)
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        if device != "cpu" and local >= devices:
+            raise UserError(
+                f"process {local + 1} of this machine has no GPU: there are {devices}; start as many processes as GPUs"
+            )
+
+    def _check_parallelism(self, device: str) -> None:
+        """Raise UserError where training.parallelism needs another engine than recipe and launcher ask for."""
+        if self.parallelism is None:
+            return
+        kind, words = engine_of(self.parallelism), f"training.parallelism={words_of(self.parallelism)}"
+        if kind == RING and device == "cpu":
+            raise UserError(f"{words}: {RING_NEEDS_GPUS}")
+        if kind == ULYSSES and self.name != "DeepSpeed":
+            raise UserError(f"{words}: sp runs under DeepSpeed; write {WAY_OUT} zero3")
+        if kind == RING and self.name != "FSDP":
+            raise UserError(f"{words}: cp runs under FSDP2; write {WAY_OUT} fsdp2")
+
+    def _check_lora(self, recipe: Recipe) -> None:
+        if recipe.training.lora is not None and recipe.training.lora.merge and self.splitter is not None:
+            raise UserError(
+                "training.lora.merge=true needs whole weights, but DeepSpeed and FSDP split them; leave it out, and "
+                "make a whole model of the run's folder with anyformer merge"
+            )
+
+    def check_average(self) -> None:
+        """Raise UserError for a moving average of weights that this engine splits."""
+        decay = self.section.ema_decay
+        if decay is not None:
+            other = ", or average checkpoints by evaluation.average_checkpoints"
+            raise UserError(
+                f"training.ema_decay={decay} needs whole weights, but {self.name} splits or flattens them; set it to "
+                f"null{'' if self.splits_weights else other}"
+            )
+
+    def _check_checkpoint_average(self, number: int | None) -> None:
+        """Raise UserError for a mean of `number` checkpoints of a model that no process holds whole."""
+        if number is not None and self.splits_weights is not None:
+            raise UserError(
+                f"evaluation.average_checkpoints={number} needs a model that a process holds whole, but "
+                f"{self.splits_weights} splits it; set it to null"
+            )
+
+    def check_wrapped(self, wrapped) -> None:
+        """Raise UserError where the model that begins to train is not wrapped into this engine.
+
+        wrapped: the trainer's `model_wrapped`, a compiled module around it or not.
+        """
+        names = {type(module).__name__ for module in (wrapped, getattr(wrapped, "_orig_mod", wrapped))}
+        if self.wrappers and not any(name.startswith(self.wrappers) for name in names):
+            wrapping = [each for each in Engine.__subclasses__() if each.wrappers]
+            others = [each.name for each in wrapping if any(name.startswith(each.wrappers) for name in names)]
+            raise UserError(
+                f"the run was started for {self.name}, but {others[0] if others else 'a plain model'} would train; "
+                f"write {WAY_OUT} {self.launched_by}"
+            )
+
+    def share(self, model, device):
+        """The model, split over the processes where they share it from the beginning. device: of this process."""
+        return model
+
+    def resumable(self, checkpoint: Path, processes: int, trusted: bool) -> Path:
+        """The checkpoint, or what is made of it for another number of processes.
+
+        trusted: whether its files may hold more than plain data. Raises UserError for what cannot be shared out anew.
+        """
+        return checkpoint
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether processes each get a part of every row."""
+        return self.parallelism is not None and engine_of(self.parallelism) != MESH
+
+    def collator(self, collator):
+        """The collator, whose batches say the position of each token where a process gets a part of a row."""
+        from .parts_of_rows import PositionedRows
+
+        return PositionedRows(collator) if self.shares_rows else collator
+
+    @property
+    def attention(self) -> str | None:
+        """The attention backend that it hooks or replaces; None: any."""
+        return "sdpa" if self.shares_rows else None
+
+    def parameters_of(self, model, trained: bool = False) -> int:
+        """Parameters of the whole model, also where this process has some of them. trained: only those that change."""
+        return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad or not trained)
+
+    def active_parameters(self, model) -> int:
+        """Parameters of the whole model that are at work on a token."""
+        from ...accounting.flops import active_parameters
+
+        return active_parameters(model)
+
+    def running(self, wrapped) -> str:
+        """What trains, for run.json: the class that wraps the model, or how the model is split."""
+        return type(wrapped).__name__
+
+    # ---- what the trainer asks. By default transformers and accelerate do it: `by_trainer` calls Trainer's own method.
+
+    @property
+    def sharing(self) -> int:
+        """How many processes after each other read the same rows, or parts of them."""
+        return sharing_rows(self.parallelism)
+
+    @property
+    def counting_together(self) -> int:
+        """How many processes count the same tokens in a step: cp cuts rows after that, sp has cut them before."""
+        return self.sharing if self.parallelism is None else self.sharing // self.parallelism.sp
+
+    @property
+    def reading_together(self) -> int | None:
+        """How many processes read the same batch, by which Trainer divides what it counts; None: as it counts them."""
+        return None
+
+    @contextmanager
+    def entered(self, trainer_settings: dict):
+        """A block in which the trainer is made, from these keyword arguments of it."""
+        yield
+
+    def check_losses(self, trainer) -> None:
+        """Raise UserError for a loss that the engine cannot compute."""
+
+    def check_begun(self, trainer) -> None:
+        """Raise UserError where the model that begins to train is not shared as this engine shares it."""
+        self.check_wrapped(trainer.model_wrapped)
+
+    def share_rows(self, loader) -> None:
+        """Change a loader that accelerate has prepared, where processes read the same rows."""
+
+    def train_step(self, trainer, inputs: dict, labels_counted, by_trainer):
+        """Add the gradients of a batch; return its loss."""
+        return by_trainer()
+
+    def grad_norm(self, trainer, by_trainer):
+        """The norm of all gradients."""
+        return by_trainer()
+
+    def summed_loss(self, trainer, inputs: dict):
+        """The loss summed over the labels of a batch, without gradients; None: a process can compute it by itself."""
+        return None
+
+    def flop_count(self, model):
+        """The FLOPs of the whole model (accounting/flops.py), where this process holds a part; None: it has all."""
+        return None
+
+    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
+        """Give the model the weights of a checkpoint."""
+        by_trainer()
+
+    def save_weights(self, trainer, folder: Path, by_trainer) -> None:
+        """Save the whole model, or the adapter that is trained."""
+        by_trainer()
+
+    def load_states(self, trainer, folder: Path, by_trainer) -> None:
+        """Give optimizer and schedule the states of a checkpoint."""
+        by_trainer()
+
+    def save_states(self, trainer, folder: Path, by_trainer) -> None:
+        """Save the states of optimizer and schedule."""
+        by_trainer()

@@ -1,0 +1,166 @@
+"""Fresh models without memory for their weights, which are drawn later, one module at a time.
+
+The weights are those that the same seed gives when a model is built whole. transformers draws them module by module
+(`_init_weights`); what a module draws depends on the random numbers before it alone. So a model is built on the meta
+device once, each module's weights are drawn, dropped, and the state of the generator before them is kept; whoever needs
+a weight has it drawn again from there. A process never holds more of the model than what it keeps and one module.
+"""
+
+import mmap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+ONE_AT_A_TIME = threading.Lock()  # transformers loads weights in threads, and the generator is one for all of them
+
+
+class WeightsOfConstructor(Exception):
+    """A module has a weight that its constructor sets and `_init_weights` does not."""
+
+
+def in_own_pages(placeholder: torch.Tensor) -> torch.Tensor:
+    """Memory for what lies on the meta device, which goes back to the system at once when it is freed.
+
+    malloc would keep it for later: as much as the whole model, since the generators' states lie in between.
+    """
+    size = placeholder.numel() * placeholder.element_size()
+    if size == 0:
+        return torch.empty_like(placeholder, device="cpu")
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=placeholder.dtype).view(placeholder.shape)
+
+
+class Draw:
+    """The weights of one module, made when they are asked for.
+
+    Args:
+        model: whose `_init_weights` makes them.
+        module: with its own parameters on the meta device; the generator is as before they are drawn.
+    """
+
+    def __init__(self, model: PreTrainedModel, module: nn.Module):
+        self.model, self.module, self.state = model, module, torch.get_rng_state()
+        self.placeholders = {name: p for name, p in module._parameters.items() if p is not None and p.is_meta}
+        for placeholder in self.placeholders.values():
+            placeholder.draw = self
+
+    def make(self) -> dict[nn.Parameter, nn.Parameter]:
+        """{parameter on the meta device: the same on the CPU}, by the random numbers that come next."""
+        made = {
+            name: nn.Parameter(in_own_pages(p).fill_(float("nan")), p.requires_grad)
+            for name, p in self.placeholders.items()
+        }
+        held = dict(self.module._parameters)
+        self.module._parameters.update(made)
+        try:
+            with torch.no_grad():
+                self.model._init_weights(self.module)
+        finally:
+            self.module._parameters.update(held)
+        return {self.placeholders[name]: parameter for name, parameter in made.items()}
+
+    def again(self) -> dict[nn.Parameter, nn.Parameter]:
+        """As `make`, by the random numbers of the first time; the generator is left as it is."""
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.state)
+            return self.make()
+
+
+class Sliced:
+    """A weight as transformers' loading takes it: it has a shape, and is made where a slice of it is taken."""
+
+    def __init__(self, weight: torch.Tensor):
+        self.weight = weight
+
+    def get_shape(self) -> list[int]:
+        return list(self.weight.shape)
+
+    def __getitem__(self, part) -> torch.Tensor:
+        with ONE_AT_A_TIME:
+            whole = self.weight.draw.again()[self.weight] if self.weight.is_meta else self.weight
+            return whole.detach()[part].clone()  # a view would keep the whole in memory
+
+
+class DrawsOfMeta(TorchDispatchMode):
+    """Random numbers for tensors without memory, as constructors draw them, are drawn and dropped."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        is_draw = torch.Tag.nondeterministic_seeded in function.tags and function._schema.is_mutable
+        if is_draw and args[0].is_meta:
+            function(in_own_pages(args[0]), *args[1:], **(kwargs or {}))
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def on_meta_device() -> Iterator[None]:
+    """A block in which models get parameters on the meta device, each with the Draw that makes it; buffers are real."""
+
+    def emptied(module, name, parameter):
+        if parameter is None or parameter.is_meta:
+            return parameter
+        return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+    def recorded(model, module, is_custom_code=False):
+        if not getattr(module, "_is_hf_initialized", False):
+            made = Draw(model, module).make()
+            if any(parameter.isnan().any() for parameter in made.values()):
+                raise WeightsOfConstructor
+            module._is_hf_initialized = True
+
+    drawn, hook = PreTrainedModel._initialize_weights, register_module_parameter_registration_hook(emptied)
+    PreTrainedModel._initialize_weights = recorded
+    try:
+        with DrawsOfMeta():
+            yield
+    finally:
+        PreTrainedModel._initialize_weights = drawn
+        hook.remove()
+
+
+def built_late(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """What `build` builds, without memory for its weights; whole where a module's constructor sets weights itself."""
+    state = torch.get_rng_state()
+    try:
+        with on_meta_device():
+            model = build()
+        if all(hasattr(parameter, "draw") for parameter in model.parameters()):
+            return model
+    except WeightsOfConstructor:
+        pass
+    torch.set_rng_state(state)
+    return build()
+
+
+def is_late(model: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def leave_empty(model: nn.Module) -> None:
+    """Give weights whose values another process will send a place, which takes no memory until it is written to."""
+    empty = {p: nn.Parameter(torch.empty_like(p, device="cpu"), p.requires_grad) for p in model.parameters()}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            module._parameters[name] = empty.get(parameter)
+
+
+def fill(model: nn.Module, keep: Callable[[list[nn.Parameter]], object] = lambda made: None) -> None:
+    """Make the weights of a model, one module's after another's; tied weights stay one parameter.
+
+    keep: what is done with a module's weights before the next ones are made, such as sharing them out in place.
+    """
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            if parameter not in made:
+                new = parameter.draw.again()
+                made |= new
+                keep(list(new.values()))
+            module._parameters[name] = made[parameter]

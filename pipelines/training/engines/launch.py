@@ -1,0 +1,322 @@
+"""`anyformer train RECIPE --launch zero2 --nproc 4`: the same command in several processes of this machine.
+
+Each rank gets torchrun's variables, so that it trains what it trains under torchrun. What torchrun itself does at the
+end of a job is not what a run needs: it answers 1 to every end, kills ranks 30 seconds after a signal, which may be in
+the middle of their checkpoint, and prints a page where a rank has one sentence to say. For many machines its flags, and
+those of accelerate, are the way (docs/clusters.md).
+"""
+
+import ctypes
+import glob
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from ...errors import UserError, did_you_mean
+from ...recipes.parallelism import MESH, RING, RING_NEEDS_GPUS, check_processes, engine_of, processes_of, words_of
+from ...recipes.schema import ParallelismSettings, Recipe
+from ...recipes.strict_yaml import parse_yaml
+from ...recipes.types import show
+from .deepspeed_engine import check_whole_matrices, read_deepspeed, shipped_deepspeed
+from .engine import RANKS
+
+# A rank writes why it fails into the file that this variable names: torchrun's protocol, which shows it on its page.
+ERROR_FILE, OURS = "TORCHELASTIC_ERROR_FILE", "ANYFORMER_LAUNCHER"
+# What a signal to the launcher is to its ranks. A terminal that closes should not end a run without a checkpoint.
+FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+GRACE_SECONDS = 10  # for the ranks beside one that failed, which may wait for it in a call that no signal interrupts
+POLL_SECONDS = 0.05
+STOP_SECONDS = 60  # from the end of the first rank after a signal to that of the last
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# What gloo, NCCL and sockets say of a process that has ended.
+GONE = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Broken pipe")
+LOST_ANOTHER = "another process of this run has ended, and none can go on without it; that one says why"
+OTHER_ACCELERATORS = ("/dev/kfd", "/dev/dri", "/dev/accel*", "/dev/davinci*", "/dev/hl*", "/dev/neuron*")
+
+
+def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) -> int:
+    """Train `recipe` in `nproc` processes under `engine`; return the job's exit code.
+
+    argv: the command line, whose other arguments each process gets. nproc: None for one per GPU.
+    The code is 0 (finished), 128 + n (stopped by signal n with a checkpoint), or that of the first rank that failed,
+    whose sentence is printed on one line.
+
+    Raises:
+        UserError: an unknown engine, one that this machine cannot run, settings that contradict it, or another launcher
+            around this one.
+    """
+    overrides, environment = settings_of(engine, recipe)
+    shares = recipe.training.parallelism
+    if nproc is None and shares is not None:
+        nproc = processes_of(shares)
+    count = count_processes(engine, nproc, shares)
+    if shares is not None:
+        check_processes(shares, count, f"--nproc {count}")
+    command = [sys.executable, "-P", "-m", "anyformer_main", *without_launch(argv), *overrides]
+    environment.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(threads_of_each(count))))
+    return supervise(command, environment, count)
+
+
+def engines() -> list[str]:
+    return ["ddp", *sorted(shipped_deepspeed()), "fsdp2", "mesh"]
+
+
+def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]:
+    """(overrides, environment variables) that make a rank's trainer use the engine."""
+    if engine not in engines():
+        raise UserError(f"--launch {engine}: no such engine{did_you_mean(engine, engines())}")
+    if rank := next((name for name in RANKS if name in os.environ), None):
+        raise UserError(
+            f"--launch {engine} starts processes itself, but this one is the rank {os.environ[rank]} of a launcher "
+            f"({rank} is set); leave --launch out, or the launcher"
+        )
+    _check_engine_of_parallelism(engine, recipe)
+    given, fsdp = recipe.training.extra.get("deepspeed"), recipe.training.extra.get("fsdp")
+    if fsdp and engine != "fsdp2":
+        raise UserError(f"--launch {engine}, but training.fsdp={show(fsdp)}; write --launch fsdp2, or set it to null")
+    if not engine.startswith("zero"):
+        if given is not None:
+            raise UserError(
+                f"--launch {engine}, but training.deepspeed={show(given)}; write --launch zero2, or set it to null"
+            )
+        return [], fsdp_variables() if engine == "fsdp2" else {}
+    if importlib.util.find_spec("deepspeed") is None:
+        raise UserError(f"--launch {engine} needs DeepSpeed, which is not installed; install anyformer[deepspeed]")
+    check_whole_matrices(recipe.training)
+    if given is None:
+        return [f"training.deepspeed={engine}"], {}
+    stage = (read_deepspeed(given).get("zero_optimization") or {}).get("stage", 0)
+    if stage != int(engine[4]):
+        raise UserError(
+            f"--launch {engine}, but training.deepspeed={show(given)} is of stage {stage}; write --launch "
+            f"zero{stage or 1}, or set it to null"
+        )
+    return [], {}
+
+
+def _check_engine_of_parallelism(engine: str, recipe: Recipe) -> None:
+    """Raise UserError where the engine and training.parallelism do not go together."""
+    shares = recipe.training.parallelism
+    if shares is None:
+        if engine == MESH:
+            raise UserError(
+                "--launch mesh takes training.parallelism, which is null; set it, such as "
+                "training.parallelism='{dp_shard: 2}'"
+            )
+        return
+    kind = engine_of(shares)
+    if not engine.startswith(kind):
+        raise UserError(
+            f"--launch {engine}, but training.parallelism={words_of(shares)} runs by --launch {kind}; write that, or "
+            f"set it to null"
+        )
+
+
+def fsdp_variables() -> dict[str, str]:
+    """What accelerate launch makes of configs/accelerate/fsdp2.yaml."""
+    file = resources.files("anyformer.configs") / "accelerate" / "fsdp2.yaml"
+    config = parse_yaml(file.read_text(encoding="utf-8"), file.name)["fsdp_config"]
+    values = {name.upper(): str(v).lower() if isinstance(v, bool) else str(v) for name, v in config.items()}
+    return {"ACCELERATE_USE_FSDP": "true", **values}
+
+
+def count_processes(engine: str, nproc: int | None, shares: ParallelismSettings | None = None) -> int:
+    """How many processes to start; raises UserError where the GPUs do not suffice, or are needed to say."""
+    gpus = count_gpus()
+    if gpus == 0 and shares is not None and engine_of(shares) == RING:
+        raise UserError(f"training.parallelism={words_of(shares)}: {RING_NEEDS_GPUS}")
+    if engine == "fsdp2" and gpus == 0:
+        raise UserError(
+            "--launch fsdp2 needs GPUs, and there are none; write --launch zero3, or --launch mesh "
+            "training.parallelism='{dp_shard: 2}', which shard on CPUs"
+        )
+    if nproc is None and not gpus:
+        raise UserError(
+            f"--launch {engine} starts one per NVIDIA GPU, and there is none here; say how many, such as --nproc 2"
+        )
+    if gpus and nproc is not None and nproc > gpus:
+        raise UserError(
+            f"--nproc {nproc}: each process needs a GPU of its own, and there are {gpus}; set {gpus} or less"
+        )
+    return gpus if nproc is None else nproc
+
+
+def count_gpus() -> int | None:
+    """NVIDIA GPUs that processes will see; None where only torch knows, of other accelerators and other systems."""
+    found = len(glob.glob("/dev/nvidia[0-9]*"))
+    if not found:
+        others = sys.platform != "linux" or any(glob.glob(pattern) for pattern in OTHER_ACCELERATORS)
+        return None if others else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    named = [name.strip() for name in visible.split(",")]
+    return 0 if named[0] in ("", "-1") else len(named)
+
+
+def threads_of_each(count: int) -> int:
+    return max(1, len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())) // count)
+
+
+def without_launch(argv: Sequence[str]) -> list[str]:
+    """The arguments without --launch and --nproc and their values."""
+    rest, words = [], iter(argv)
+    for word in words:
+        if word in ("--launch", "--nproc"):
+            next(words, None)
+        elif not word.startswith(("--launch=", "--nproc=")):
+            rest.append(word)
+    return rest
+
+
+def tell_launcher(sentence: str) -> bool:
+    """In a rank: write why it fails where its launcher looks; return whether it is ours, which prints it once."""
+    file = os.environ.get(ERROR_FILE)
+    if not file:
+        return False
+    told = {
+        "message": {"message": sentence, "extraInfo": {"py_callstack": sentence, "timestamp": str(int(time.time()))}}
+    }
+    Path(file).write_text(json.dumps(told), encoding="utf-8")
+    return OURS in os.environ
+
+
+def lost_another(error: BaseException) -> bool:
+    """Whether a rank's error only says that another rank is gone, which has a reason of its own to tell."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return several and isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in GONE)
+
+
+def supervise(command: Sequence[str], environment: dict[str, str], count: int) -> int:
+    """Run a command in `count` ranks; hand signals on, end the others when one fails; return the job's exit code."""
+    with tempfile.TemporaryDirectory(prefix="anyformer-launch-") as folder:
+        return Job(count, Path(folder)).run(command, environment)
+
+
+class Job:
+    """Processes of one command on this machine. They see torchrun's variables, and a terminal's Ctrl-C only once."""
+
+    def __init__(self, count: int, folder: Path):
+        self.count, self.errors = count, [folder / f"{rank}.json" for rank in range(count)]
+        self.ranks: list[subprocess.Popen] = []
+        self.received: list[int] = []
+        self.handed_on: int | None = None  # so many of the signals received; None while ranks are starting
+        self.stopped_at: float | None = None
+
+    def run(self, command: Sequence[str], environment: dict[str, str]) -> int:
+        previous = {n: signal.signal(n, self._receive) for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN}
+        try:
+            self._start(command, environment)
+            while None in [rank.poll() for rank in self.ranks] and self._first_failed() is None:
+                time.sleep(POLL_SECONDS)
+                if self._stops_no_more():
+                    self._end()
+            failed = self._first_failed()
+            return self._code() if failed is None else self._fail(failed)
+        finally:
+            self._end()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _start(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        everywhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), OURS: str(os.getpid())}
+        sizes = {"WORLD_SIZE": str(self.count), "LOCAL_WORLD_SIZE": str(self.count)}
+        for rank, file in enumerate(self.errors):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE: str(file)}
+            self.ranks.append(
+                subprocess.Popen(
+                    command,
+                    env=os.environ | environment | everywhere | sizes | own,
+                    start_new_session=True,  # or Ctrl-C would come twice, from the terminal and from here
+                    preexec_fn=_end_with_the_launcher if sys.platform == "linux" else None,
+                )
+            )
+        self.handed_on = 0
+        self._hand_on()
+
+    def _receive(self, number, frame) -> None:
+        self.received.append(number)
+        if self.handed_on is not None:  # else they get it when all have been started
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        for number in self.received[self.handed_on :]:
+            self.handed_on += 1
+            for rank in self.ranks:
+                if rank.poll() is None:
+                    rank.send_signal(FORWARDED[number])
+
+    def _stops_no_more(self) -> bool:
+        """Whether a rank that has been stopped has waited for the others to end longer than they need."""
+        if not self.received or not any(rank.returncode for rank in self.ranks):
+            return False
+        self.stopped_at = self.stopped_at or time.monotonic()
+        return time.monotonic() - self.stopped_at > STOP_SECONDS
+
+    def _first_failed(self) -> int | None:
+        """The rank that failed first. After a signal that is none before all have ended, nor where one has stopped."""
+        ended = {rank: p.returncode for rank, p in enumerate(self.ranks) if p.returncode is not None}
+        stopped = [code for code in ended.values() if code in {128 + n for n in FORWARDED}]
+        if self.received and (len(ended) < self.count or stopped or min(ended.values()) < 0):
+            return None
+        failed = [rank for rank, code in ended.items() if code != 0 and code not in stopped]
+        # A killed rank is the reason of what the others say; of those that say something, the earliest.
+        return min(failed, key=lambda rank: (ended[rank] > 0, self._told_at(rank)), default=None)
+
+    def _told_at(self, rank: int) -> float:
+        return self.errors[rank].stat().st_mtime_ns if self.errors[rank].exists() else float("inf")
+
+    def _code(self) -> int:
+        """Of a job in which no rank failed: 0, or 128 + the signal that stopped it."""
+        codes = [rank.returncode for rank in self.ranks if rank.returncode]
+        if not codes:
+            return 0
+        return 128 + FORWARDED[self.received[0]] if self.received else codes[0]
+
+    def _fail(self, rank: int) -> int:
+        """Say on one line what the rank says; return its exit code."""
+        code = self.ranks[rank].returncode
+        self._end()
+        if code < 0:
+            name = signal.Signals(-code).name
+            memory = "; without memory the system kills so" if -code == signal.SIGKILL else ""
+            said = f"killed by {name}{memory}"
+        elif self.errors[rank].exists():
+            said = " ".join(json.loads(self.errors[rank].read_text(encoding="utf-8"))["message"]["message"].split())
+        else:
+            said = f"ended with exit code {code}; what it has printed is above"
+        print(f"anyformer: rank {rank} of {self.count}: {said}", file=sys.stderr, flush=True)
+        return code if code > 0 else 128 - code
+
+    def _end(self) -> None:
+        """End the ranks that still run: by SIGTERM, and where that does not help in time, by SIGKILL."""
+        running = [rank for rank in self.ranks if rank.poll() is None]
+        for rank in running:
+            rank.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for rank in running:
+            try:
+                rank.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()
+
+
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with_the_launcher() -> None:
+    """In a rank, before its program: SIGTERM when the launcher dies, so that `kill -9` of it leaves no rank behind."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

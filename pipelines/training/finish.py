@@ -1,0 +1,191 @@
+"""The end of a run: the model is averaged, measured, saved, looked at, described and published."""
+
+import math
+import os
+import shutil
+import time
+
+import torch
+import transformers
+
+from ..adapters import ADAPTER_CONFIG, load_model
+from ..backends import backends_of
+from ..errors import UserError
+from ..json_text import finite
+from ..objectives.base import FinishedModel
+from ..publishing.publish import prepare_folder, publish
+from ..reporting.interpret import validations_of
+from ..reporting.run_log import COMPLETING
+from ..storage.atomic import share_files, write_atomically
+from ..storage.checkpoints import STAGING
+from ..storage.plugin_code import save_plugin_code
+from .arguments import rows_of
+from .engines.deepspeed_engine import whole_weights
+from .log.hardware import hardware_words
+from .log.report_page import draw_card_picture, report_finished
+from .log.summary import print_result
+from .lora import plain
+from .session import Session
+
+
+def complete(session: Session, trainer, resumed_at: int | None) -> None:
+    """Make the run's folder of a trained model: a finished run, with its metrics, samples, card and report.
+
+    resumed_at: the step that this command went on from; None: it began.
+    """
+    validations = validations_of(trainer.state.log_history, trainer.validation_metrics.names)
+    average(session, trainer)
+    trained = session.engine.parameters_of(trainer.model, trained=True)
+    metrics = evaluate_splits(session, trainer)
+    check_finite(session, metrics)
+    save_final(session, trainer)
+    finished = finished_model(session)
+    measured, samples = look_at_finished(session, finished)
+    metrics |= measured
+    trainer.log_final(metrics)
+    trainer.accelerator.wait_for_everyone()
+    # After the last barrier: a failed upload cannot hang the other processes.
+    if session.is_main:
+        facts = facts_of(session, trainer, metrics, samples, trained, validations)
+        facts["wall_seconds"] = round(time.monotonic() - session.began, 1)  # of this command
+        if resumed_at is not None:
+            facts["resumed_at"] = resumed_at
+        write_finished(session, finished, finite(facts))  # finite: the result reads the same when it is printed again
+
+
+def write_finished(session: Session, finished: FinishedModel, facts: dict) -> None:
+    """Complete the run's folder; run.json says that it is finished when all else is there. Main process alone."""
+    folder = session.folder
+    folder.write(COMPLETING, **facts)
+    draw_card_picture(folder.path)
+    prepare_folder(folder.path)
+    report_finished(folder.path, session.arguments, finished, session.recipe.trust_remote_code)
+    folder.write("finished", **facts)
+    if not session.quiet:
+        print_result(folder.path, folder.identity() | facts, session.data.objective)
+    publish_finished(session, facts)
+
+
+def facts_of(session: Session, trainer, metrics: dict, samples, trained: int, validations) -> dict:
+    """What run.json says of a trained model. trained: parameters that the training changed."""
+    facts = {
+        "metrics": metrics,
+        "parameters": session.engine.parameters_of(trainer.model),
+        "trained_parameters": trained,
+        "steps": trainer.state.global_step,
+        "best_step": trainer.state.best_global_step,
+        "world_size": session.arguments.world_size,
+        "rows_per_step": rows_of(session.arguments),
+        "hardware": hardware_words(session.arguments.device),
+        "engine": session.engine.running(trainer.model_wrapped),  # what really ran: DDP, DeepSpeedEngine, a mesh, ...
+        "backends": backends_of(plain(trainer.model)),
+        **trainer.throughput.facts(),
+        "samples": samples,
+        "validations": validations,
+        "signatures": session.data.objective.signatures,
+        **trainer.steps.facts(),
+        **({"collapsed_layers": trainer.routers.collapsed} if trainer.routers.collapsed else {}),
+    }
+    if trainer.stopped_early:
+        facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, session.recipe.evaluation.best_metric)
+    return facts
+
+
+def average(session: Session, trainer) -> None:
+    """Average the newest checkpoints where the recipe asks for it."""
+    wanted = session.recipe.evaluation.average_checkpoints
+    if wanted is not None:
+        number = trainer.load_average(wanted)
+        if session.is_main and not session.quiet:
+            print(f"the final model is the mean of the newest {number} checkpoints")
+
+
+def evaluate_splits(session: Session, trainer) -> dict:
+    """The metrics of the whole validation and test splits: {"validation_loss": ..., "test_perplexity": ...}.
+
+    What is measured on the finished model's own answers comes later, in `look_at_finished`.
+    """
+    metrics, data = {}, session.data
+    for split, rows in data.rows.items():
+        if split == "train":
+            continue
+        measured = trainer.evaluate(rows, metric_key_prefix=split)
+        result = {name.removeprefix(f"{split}_"): value for name, value in measured.items()}
+        own = data.objective.metrics_of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
+        metrics |= {f"{split}_{name}": value for name, value in ({"loss": result["loss"]} | own).items()}
+    return metrics
+
+
+def check_finite(session: Session, metrics: dict) -> None:
+    """Raise UserError where the loss of the final model on a whole split is NaN or infinite."""
+    for split in ("validation", "test"):
+        loss = metrics.get(f"{split}_loss", 0.0)
+        if not math.isfinite(loss):
+            raise UserError(
+                f"{split}_loss of the final model is {loss}, so the run in {session.folder.path} has not been "
+                f"finished; look at the rows of {split}, or lower training.learning_rate and train into another "
+                f"output_dir"
+            )
+
+
+def finished_model(session: Session) -> FinishedModel:
+    """The model of the saved files, which is loaded when it is first asked for.
+
+    So they are proved to load, and it does not matter how the engine has split the trained one.
+    """
+    arguments, folder = session.arguments, session.recipe.training.output_dir
+
+    def load():
+        auto_class = getattr(transformers, session.data.objective.auto_class)
+        trust = {"trust_remote_code": session.recipe.trust_remote_code}
+        return load_model(auto_class, folder, dtype=torch.float32, **trust).to(arguments.device).eval()
+
+    return FinishedModel(folder, load, arguments.per_device_eval_batch_size)
+
+
+def look_at_finished(session: Session, finished: FinishedModel) -> tuple[dict, list[dict]]:
+    """Metrics and samples that the finished model gives."""
+    from accelerate.utils import gather_object
+
+    arguments, objective = session.arguments, session.data.objective
+    where = objective.finishes_on
+    if where == "none" or (where == "one" and not session.is_main):
+        return {}, []
+    if where == "all":
+        finished.index, finished.count, finished.gather = arguments.process_index, arguments.world_size, gather_object
+    # Under ZeRO-3 a model would be loaded in shards, by processes that are not here.
+    with whole_weights(arguments):
+        return objective.finish(finished, session.data.rows)
+
+
+def save_final(session: Session, trainer) -> None:
+    """Save the finished model into the run folder: written beside it first, then moved, its config last.
+
+    The objective's files are there before it: other libraries would load the model otherwise without them.
+    """
+    folder, lora = session.folder.path, session.recipe.training.lora
+    staged = folder / STAGING / "final"
+    if lora is not None and lora.merge:
+        trainer.model = trainer.model.merge_and_unload()
+    trainer.save_model(str(staged), _internal_call=True)
+    trainer.accelerator.wait_for_everyone()
+    if session.is_main:
+        for name, text in session.data.objective.files(trainer.model.config).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            write_atomically(folder / name, text)
+        if lora is None:
+            save_plugin_code(staged, plain(trainer.model).config)
+        share_files(staged.iterdir())
+        for file in sorted(staged.iterdir(), key=lambda f: f.name in ("config.json", ADAPTER_CONFIG)):
+            os.replace(file, folder / file.name)
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+
+
+def publish_finished(session: Session, facts: dict) -> None:
+    """Push to the Hub where the recipe asks for it and it has not happened yet: a failed upload is tried again."""
+    asked = session.recipe.publish
+    if asked.repo_id is None or facts.get("published") == asked.repo_id:
+        return
+    publish(session.folder.path, asked.repo_id, private=asked.private, license=asked.license)
+    session.folder.add(published=asked.repo_id)

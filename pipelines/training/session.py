@@ -1,0 +1,159 @@
+"""A run's session: what is made of a recipe once and handed on, from its engine to its trainer."""
+
+import json
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+from transformers import TrainingArguments
+
+from ..data.reference import weights_identity
+from ..generation import locate_model
+from ..objectives.prepare import PreparedData, prepare_data
+from ..optimizer_rows import own_optimizer
+from ..plugins import OPTIMIZERS, SCHEDULES
+from ..recipes.checks import check_schedule
+from ..recipes.parallelism import check_processes
+from ..recipes.schema import Recipe
+from ..storage.cache import sha
+from .arguments import rows_of, total_steps, training_arguments
+from .auto_batch import check_auto_batch, find_batch, found_before, with_rows
+from .checkpoints.run_folder import RunFolder
+from .engines.asked import check_one_device, engine_for
+from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
+from .engines.engine import Engine
+from .engines.main_process import broadcast_from_main
+from .engines.parts_of_rows import check_rows_can_be_shared
+from .guards.safety import watch_of
+from .guards.step_guard import StepGuard
+from .learning_rate import share_of_steps
+
+
+@dataclass
+class Session:
+    """One run of this process. `data` are there after `prepare`.
+
+    began: when the command did, by time.monotonic(), which no change of the clock turns back. goes_on: whether it may
+    go on with a run in its output_dir.
+    """
+
+    recipe: Recipe
+    engine: Engine
+    arguments: TrainingArguments
+    folder: RunFolder
+    began: float
+    quiet: bool = False
+    goes_on: bool = True
+    data: PreparedData | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe, began: float, quiet: bool, goes_on: bool) -> "Session":
+        """The session of a recipe, with the process group started; raises UserError for what cannot be trained here."""
+        section, engine = recipe.training, engine_for(recipe.training)
+        found = found_before(recipe) if section.auto_batch and goes_on else None
+        recipe = recipe if found is None else with_rows(recipe, found["rows"])
+        arguments = training_arguments(recipe, engine)
+        check_one_device(arguments.n_gpu)
+        if section.parallelism is not None:
+            check_processes(section.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
+        engine.check_run(recipe, StepGuard(section).decides)
+        if section.auto_batch:
+            check_auto_batch(engine)
+        return cls(recipe, engine, arguments, RunFolder(recipe, {}, auto_batch=found), began, quiet, goes_on)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.arguments.process_index == 0
+
+    def from_main(self, look):
+        """What `look` returns, called by the main process alone and told to all; its UserError is raised by all."""
+        return broadcast_from_main(self.is_main, look)
+
+    def prepare(self, per_step: int | None = None) -> None:
+        """Prepare the data, by the main process first.
+
+        per_step: rows of a step of the run that goes on, whose processes may have been more or fewer; None: as the
+        recipe says.
+        """
+        recipe = self.recipe
+        if recipe.model.name_or_path is not None:
+            locate_model(recipe.model.name_or_path, "model.name_or_path")
+        with self.arguments.main_process_first(local=False, desc="preparing data"):
+            self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
+        if recipe.training.lora is not None:
+            self.data.facts["base_weights"] = sha(weights_identity(recipe.model.name_or_path))
+        if per_step not in (None, rows_of(self.arguments)):
+            self.arguments = training_arguments(recipe, self.engine, per_step)
+        folder, rows = self.folder, self.data.rows["train"]
+        folder.data, folder.rows_per_step = self.data.facts, rows_of(self.arguments)
+        folder.total_steps = partial(
+            total_steps, rows=None if rows.is_stream else len(rows), per_step=folder.rows_per_step
+        )
+        total = folder.total_steps(recipe.training)
+        if total is not None:
+            check_schedule(recipe.training, total)
+        check_rows_can_be_shared(recipe, rows)
+        start_deepspeed(self.arguments)
+
+    def find_batch(self, model) -> None:
+        """Take the most rows at a time that fit, where the recipe asks for it and no run has found them before."""
+        from accelerate.utils import gather_object
+
+        recipe, per_step = self.recipe, rows_of(self.arguments)
+        if not recipe.training.auto_batch or self.folder.auto_batch is not None:
+            return
+
+        def trial_trainer(trial: Recipe):
+            return self.trainer(model, trial, training_arguments(trial, self.engine, per_step))
+
+        def agree(fit: int) -> int:
+            return min(gather_object([fit]))
+
+        found = find_batch(recipe, self.engine, self.data, model, self.arguments, trial_trainer, agree)
+        self.recipe = self.folder.recipe = with_rows(recipe, found["rows"])
+        self.folder.auto_batch = found
+        self.arguments = training_arguments(self.recipe, self.engine, per_step)
+
+    def identity_text(self) -> str:
+        """What each checkpoint of the run says of it."""
+        sizes = {"world_size": self.arguments.world_size, "rows_per_step": rows_of(self.arguments)}
+        return json.dumps(self.folder.identity() | sizes)
+
+    def trainer(self, model, recipe: Recipe | None = None, arguments: TrainingArguments | None = None):
+        """The trainer of a model. recipe, arguments: of a trial; None: of the run."""
+        from .checkpoints.weight_average import WeightAverage
+        from .compiled_layers import compiled_layers
+        from .losses.validation_metrics import ValidationMetrics
+        from .trainer import AnyformerTrainer
+
+        recipe, arguments = recipe or self.recipe, arguments or self.arguments
+        section, objective, rows = recipe.training, self.data.objective, self.data.rows
+        measures = ValidationMetrics(objective, rows.get("validation"), recipe.evaluation)
+        gather_experts_whole(model)
+        own_schedule = section.restarts or section.lr_scheduler_type in SCHEDULES
+        of_plugin = None
+        if section.optim in OPTIMIZERS:
+            of_plugin = OPTIMIZERS[section.optim], {"lr": section.learning_rate}
+        trainer = AnyformerTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=rows["train"],
+            eval_dataset=measures.validated(),
+            data_collator=self.engine.collator(objective.collator(self.data.packed)),
+            processing_class=self.data.processor,
+            engine=self.engine,
+            run_identity=self.identity_text(),
+            own_optimizer=own_optimizer(section),
+            optimizer_cls_and_kwargs=of_plugin,
+            shares=partial(share_of_steps, section) if own_schedule else None,
+            average=None if section.ema_decay is None else WeightAverage(section.ema_decay, section.ema_warmup),
+            patience=recipe.evaluation.patience,
+            audits_samples=section.audit_samples,
+            watch=watch_of(section, recipe.trust_remote_code),
+            validation_metrics=measures,
+            **objective.of_trainer(),
+        )
+        if section.torch_compile:
+            trainer.add_callback(compiled_layers(section, trainer))
+        return trainer

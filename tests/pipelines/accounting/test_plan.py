@@ -1,0 +1,433 @@
+"""What `anyformer plan` counts is what models, optimizers, caches and torch's own counters have."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from anyformer.pipelines.accounting.activations import Batch, StepActivations, depths_to_measure, measured_step
+from anyformer.pipelines.accounting.caches import cache_size
+from anyformer.pipelines.accounting.devices import MEMORY, devices_of
+from anyformer.pipelines.accounting.flops import FlopCount
+from anyformer.pipelines.accounting.memory import STAGES, training_states
+from anyformer.pipelines.accounting.plan import plan_run
+from anyformer.pipelines.accounting.step_memory import largest_rows, optimizer_bytes
+from anyformer.pipelines.cli import commands as cli
+from anyformer.pipelines.cli.commands import main
+from anyformer.pipelines.cli.plan_command import facts
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.optimizer_rows import own_optimizer
+from anyformer.pipelines.recipes.compose import load_preset, load_recipe
+from anyformer.pipelines.recipes.introspection import family_config, family_row
+from anyformer.pipelines.recipes.preset_run import planned_recipe
+from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
+from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.training.engines.launch import engines, settings_of
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, TrainingArguments
+
+import anyformer
+
+GPUS = devices_of("8xH100-80GB")
+
+
+TINY = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}
+HEADS = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+NATIVE = {"mamba": TINY, "gemma3_text": TINY | HEADS}
+
+
+def preset(name: str) -> SimpleNamespace:
+    return family_config(*load_preset(name))
+
+
+def plan(name: str, *overrides: str, devices=GPUS, **how):
+    recipe, is_preset = planned_recipe(name, list(overrides), [])
+    return plan_run(recipe, devices, until_trained=is_preset, **how)
+
+
+# ---------------------------------------------------------------------------------- the lecture notes' figures
+
+
+def test_grouped_queries_divide_the_cache_and_zero_divides_the_states():
+    found = plan("llama2_70b", devices=devices_of("64xH100-80GB"), stage="zero3", context=4096)
+    parameters = 68_976_648_192
+    assert found.parameters == found.active_parameters == parameters
+    assert found.cache.bytes_per_token == 2 * 80 * 8 * 128 * 2
+    assert found.cache.total_bytes == 4096 * found.cache.bytes_per_token
+    states = {row.states.stage: row.states for row in found.stages}
+    # Rajbhandari et al. 2020, figure 1: 2 + 2 + 12 bytes for each parameter, shared among 64 devices.
+    assert states["zero3"].weights == states["zero3"].gradients == 2 * parameters / 64
+    assert states["zero3"].optimizer == 12 * parameters / 64
+    assert (states["zero1"].weights, states["zero2"].gradients) == (2 * parameters, 2 * parameters / 64)
+    assert states["none"].optimizer == 8 * parameters and states["none"].weights == 4 * parameters
+    assert states["fsdp"].weights + states["fsdp"].optimizer == 12 * parameters / 64
+    assert found.chosen.largest_rows == 0 < found.chosen.largest_rows_checkpointed
+    assert "with training.gradient_checkpointing=true" in found.advice
+
+
+# ------------------------------------------------------------------------------- caches of all kinds of layers
+
+CACHES = {
+    "full": {},
+    "grouped": {"num_key_value_heads": 2},
+    "sliding": {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 5},
+    "strided": {"attention_pattern": ["strided_attention"], "attention_stride": 3},
+    "linear": {"attention_pattern": ["linear_attention", "full_attention"], "num_key_value_heads": 2},
+    "compressive": {"attention_pattern": ["compressive_attention"], "segment_length": 4},
+    "recurrent": {"memory_length": 4, "segment_length": 4},
+}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_the_cache_is_as_large_as_the_one_that_a_model_fills(kind, tiny_config):
+    config = tiny_config(num_hidden_layers=2, **CACHES[kind])
+    model, tokens = anyformer.AnyformerDecoderForCausalLM(config).eval(), 16
+    cache = DynamicCache(config=config)
+    with torch.no_grad():
+        for token in torch.zeros(tokens, 1, 1, dtype=torch.long):
+            model(token, past_key_values=cache)
+    states = [getattr(layer, "states", None) or {"k": layer.keys, "v": layer.values} for layer in cache.layers]
+    kept = sum(x.numel() * x.element_size() for layer in states for x in layer.values())
+    if kind == "sliding":  # transformers drops the oldest token before the newest comes, which sees it no more
+        kept += 2 * 4 * config.num_key_value_heads * config.head_dim
+    assert cache_size(config, tokens, bytes_per_value=4).total_bytes == kept
+
+
+def test_an_encoder_decoder_keeps_its_source_and_an_encoder_nothing():
+    t5 = preset("t5_small")
+    one = 2 * 6 * 8 * 64
+    size = cache_size(t5, tokens=10, bytes_per_value=4, source_tokens=100)
+    assert (size.per_token, size.source_token, size.total_bytes) == (one, one, 4 * one * 110)
+    assert cache_size(preset("bert_base"), 10, 4) is None and cache_size(preset("vit_base_patch16_224"), 10, 4) is None
+
+
+# ---------------------------------------------------------------------------- parameters, optimizers, FLOPs
+
+
+def test_plans_of_presets_count_their_parameters():
+    for name in ("albert_base", "switch_base_8", "mixtral_8x7b", "vit_base_patch16_224"):
+        found = plan(name)
+        fields = preset(name)
+        head = {"albert_base": fields.hidden_size * 128 + 128 * 3 + 30000, "vit_base_patch16_224": 768 * 2 + 2}
+        pooler = 768 * 769 if name in head else 0  # of the bare model, whose number a preset holds
+        assert found.parameters == shipped_yaml("models", name)["parameters"] - pooler + head.get(name, 0), name
+        assert found.steps == -(-20 * found.parameters // found.tokens_per_step)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_optimizer_bytes_are_those_of_a_real_optimizers_state(name, tiny_config):
+    model = anyformer.AnyformerDecoderForCausalLM(tiny_config())
+    model(**model.dummy_inputs, labels=model.dummy_inputs["input_ids"]).loss.backward()
+    section = TrainingSection(optim=name)
+    if name == "muon":
+        arguments = TrainingArguments(weight_decay=0, use_cpu=True, report_to="none")
+        optimizer = own_optimizer(section).build(model, set(), arguments)
+        parts = optimizer.parts.values()
+    else:
+        optimizer = torch.optim.AdamW(model.parameters())
+        parts = [optimizer]
+    optimizer.step()
+    states = [x for part in parts for state in part.state.values() for key, x in state.items() if key != "step"]
+    assert optimizer_bytes(section, model, []) == sum(x.numel() * x.element_size() for x in states)
+    found = training_states("none", model.num_parameters(), optimizer_bytes(section, model, []), 1, False, 0)
+    assert found.weights == sum(p.numel() * p.element_size() for p in model.parameters())
+    assert found.gradients == sum(p.grad.numel() * p.grad.element_size() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "quickstart"])
+@pytest.mark.parametrize("devices", ["2xcpu", "H200", "4xH200", "16xH200"])
+def test_the_command_that_a_plan_recommends_can_be_given(name, devices):
+    for stage in STAGES if name == "gpt2" and "cpu" not in devices else ("none", "fsdp"):
+        with_muon = name == "quickstart"
+        words = plan(name, devices=devices_of(devices), stage=stage).advice.split(", with ")[0].split()
+        if words[0] == "anyformer":
+            args = cli.parse(words[1:])
+            assert args.launch in (None, *engines()) and args.recipe == ("quickstart" if with_muon else "RECIPE")
+            if args.launch is not None:
+                settings_of(args.launch, planned_recipe(name, [] if with_muon else ["training.optim=adamw"])[0])
+        else:
+            assert words[:3] == ["accelerate", "launch", "--config_file"] and devices == "16xH200"
+            assert words[4:] == f"--num_machines 2 --num_processes 16 scripts/train.py {words[-1]}".split()
+            assert words[-1] in ("quickstart", "RECIPE") and Path(words[3]).stem in shipped("accelerate")
+
+
+def test_the_memory_of_a_node_is_counted_in_which_each_process_makes_the_model():
+    found = plan("llama2_70b", stage="zero3", devices=devices_of("64xH100-80GB"))
+    assert found.host_memory == 8 * 4 * found.parameters > 2.2e12 and found.per_node == 8
+    assert "2.207 TB of memory for a node of 8 devices" in dict(facts(found))["host"]
+    assert plan("llama2_70b", devices=devices_of("64xH100-80GB"), per_node=4).host_memory == found.host_memory / 2
+    assert plan("gpt2_small", devices=devices_of("2xH100-80GB")).per_node == 2
+    assert plan("gpt2_small", devices=devices_of("cpu")).host_memory is None  # whose memory the devices' is
+
+
+def test_the_python_function_plans_presets_as_the_command_does():
+    own, devices = anyformer.plan("gpt2", "8xH100", training={"per_device_train_batch_size": 2}), GPUS
+    assert own == plan("gpt2", "training.per_device_train_batch_size=2", devices=devices)
+    with pytest.raises(UserError, match="is neither a recipe, nor a file, nor a preset; did you mean gpt2_small"):
+        anyformer.plan("gpt2_smal")
+
+
+def test_offloaded_states_are_counted_as_their_stage():
+    assert plan("gpt2_small", "training.deepspeed=zero3_offload").stage == "zero3"
+
+
+def test_shares_of_devices_add_up():
+    states = training_states("zero3", 1001, 8008, 4, True, 100)
+    assert states.weights == -(-2 * 1001 // 4) and states.total == sum(
+        (states.weights, states.gradients, states.optimizer, states.beside)
+    )
+    average = training_states("none", 1000, 8000, 1, False, 100, average=True)
+    assert average.optimizer == 8000 + 4 * 1000 and average.beside == 0
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+TOKENS = {"vocab_size": 97}
+FLOP_MODELS = {
+    "AnyformerDecoderForCausalLM": ("decoder", SMALL | TOKENS | {"num_key_value_heads": 2}),
+    "AnyformerMoeForCausalLM": ("moe", SMALL | TOKENS | {"num_experts": 4, "intermediate_size": 48}),
+    "AnyformerEncoderForMaskedLM": ("encoder", SMALL | TOKENS),
+    "AnyformerSeq2SeqForConditionalGeneration": ("seq2seq", SMALL | TOKENS | {"decoder_start_token_id": 0}),
+    "AnyformerViTForImageClassification": ("vit", SMALL | {"image_size": 16, "patch_size": 4}),
+}
+
+
+@pytest.mark.parametrize("pooler_type", ["cls", "mean"])  # what the last layer of images leaves out
+@pytest.mark.parametrize("name", FLOP_MODELS)
+def test_flops_of_every_family_are_within_a_hundredth_of_what_torch_counts(name, pooler_type):
+    family, fields = FLOP_MODELS[name]
+    fields = fields | ({"pooler_type": pooler_type} if family == "vit" else {})
+    config = AutoConfig.for_model(f"anyformer_{family}", **fields)
+    backends = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if family == "moe" else {})
+    model = getattr(anyformer, name)._from_config(config, **backends).train()
+    if family == "vit":
+        batch = {"pixel_values": torch.rand(3, 3, 16, 16), "labels": torch.zeros(3, dtype=torch.long)}
+    else:
+        ids = torch.randint(3, 97, (3, 40))
+        batch = {"input_ids": ids, "labels": ids[:, :17] if family == "seq2seq" else ids}
+    with FlopCounterMode(display=False) as counter:
+        model(**batch).loss.backward()
+    # The pixels need no gradient, a third of the first product's work.
+    expected = counter.get_total_flops() + (2 * 3 * 16 * 48 * 32 if family == "vit" else 0)
+    with torch.device("meta"):
+        without_weights = getattr(anyformer, name)(config)
+    assert float(FlopCount(without_weights).of_batch(batch)) == pytest.approx(expected, rel=0.01)
+
+
+# ------------------------------------------------------------------------------------------- activations
+
+WIDE = {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+MEASURED = {
+    "decoder": WIDE | {"intermediate_size": 352, "num_key_value_heads": 2},
+    "encoder": WIDE
+    | {"intermediate_size": 512, "norm_type": "layernorm", "norm_position": "post", "mlp_type": "mlp"}
+    | {"hidden_act": "gelu", "position_encoding": "learned", "attention_bias": True, "hidden_dropout": 0.1},
+    "seq2seq": WIDE | {"intermediate_size": 352, "decoder_start_token_id": 0},
+    "moe": WIDE | {"intermediate_size": 352, "num_experts": 4},
+    "vit": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "image_size": 64, "patch_size": 8},
+}
+WINDOWS = {"attention_pattern": ["sliding_attention"], "sliding_window": 64}
+IN_TILES = {
+    "sliding": ("decoder", WINDOWS),
+    "sliding_alibi": ("decoder", WINDOWS | {"position_encoding": "alibi"}),
+    "strided": ("decoder", {"attention_pattern": ["strided_attention"], "attention_stride": 64}),
+    "two_sided": ("encoder", WINDOWS | {"position_encoding": "rotary"}),
+}
+TOLERANCE = 0.10
+
+
+def measured_and_planned(family: str, rows: int, tokens: int, checkpointing: bool = False, **fields) -> tuple[int, int]:
+    """(most bytes that torch's profiler saw in a forward and backward pass, those planned).
+
+    Gradients are there before, as in every pass but the first of a step: they are no activations.
+    """
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts" / "benchmarks"))
+    from method import peak_bytes
+
+    config = AutoConfig.for_model(f"anyformer_{family}", **(MEASURED[family] | fields))
+    row = family_row(family)
+    model_class = row.load(row.heads[row.pretraining])
+
+    def build(config):
+        with torch.device("meta"):
+            return model_class(config)
+
+    model = model_class(config).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    share, targets = (1 / 8 if family == "encoder" else 1.0), (tokens // 2 if family == "seq2seq" else 0)
+    batch = Batch(rows, tokens, targets, share, 0 if family == "vit" else 512)
+    inputs = batch.inputs(model)
+    if family == "vit":
+        inputs = {"pixel_values": torch.rand(inputs["pixel_values"].shape)}
+
+    def step():
+        outputs = model(**inputs)
+        (outputs.logits.sum() if outputs.get("loss") is None else outputs.loss).backward()
+
+    step()
+    planned = StepActivations(build, config, batch, half=False, on_cpu=True).of_rows(rows, checkpointing)
+    return peak_bytes(step), planned.peak
+
+
+# (family, rows, tokens, checkpointing, fields); the first is the quick one.
+PASSES = [("decoder", 4, 64, False, {})]
+PASSES += [(family, rows, 96, kept, {}) for family in MEASURED for rows in (4, 16) for kept in (False, True)]
+BIAS = {"position_encoding": "relative"}
+PASSES += [(family, 4, 512, kept, BIAS) for family in ("decoder", "seq2seq") for kept in (False, True)]
+PASSES += [(family, 1, 2048, False, fields) for family, fields in IN_TILES.values()]
+
+
+@pytest.mark.parametrize(
+    "family, rows, tokens, checkpointing, fields",
+    [PASSES[0], *(pytest.param(*p, marks=pytest.mark.slow) for p in PASSES[1:])],
+)
+def test_activations_are_within_a_tenth_of_the_measured_peak(family, rows, tokens, checkpointing, fields):
+    measured, planned = measured_and_planned(family, rows, tokens, checkpointing, **fields)
+    assert planned == pytest.approx(measured, rel=TOLERANCE)
+
+
+def test_a_deep_model_is_counted_by_two_of_few_layers():
+    config = AutoConfig.for_model("anyformer_decoder", **MEASURED["decoder"] | {"num_hidden_layers": 9})
+    config.attention_pattern, config.sliding_window = ["sliding_attention", "full_attention"], 8
+
+    def build(config):
+        with torch.device("meta"):
+            return anyformer.AnyformerDecoderForCausalLM(config)
+
+    batch = Batch(2, 32, vocabulary=512)
+    assert depths_to_measure(build(config), 9) == (5, 7)
+    for checkpointing in (False, True):
+        planned = StepActivations(build, config, batch, True, False).measured(batch, checkpointing)
+        whole = measured_step(build(config), batch, True, False, checkpointing)
+        assert planned.peak == pytest.approx(whole.peak, rel=0.01) and planned.kept <= planned.peak
+
+
+def test_the_largest_batch_fits_and_one_row_more_does_not():
+    found = plan("gpt2_small", devices=devices_of("A100-40GB"))
+    row = found.chosen
+    again = plan(
+        "gpt2_small", f"training.per_device_train_batch_size={row.largest_rows}", devices=devices_of("A100-40GB")
+    )
+    assert again.chosen.fits and again.chosen.total <= MEMORY["A100-40GB"]
+    more = row.largest_rows + 1
+    again = plan("gpt2_small", f"training.per_device_train_batch_size={more}", devices=devices_of("A100-40GB"))
+    assert not again.stages[0].fits
+    assert row.largest_rows_checkpointed > row.largest_rows
+    assert largest_rows(lambda rows: 10 * rows, 99) == 9 and largest_rows(lambda rows: 10 * rows, 9) == 0
+
+
+# ----------------------------------------------------------------------------------- the command, and its errors
+
+
+@pytest.mark.slow
+def test_every_shipped_preset_has_a_plan():
+    for name in shipped("models"):
+        found = plan(name)
+        assert found.parameters > 0 and found.seconds > 0, name
+    assert plan("gpt3_175b").parameters == 174_604_259_328
+
+
+def test_devices_that_share_rows_are_one_reader_and_the_command_is_the_mesh_s():
+    whole = plan("quickstart", "training.optim=adamw")
+    shared = plan("quickstart", "training.optim=adamw", "training.parallelism={tp: 4, dp_shard: 2}")
+    assert whole.tokens_per_step == 4 * shared.tokens_per_step and shared.stage == "fsdp"
+    assert shared.advice == "anyformer train quickstart --launch mesh --nproc 8"
+    assert any("{dp_shard: 2, tp: 4}: activations are counted whole" in note for note in shared.notes)
+    copies = plan("quickstart", "training.optim=adamw", "training.parallelism={dp_replicate: 2, dp_shard: 4}")
+    four = plan("quickstart", "training.optim=adamw", stage="fsdp", devices=devices_of("4xH100-80GB"))
+    assert copies.chosen.states == four.chosen.states
+    along = plan("tinyshakespeare_char", "training.optim=adamw", "training.parallelism={sp: 2, dp_shard: 4}")
+    assert along.stage == "zero3" and "--launch zero3" in along.advice
+    with pytest.raises(UserError, match=r"--devices=8xH100-80GB: training.parallelism={tp: 4} takes 4 devices"):
+        plan("quickstart", "training.optim=adamw", "training.parallelism={tp: 4}")
+
+
+@pytest.mark.parametrize(
+    "name, sequences", [("stsb_bi_encoder", 2), ("stsb_cross_encoder", 1), ("imdb_next_sentence", 4)]
+)
+def test_a_row_is_as_many_sequences_as_the_model_reads_for_it(name, sequences):
+    recipe = load_recipe(name)
+    found = plan_run(recipe, devices_of("H100-80GB"))
+    rows = recipe.training.per_device_train_batch_size
+    assert found.tokens_per_step == rows * found.accumulation * found.tokens * sequences
+
+
+@pytest.mark.slow
+def test_every_shipped_recipe_has_a_plan():
+    for name in shipped("recipes"):
+        recipe = load_recipe(name)
+        if recipe.model.name_or_path is None:
+            found = plan_run(recipe, GPUS)
+            assert found.parameters > 0 and found.step_seconds > 0 and found.chosen.fits, name
+        else:  # of another run, which is not there
+            with pytest.raises(UserError, match="name_or_path"):
+                plan_run(recipe, GPUS)
+
+
+def test_checkpoints_of_ours_and_native_ones_have_plans(tmp_path, tiny_config):
+    tiny_config().save_pretrained(tmp_path / "ours")
+    found = anyformer.plan("gpt2_small", "2xH200", model={"name_or_path": str(tmp_path / "ours")}, tokenizer={})
+    assert found.parameters == anyformer.AnyformerDecoderForCausalLM(tiny_config()).num_parameters()
+    assert found.devices == "2 x H200-141GB"
+    AutoConfig.for_model("gpt2").save_pretrained(tmp_path / "native")
+    found = anyformer.plan("gpt2_small", model={"name_or_path": str(tmp_path / "native")}, tokenizer={})
+    assert (found.parameters, found.model) == (124_439_808, "GPT2LMHeadModel") and found.cache.per_token == 2 * 12 * 768
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_models_without_a_twin_of_ours_have_plans(name, tmp_path):
+    config = AutoConfig.for_model(name, **NATIVE[name])
+    config.save_pretrained(tmp_path)
+    how = {"model": {"name_or_path": str(tmp_path)}, "objective": {"sequence_length": 32}, "tokenizer": {}}
+    found = anyformer.plan("gpt2_small", **how)
+    model = AutoModelForCausalLM.from_config(config)
+    assert found.parameters == model.num_parameters() and found.plain.peak > found.plain.kept > 0
+    (note,) = found.notes
+    assert note.startswith("the cache of generation is not counted: ") and found.cache is None
+
+
+def test_a_model_that_does_not_run_on_shapes_is_planned_without_activations(monkeypatch):
+    def forward(self, input_ids, **_):
+        return self.lm_head(input_ids[input_ids.tolist()[0]])  # as an architecture may that looks at values
+
+    monkeypatch.setattr(anyformer.AnyformerDecoderForCausalLM, "forward", forward)
+    found = plan("gpt2_small", "objective.sequence_length=8")
+    assert found.plain.peak == 0 and found.parameters == 124_439_808
+    (note,) = found.notes
+    assert note.startswith("activations are not counted, as AnyformerDecoderForCausalLM does not run on shapes alone (")
+    assert dict(facts(found))["activations"] == "not counted"
+
+
+def test_the_command_prints_and_writes_the_plan(tmp_path, capsys):
+    words = ["plan", "gpt2_small", "--devices", "2xA100-40GB", "--zero", "2", "--output", str(tmp_path / "plan.json")]
+    assert main([*words, "training.max_steps=1000"]) == 0
+    printed = capsys.readouterr().out
+    assert "124,439,808 parameters" in printed and "anyformer train gpt2_small --launch zero2 --nproc 2" in printed
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert (written["parameters"], written["stage"], written["steps"]) == (124_439_808, "zero2", 1000)
+    (chosen,) = (row for row in written["stages"] if row["states"]["stage"] == "zero2")
+    assert chosen["states"]["optimizer"] == 12 * 124_439_808 / 2
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["quikstart"], "'quikstart' is neither a recipe, nor a file, nor a preset; did you mean quickstart?"),
+        (["quickstart", "--devices", "A100"], "did you mean A100-40GB or A100-80GB?"),
+        (["quickstart", "--devices", "0xH100"], "0 is no number of devices"),
+        (["quickstart", "--devices", "8"], "is not of the form 8xH100-80GB"),
+        (["quickstart", "--zero", "1", "--fsdp"], "not allowed with"),
+        (["quickstart", "--zero", "2"], "training.optim=muon needs whole"),
+        (["quickstart", "--mfu", "40"], "--mfu=40 is a share of the peak"),
+        (["quickstart", "--output", "no/such/plan.json"], "the folder no/such does not exist"),
+        (["gpt2", "--devices", "H100", "--context", "4096"], "--context=4096 is longer than the model's"),
+        (["bert_base", "--devices", "H100", "--context", "64"], "generates nothing"),
+        (["gpt2", "objective.sequence_length=4096"], "objective.sequence_length=4096 is longer than"),
+    ],
+)
+def test_mistakes_are_one_sentence(argv, words, capsys):
+    assert main(["plan", *argv]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert words in sentence

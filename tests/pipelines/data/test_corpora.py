@@ -1,0 +1,536 @@
+"""Laws of the corpora: exact documents, stable splits, one sentence for bad input."""
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import asdict
+
+import pytest
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.documents import Document, Limits, Source
+from anyformer.pipelines.data.example_splits import open_examples
+from anyformer.pipelines.data.file_formats import FILE_FORMATS, FileFormat, register_file_format
+from anyformer.pipelines.data.files import open_file
+from anyformer.pipelines.data.mixture_corpus import MixtureCorpus
+from anyformer.pipelines.data.stdlib import table_share
+from anyformer.pipelines.data.text_files import FileSource
+from anyformer.pipelines.data.validation_split import SourceCorpus, ValidationSplit
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.plugins import SOURCES, register_source
+from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
+from anyformer.pipelines.recipes.types import build
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+LIMITS = Limits(document_bytes=10**8, line_bytes=10**7)
+LINES = [f"line {number} of the text\n" for number in range(200)]
+
+no_fixture_reset = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def texts(corpus):
+    return [document.text for document in corpus.documents()]
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def lines_file(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(LINES))
+    return path
+
+
+@pytest.fixture
+def hub_folder(tmp_path, monkeypatch):
+    """A data set that load_dataset reads from a folder, with a cache of its own."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf-cache"))
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", [{"text": line, "label": 1} for line in LINES])
+    write_jsonl(folder / "test.jsonl", [{"text": "a test\n", "label": 0}])
+    return folder
+
+
+# Exact documents
+
+
+@no_fixture_reset
+@given(text=st.text(st.sampled_from("ab é\n\n \t\r")), document=st.sampled_from(["file", "line", "paragraph"]))
+def test_documents_of_a_plain_file_put_together_are_the_file(tmp_path, text, document):
+    path = tmp_path / "any.txt"
+    path.write_bytes(text.encode())
+    items = list(FileSource(str(path), LIMITS, document=document).items())
+    kept = "".join(getattr(item, "text", "") for item in items)
+    if not any(hasattr(item, "reason") for item in items):
+        assert kept == text
+    else:  # only blank text may be missing
+        assert kept.split() == text.split()
+
+
+def test_paragraphs_end_with_their_blank_lines(tmp_path):
+    path = tmp_path / "p.txt"
+    path.write_text("\n\none\nstill one\n\n\ntwo\n")
+    items = list(FileSource(str(path), LIMITS, document="paragraph").items())
+    assert [item.text for item in items] == ["\n\none\nstill one\n\n\n", "two\n"]
+
+
+def test_every_format_gives_the_same_documents(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    words = ["één\n", "two\r\n", "three four\n"]
+    plain = "".join(words).encode()
+    rows = [{"body": word, "id": number} for number, word in enumerate(words)]
+    json_lines = "".join(json.dumps(row) + "\n\n" for row in rows).encode()
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + plain)  # with a byte-order mark
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(plain))
+    (tmp_path / "a").write_bytes(plain)
+    (tmp_path / "a.md").write_bytes(plain)
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + json_lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for name in ("a.txt", "a.txt.gz", "a", "a.md", "a.jsonl", "a.jsonl.gz", "a.parquet"):
+        data = DataSection(files=str(tmp_path / name), text_field="body", document="line", validation_fraction=0)
+        assert texts(open_corpora(data)["train"]) == words, name
+
+
+def test_globs_are_sorted_and_a_file_matched_twice_is_read_once(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    for name in ("b.txt", "a.txt", "sub/c.txt", "odd[1].txt"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = DataSection(files=["~/**/*.txt", "~/a.txt", "~/odd[1].txt"], validation_fraction=0)
+    assert texts(open_corpora(data)["train"]) == ["a.txt", "b.txt", "odd[1].txt", "sub/c.txt"]
+
+
+# Splits
+
+
+@no_fixture_reset
+@given(number=st.integers(2, 60), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 5))
+def test_train_and_validation_share_out_all_documents_and_neither_is_empty(tmp_path, number, fraction, seed):
+    path = tmp_path / "some.txt"
+    path.write_text("".join(LINES[:number]))
+    corpora = open_corpora(DataSection(files=str(path), document="line", validation_fraction=fraction), seed)
+    train, validation = texts(corpora["train"]), texts(corpora["validation"])
+    assert train and validation
+    assert sorted(train + validation) == sorted(LINES[:number])
+
+
+def test_more_documents_do_not_move_the_others(tmp_path, lines_file):
+    longer = tmp_path / "longer.txt"
+    longer.write_text("".join(LINES) + "".join(f"more {number}\n" for number in range(100)))
+    short, long = (open_corpora(DataSection(files=str(path), document="line")) for path in (lines_file, longer))
+    assert [text for text in texts(long["validation"]) if text in LINES] == texts(short["validation"])
+
+
+def test_of_one_document_the_end_is_held_back_at_a_line_break(lines_file):
+    corpora = open_corpora(DataSection(files=str(lines_file), validation_fraction=0.1))
+    (train,), (validation,) = texts(corpora["train"]), texts(corpora["validation"])
+    assert train + validation == "".join(LINES)
+    assert train.endswith("\n")
+    assert len(validation) == pytest.approx(0.1 * len(train + validation), abs=len(LINES[-1]))
+
+
+def test_own_files_make_the_other_splits_and_nothing_is_held_back(tmp_path, lines_file):
+    (tmp_path / "v.txt").write_text("validation")
+    (tmp_path / "t.txt").write_text("test")
+    data = DataSection(
+        files=str(lines_file), validation_files=str(tmp_path / "v.txt"), test_files=[str(tmp_path / "t.txt")]
+    )
+    corpora = open_corpora(data)
+    assert {split: texts(corpus) for split, corpus in corpora.items()} == {
+        "train": ["".join(LINES)],
+        "validation": ["validation"],
+        "test": ["test"],
+    }
+    assert set(open_corpora(DataSection(files=str(lines_file), validation_fraction=0))) == {"train"}
+
+
+def test_max_documents_counts_before_validation_is_split_off(lines_file):
+    data = DataSection(files=str(lines_file), document="line", max_documents=40, validation_fraction=0.2)
+    corpora = open_corpora(data)
+    assert sorted(texts(corpora["train"]) + texts(corpora["validation"])) == sorted(LINES[:40])
+
+
+# Standard library
+
+
+def test_stdlib_is_source_and_documentation_without_tests_split_by_name():
+    corpora = open_corpora(DataSection(source="stdlib"))
+    train = [document.source for document in corpora["train"].documents()]
+    validation = [document.source for document in corpora["validation"].documents()]
+    names = train + validation
+    assert {"json/decoder.py", "asyncio/tasks.py", "topics/lambda"} <= set(names)
+    assert not any("test" in name.split("/")[:-1] or "site-packages" in name for name in names)
+    assert not set(train) & set(validation) and len(names) == len(set(names)) > 300
+    files = [name for name in train if not name.startswith("topics/")]
+    assert files == sorted(files) == train[: len(files)]
+    assert 0.01 < len(validation) / len(names) < 0.12
+
+
+def test_stdlib_is_the_same_in_another_process():
+    program = (
+        "import anyformer_main; from anyformer.pipelines.data.corpora import open_corpora;"
+        "from anyformer.pipelines.recipes.schema import DataSection;"
+        "print(*[open_corpora(DataSection(source=s))['train'].fingerprint() for s in ('stdlib', 'stdlib_code')])"
+    )
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert other == [open_corpora(DataSection(source=s))["train"].fingerprint() for s in ("stdlib", "stdlib_code")]
+
+
+def test_stdlib_code_is_stdlib_without_tables_and_splits_it_alike():
+    whole, code = open_corpora(DataSection(source="stdlib")), open_corpora(DataSection(source="stdlib_code"))
+    for split in ("train", "validation"):
+        kept = {document.source: document.text for document in code[split].documents()}
+        left_out = {d.source: d.text for d in whole[split].documents() if kept.get(d.source) != d.text}
+        assert not left_out.keys() & kept.keys()
+        assert all(table_share(text) > 0.5 for name, text in left_out.items() if name != "pydoc_data/topics.py")
+        assert all(table_share(text) <= 0.5 for name, text in kept.items() if not name.startswith("topics/"))
+    names = {document.source for split in code.values() for document in split.documents()}
+    assert {"json/decoder.py", "encodings/idna.py", "topics/lambda", "mimetypes.py", "_pydecimal.py"} <= names
+    assert not names & {"encodings/cp437.py", "html/entities.py", "stringprep.py", "pydoc_data/topics.py", "locale.py"}
+
+
+# What others register
+
+
+@pytest.fixture
+def psv_format():
+    @register_file_format(".psv")
+    class PipeSeparated(FileFormat):
+        def rows(self, field, path, columns, limits):
+            with open_file(path, limits.encoding) as stream:
+                lines = io.TextIOWrapper(stream, "utf-8", newline="")
+                yield from enumerate(csv.DictReader(lines, delimiter="|"), start=1)
+
+    yield
+    del FILE_FORMATS[".psv"]
+
+
+def test_a_registered_file_format_is_read_as_documents_and_as_examples(tmp_path, psv_format):
+    (tmp_path / "a.psv").write_text('text|label\n"one, two"|x\nthree|y\n')
+    with gzip.open(tmp_path / "b.psv.gz", "wt") as file:
+        file.write("text|label\nfour|x\n")
+    data = DataSection(files=str(tmp_path / "*.psv*"), validation_fraction=0.0)
+    assert texts(open_corpora(data)["train"]) == ["one, two", "three", "four"]
+    rows = [row for _, row in open_examples(data, {"label_field": "label"})["train"]]
+    assert [row["label"] for row in rows] == ["x", "y", "x"]
+    data.text_field = "txt"
+    with pytest.raises(UserError, match=r"data.text_field='txt': no such key in .*a\.psv, row 1; did you mean text\?"):
+        open_corpora(data)
+
+
+def test_a_suffix_has_one_file_format(psv_format):
+    for suffix in (".psv", ".csv"):
+        with pytest.raises(UserError, match=rf"file format '\{suffix}' is registered already"):
+
+            @register_file_format(suffix)
+            class Other(FileFormat):
+                rows = None
+
+
+def test_a_registered_source_is_split_mixed_and_identified(tmp_path):
+    @register_source("poems")
+    class Poems(Source):
+        name = "poems"
+        lines = [f"line {number}" for number in range(40)]
+
+        def __init__(self, limits, where="data"):
+            self.limits, self.where = limits, where
+
+        def items(self):
+            for number, line in enumerate(self.lines):
+                yield self.limits.checked(line, f"poems:{number}")
+
+        def identity(self):
+            return {"source": self.name, "lines": self.lines}
+
+    try:
+        corpora = open_corpora(DataSection(source="poems", validation_fraction=0.25))
+        parts = [texts(corpora[split]) for split in ("train", "validation")]
+        assert sorted([*parts[0], *parts[1]]) == sorted(Poems.lines) and all(parts)
+        before = corpora["train"].fingerprint()
+        Poems.lines = [*Poems.lines, "one more"]
+        assert open_corpora(DataSection(source="poems"))["train"].fingerprint() != before
+        mixture = [MixtureSource(source="poems"), MixtureSource(source="stdlib", max_documents=2)]
+        assert "line 1" in texts(open_corpora(DataSection(mixture=mixture))["train"])
+    finally:
+        SOURCES.remove("poems")
+
+
+# Fingerprints
+
+
+def test_fingerprint_follows_content_and_settings_not_the_folder(tmp_path):
+    def fingerprint(folder, text="some text\nand more\n", **settings):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "a.txt").write_text(text)
+        return open_corpora(DataSection(files=str(tmp_path / folder / "a.txt"), **settings))["train"].fingerprint()
+
+    first = fingerprint("one")
+    assert fingerprint("two") == first
+    others = [
+        fingerprint("three", "some text\nand mare\n"),
+        fingerprint("one", document="line"),
+        fingerprint("one", validation_fraction=0.3),
+        fingerprint("one", max_documents=1),
+        fingerprint("one", max_line_bytes=100),
+    ]
+    assert len({first, *others}) == 6
+
+
+# Data sets of the Hub
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_rows_are_documents_loaded_or_streamed(hub_folder, streaming):
+    corpora = open_corpora(DataSection(dataset=str(hub_folder), test_split="test", streaming=streaming))
+    train, validation = texts(corpora["train"]), texts(corpora["validation"])
+    assert sorted(train + validation) == sorted(LINES) and validation
+    assert texts(corpora["train"]) == train
+    assert texts(corpora["test"]) == ["a test\n"]
+    own = open_corpora(DataSection(dataset=str(hub_folder), validation_split="test", streaming=streaming))
+    assert texts(own["train"]) == LINES and texts(own["validation"]) == ["a test\n"]
+
+
+def test_streamed_and_loaded_data_sets_split_off_the_same_documents(hub_folder):
+    loaded, streamed = (open_corpora(DataSection(dataset=str(hub_folder), streaming=way)) for way in (False, True))
+    assert texts(loaded["validation"]) == texts(streamed["validation"])
+
+
+def test_hub_fingerprint_is_stable_and_follows_the_files(hub_folder):
+    def fingerprint():
+        return open_corpora(DataSection(dataset=str(hub_folder)))["train"].fingerprint()
+
+    first = fingerprint()
+    assert fingerprint() == first
+    write_jsonl(hub_folder / "train.jsonl", [{"text": "other", "label": 1}] * 3)
+    os.utime(hub_folder / "train.jsonl", (1, 1))
+    assert fingerprint() != first
+
+
+# Mixtures
+
+
+def mixture(tmp_path, sizes, weights):
+    sections = []
+    for number, (size, weight) in enumerate(zip(sizes, weights)):
+        path = tmp_path / f"part{number}.txt"
+        path.write_text("".join(f"{number} {'x' * (row % 37)} {row}\n" for row in range(size)))
+        sections.append(MixtureSource(files=str(path), document="line", weight=weight))
+    return sections
+
+
+def test_mixture_keeps_the_shares_at_every_point_and_ends_where_one_source_runs_out(tmp_path):
+    data = DataSection(mixture=mixture(tmp_path, [3000, 3000, 3000], [5, 3, 2]), validation_fraction=0)
+    corpus = open_corpora(data)["train"]
+    read = [0, 0, 0]
+    for count, text in enumerate(texts(corpus)):
+        read[int(text[0])] += len(text)
+        if count > 100:
+            for part, share in enumerate((0.5, 0.3, 0.2)):
+                assert abs(read[part] - share * sum(read)) < 100  # two documents
+    assert corpus.shares() == pytest.approx([0.5, 0.3, 0.2], abs=0.002)
+    assert corpus.ended_by == "part0.txt" and "part0.txt" in corpus.notes()[0]
+
+
+def test_files_of_one_name_are_told_apart_in_a_mixture(tmp_path):
+    for folder in ("news", "captions"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.txt").write_text(f"{folder}\n" * 9)
+    (tmp_path / "other.txt").write_text("other\n" * 9)
+    files = ("news/train.txt", "other.txt", "captions/train.txt")
+    sections = [MixtureSource(files=str(tmp_path / name), document="line") for name in files]
+    corpus = open_corpora(DataSection(mixture=sections, validation_fraction=0))["train"]
+    assert corpus.name == "train.txt (mixture.0) + other.txt + train.txt (mixture.2)"
+    assert "captions\n" in texts(corpus) and corpus.ended_by == "train.txt (mixture.0)"  # its text is the shortest
+    assert "where train.txt (mixture.0) runs out" in corpus.notes()[0]
+
+
+def test_validation_of_a_mixture_reads_all_that_was_held_back(tmp_path):
+    corpora = open_corpora(DataSection(mixture=mixture(tmp_path, [300, 2000], [1, 1]), validation_fraction=0.1))
+    assert isinstance(corpora["validation"], MixtureCorpus)
+    parts = [text for part in corpora["validation"].corpora for text in texts(part)]
+    assert sorted(texts(corpora["validation"])) == sorted(parts)
+    assert not set(parts) & set(texts(corpora["train"]))
+
+
+# Bad input: skipped and counted
+
+
+def test_unreadable_documents_are_skipped_and_counted(tmp_path):
+    (tmp_path / "1.txt").write_bytes(b"caf\xe9 latin-1")
+    (tmp_path / "2.txt").write_text("x\n" * 400)
+    (tmp_path / "3.txt").write_text("x" * 200)
+    (tmp_path / "4.txt").write_text(" \n\n")
+    (tmp_path / "5.txt").write_text("good\n")
+    data = DataSection(files=str(tmp_path / "*.txt"), max_document_bytes=500, max_line_bytes=100, validation_fraction=0)
+    corpus = open_corpora(data)["train"]
+    for _ in range(2):  # the counts start again with each pass
+        assert texts(corpus) == ["good\n"]
+        assert vars(corpus.skipped) == {"non_utf8": 1, "too_long": 1, "gigantic_line": 1, "empty": 1}
+    assert corpus.notes() == [
+        "4 documents skipped: 1 not UTF-8, 1 too long, 1 with a gigantic line, 1 empty",
+        "not UTF-8: 1.txt; data.encoding=latin-1, or what it is, reads another encoding",
+        "too long: 2.txt; data.max_document_bytes allows more",
+        "with a gigantic line: 3.txt; data.max_line_bytes allows more",
+    ]
+
+
+def test_held_back_documents_of_a_stream_are_among_its_first_and_nothing_more_is_read():
+    class Endless(Source):
+        name = "endless"
+
+        def identity(self):
+            return self.name
+
+        def items(self):
+            for number in itertools.count():
+                assert number < 40, "read beyond the window"
+                yield Document(f"text {number}", str(number))
+
+    rule = ValidationSplit(fraction=0.3, window=40)
+    corpus = SourceCorpus("validation", Endless(), rule=rule, validation=True)
+    found = list(corpus.documents_from())
+    assert [document.text for document, _ in found] == [f"text {i}" for i in range(40) if rule.is_validation(i, "")]
+    last = found[-1][1]
+    assert [d.text for d, _ in corpus.documents_from([40, 40, None])] == [] and last[0] <= 40
+
+
+def test_rows_with_broken_text_are_skipped_and_counted(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"text": "caf\xe9"}\n{"text": "\\ud800"}\n{"text": null}\n{"text": ""}\n{"text": "good"}\n')
+    corpus = open_corpora(DataSection(files=str(path), validation_fraction=0))["train"]
+    assert texts(corpus) == ["good"]
+    assert vars(corpus.skipped) == {"non_utf8": 2, "too_long": 0, "gigantic_line": 0, "empty": 2}
+
+
+@pytest.mark.parametrize("document", ["file", "line", "paragraph"])
+def test_a_gigantic_line_is_never_held_in_memory(tmp_path, document):
+    path = tmp_path / "giant.txt.gz"
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        stream.write(b"good\n\n")
+        for _ in range(40):
+            stream.write(b"x" * 10**6)
+        stream.write(b"\n\nalso good\n")
+    source = FileSource(str(path), Limits(10**8, 10**6), document=document)
+    tracemalloc.start()
+    items = list(source.items())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6
+    reasons = [item.reason for item in items if hasattr(item, "reason")]
+    assert [reason for reason in reasons if reason != "empty"] == ["gigantic_line"]
+    if document != "file":
+        assert [item.text.strip() for item in items if hasattr(item, "text")] == ["good", "also good"]
+
+
+# Bad input: one sentence
+
+
+def bad_input(tmp_path):
+    """name -> (data section, what its sentence must contain)."""
+    (tmp_path / "good.txt").write_text("good\n")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text("\n  \n")
+    (tmp_path / "long.txt").write_text("word " * 100)
+    (tmp_path / "broken.txt.gz").write_bytes(gzip.compress(b"text" * 1000)[:-12])
+    (tmp_path / "fake.txt.gz").write_text("not gzip")
+    (tmp_path / "fake.parquet").write_text("not parquet")
+    (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"text": \n')
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    write_jsonl(tmp_path / "keys.jsonl", [{"texts": "a", "label": 1}])
+    write_jsonl(tmp_path / "number.jsonl", [{"text": 3}])
+
+    def files(name, **settings):
+        return DataSection(files=str(tmp_path / name), **settings)
+
+    good = str(tmp_path / "good.txt")
+    return {
+        "nothing": (DataSection(), ["data names no data", "one of source, files, dataset and mixture"]),
+        "builtin": (DataSection(source="stdlb"), ["data.source='stdlb'", "did you mean stdlib?"]),
+        "missing": (files("god.txt"), ["data.files=", "no such file", "did you mean", "good.txt"]),
+        "folder": (DataSection(files=str(tmp_path)), ["is a folder", "*"]),
+        "glob": (files("*.csv"), ["*.csv", "matches no file"]),
+        "empty": (files("empty.txt"), ["empty.txt holds no document with text", "1 empty"]),
+        "too long": (
+            files("long.txt", max_document_bytes=100),
+            ["1 too long", "data.max_document_bytes", "data.document"],
+        ),
+        "cut gzip": (files("broken.txt.gz"), ["broken.txt.gz is not a complete gzip file"]),
+        "not parquet": (files("fake.parquet"), ["fake.parquet is not a Parquet file"]),
+        "bad json": (files("bad.jsonl"), ["bad.jsonl, line 2", "not valid JSON"]),
+        "not a row": (files("list.jsonl"), ["list.jsonl, line 1", "not a JSON object"]),
+        "key": (files("keys.jsonl"), ["data.text_field='text'", "did you mean texts?"]),
+        "far key": (files("keys.jsonl", text_field="zzz"), ["data.text_field='zzz'", "known: label, texts"]),
+        "type": (files("number.jsonl"), ["number.jsonl:1 holds int, not text"]),
+        "mixture": (DataSection(mixture=[MixtureSource()]), ["data.mixture.0 names no data; set one of source"]),
+        "mixture file": (
+            DataSection(mixture=[MixtureSource(files=str(tmp_path / "none"))]),
+            ["data.mixture.0.files=", "no such file"],
+        ),
+        "mixture max": (
+            DataSection(mixture=[MixtureSource(files=good)], max_documents=3),
+            ["data.max_documents does not go with data.mixture"],
+        ),
+    }
+
+
+def test_every_bad_input_is_one_sentence_that_names_the_field(tmp_path):
+    for name, (data, expected) in bad_input(tmp_path).items():
+        with pytest.raises(UserError) as caught:  # as a recipe is read: types and bounds first
+            for corpus in open_corpora(build(DataSection, asdict(data), "data")).values():
+                texts(corpus)
+        sentence = str(caught.value)
+        assert all(part in sentence for part in expected), (name, sentence)
+        assert "\n" not in sentence and "data" in sentence, (name, sentence)
+
+
+def test_a_file_without_permission_is_a_sentence(tmp_path, monkeypatch):
+    path = tmp_path / "secret.txt"
+    path.write_text("secret")
+    path.chmod(0)
+    if os.access(path, os.R_OK):  # root reads everything: let the system refuse by hand
+
+        def refuse(*arguments):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("anyformer.pipelines.data.file_formats.open_file", refuse)
+    with pytest.raises(UserError, match=r"secret\.txt cannot be read \(Permission denied\)"):
+        open_corpora(DataSection(files=str(path)))
+
+
+def test_bad_data_sets_are_one_sentence(hub_folder, tmp_path):
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "dataset_info.json").write_text("{}")
+    cases = [
+        (DataSection(dataset=str(tmp_path / "nowhere")), ["data.dataset=", "cannot be loaded"]),
+        (DataSection(dataset=str(saved)), ["save_to_disk"]),
+        (DataSection(dataset=str(hub_folder), split="trein"), ["data.split='trein'", "did you mean train?"]),
+        (
+            DataSection(dataset=str(hub_folder), validation_split="tests"),
+            ["data.validation_split='tests'", "did you mean test?"],
+        ),
+        (DataSection(dataset=str(hub_folder), text_field="txt"), ["data.text_field='txt'", "did you mean text?"]),
+        (DataSection(dataset=str(hub_folder), text_field="label"), ["holds int, not text"]),
+        (DataSection(dataset=str(hub_folder), text_field="txt", streaming=True), ["data.text_field='txt'"]),
+    ]
+    for data, expected in cases:
+        with pytest.raises(UserError) as caught:
+            open_corpora(data)
+        assert all(part in str(caught.value) for part in expected), str(caught.value)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,196 @@
+"""Examples that are made of other data: true ones, the same in every run, none on both sides of a split."""
+
+import json
+from collections import Counter
+from itertools import islice
+
+import pytest
+from anyformer.pipelines.data import derived
+from anyformer.pipelines.data.derived import function_summaries, next_sentences, sentences_of
+from anyformer.pipelines.data.documents import Document
+from anyformer.pipelines.data.example_splits import open_examples
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.publishing.run_facts import RunFacts
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.schema import DataSection
+from task_data import CHARACTERS, functions, tagged, tales, task_recipe, write_lines
+
+CHOICES = {"context_field": "context", "choices_field": "choices", "label_field": "label"}
+
+
+def test_sentences_end_before_capitals_and_not_after_initials():
+    text = 'Mr. A. Smith came (e.g. by car).<br /><br />He said: "Go!" She went… 3 of them stayed. and so on\nA line'
+    assert sentences_of(text) == [
+        "Mr. A. Smith came (e.g. by car).",
+        'He said: "Go!"',
+        "She went…",
+        "3 of them stayed. and so on",
+        "A line",
+    ]
+    assert sentences_of(" \n ") == []
+
+
+def test_the_right_choice_is_the_next_sentence_and_the_others_are_of_other_texts(tmp_path, monkeypatch):
+    path = tales(tmp_path / "tales.jsonl", 90)
+    texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    monkeypatch.setattr(derived, "BLOCK", 20)  # four and a half: the half joins the last but one
+    section = DataSection(files=str(path), validation_fraction=0.2, derive="next_sentence")
+    splits = open_examples(section, CHOICES)
+    found = {split: list(examples) for split, examples in splits.items()}
+    assert found == {split: list(examples) for split, examples in open_examples(section, CHOICES).items()}
+    contexts = {split: {row["context"] for _, row in rows} for split, rows in found.items()}
+    assert contexts["train"] and contexts["validation"] and not contexts["train"] & contexts["validation"]
+    labels = Counter()
+    for place, row in found["train"]:
+        labels[row["label"]] += 1
+        own = [text for text in texts if row["context"] in text]
+        right = row["choices"][row["label"]]
+        assert len(set(row["choices"])) == 4 and any(f"{row['context']} {right}" in text for text in own)
+        assert not any(wrong in text for wrong in row["choices"] if wrong != right for text in own), place
+        assert all(abs(len(wrong) - len(right)) < 40 for wrong in row["choices"])
+    assert set(labels) == {0, 1, 2, 3} and sum(labels.values()) >= 70  # of 12 sentences: one example or two
+    documents = [Document(text, str(number)) for number, text in enumerate(texts)]
+    unfit = Counter()
+    assert list(next_sentences(documents[:1], unfit)) == []  # nothing to choose from
+    assert list(unfit.values()) == [1]
+
+
+def test_summaries_are_the_first_paragraph_of_docstrings_which_the_code_then_lacks():
+    source = '''
+class Store:
+    def get(self, key):
+        """Return the value of a key,
+        or None.
+
+        Further words.
+        """
+        return self._values.get(key)
+
+    async def close(self): "Too short."
+
+    def only(self):
+        """Nothing but these few words."""
+
+def get(self, key):
+    r"""Return \\d of a key."""
+
+    def inner():
+        """Another one inside of it."""
+        return key
+
+    return inner
+'''
+    copies = [Document("no python here!", "a.txt"), Document(source, "b.py"), Document(source, "copy.py")]
+    unfit = Counter()
+    found = list(function_summaries(copies, unfit))
+    assert unfit == {"no Python": 1}
+    assert [(place, row["function"], row["summary"]) for place, row in found] == [
+        ("b.py, line 3", "get", "Return the value of a key, or None."),
+        ("b.py, line 16", "get", "Return \\d of a key."),
+        ("b.py, line 19", "inner", "Another one inside of it."),
+    ]
+    assert found[0][1]["code"] == "def get(self, key):\n    return self._values.get(key)"
+    assert "Another" in found[1][1]["code"] and found[2][1]["code"] == "def inner():\n    return key"
+    pages = [Document(f"\x0c\n# two\u2028lines\n{source}".replace("\n", "\r\n"), "pages.py")]
+    assert [row for _, row in function_summaries(pages, unfit)] == [row for _, row in found]
+
+
+def test_functions_of_the_standard_library_are_summed_up_without_files():
+    section = DataSection(source="stdlib_code", validation_fraction=0.1, max_documents=30, derive="function_summary")
+    splits = open_examples(section, {"source": "code", "target_field": "summary"})
+    rows = [row for _, row in islice(splits["train"], 50)]
+    assert len(rows) == 50 and all(row["code"].startswith(("def ", "async def ")) for row in rows)
+    assert sum(row["summary"] in row["code"] for row in rows) == 0
+
+
+def test_kinds_of_names_are_what_the_tags_say(tmp_path):
+    rows = [{"tokens": ["Anna", "saw", "Rom"], "tags": ["B-PER", "O", "B-LOC"]}]
+    rows += [{"tokens": ["New", "York", "saw"], "tags": ["B-LOC", "I-LOC", "O"]}, {"tokens": ["so"], "tags": ["O"]}]
+    columns = {"text_field": "tokens", "label_field": "tags"}
+    section = DataSection(files=str(write_lines(tmp_path / "a.jsonl", rows)), validation_fraction=0.0)
+    section.derive = "entity_kinds"
+    found = [(row["tokens"], row["tags"]) for _, row in open_examples(section, columns)["train"]]
+    assert found == [("Anna saw Rom", ["PER", "LOC"]), ("New York saw", ["LOC"]), ("so", [])]
+    section.files = str(write_lines(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "tags": ["O"]}]))
+    with pytest.raises(UserError, match=r"task\.label_field='tags': .*b\.jsonl, line 1 has 1 tags of 2 words"):
+        open_examples(section, columns)
+    section.files = str(write_lines(tmp_path / "c.jsonl", [{"tokens": "a b", "tags": ["O"]}]))
+    with pytest.raises(
+        UserError, match=r"task\.text_field='tokens': .*c\.jsonl, line 1 holds str, not a list of words"
+    ):
+        open_examples(section, columns)
+
+
+LISTED = {"context_field": "context", "question_field": None, "choices_field": "choices", "max_length": 96}
+NO_TEST = {"validation_files": None, "test_files": None, "validation_fraction": 0.2}
+
+
+@pytest.mark.parametrize(
+    "task, make, data, settings",
+    [
+        ("multiple_choice", tales, {"derive": "next_sentence"}, LISTED),
+        (
+            "multi_label_classification",
+            tagged,
+            {"derive": "entity_kinds"},
+            {"text_field": "tokens", "label_field": "tags"},
+        ),
+        (
+            "text_to_text",
+            functions,
+            {"derive": "function_summary", "document": "paragraph"},
+            {"source": "{code}", "target_field": "summary", "answers": "texts", "max_length": 96},
+        ),
+    ],
+)
+def test_a_task_trains_on_what_is_derived_and_is_measured_alike_again(
+    task, make, data, settings, command, tmp_path, capsys
+):
+    path = make(tmp_path / ("made.py" if make is functions else "made.jsonl"))
+    if make is functions:
+        path.write_text(path.read_text() + "\n\nno python here!\n")
+    metrics = {"text_to_text": ["exact_match"]}.get(task)
+    sections = {"data": {"files": str(path)} | NO_TEST | data, "task": settings, "tokenizer": CHARACTERS}
+    sections["model"] = {"max_position_embeddings": 128}
+    sections["evaluation"] = {"every_steps": None} | ({"metrics": metrics} if metrics else {})
+    recipe = task_recipe(tmp_path, task, training={"max_steps": 2}, **sections)
+    assert command("train", recipe) == 0
+    assert ("no example was made of 1 document (no Python)" in capsys.readouterr().out) is (make is functions)
+    run = next(tmp_path.glob("*/run.json")).parent
+    assert command("evaluate", run, "--output", tmp_path / "result.json", "evaluation.bootstrap=0") == 0
+    assert RunFacts.read(run).source_names == f"local data ({data['derive']})"
+    facts = json.loads((run / "run.json").read_text())["metrics"]
+    found = json.loads((tmp_path / "result.json").read_text())["metrics"]
+    assert {f"validation_{name}": value for name, value in found.items()} == pytest.approx(facts, rel=1e-4)
+
+
+def test_what_cannot_be_derived_is_one_sentence(tiny_recipe, tmp_path, text_file):
+    def refused(path, *overrides):
+        with pytest.raises(UserError) as caught:
+            prepare_data(load_recipe(str(path), overrides))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    text = tiny_recipe()
+    assert refused(text, "data.derive=next_sentence").startswith(
+        "data.derive=next_sentence makes examples of a task, and objective.name=causal learns from the data as they are"
+    )
+    assert "did you mean next_sentence?" in refused(text, "data.derive=next_sentense")
+    data = {"files": str(text_file)} | NO_TEST
+    section = {"tokenizer": CHARACTERS, "evaluation": {"every_steps": None}, "data": data}
+    section["model"] = {"max_position_embeddings": 96}
+    choice = task_recipe(tmp_path, "multiple_choice", task=LISTED, **section)
+    assert refused(choice, "data.derive=next_sentence", "task.context_field=text").startswith(
+        "task.context_field='text': no such column in what data.derive=next_sentence makes"
+    )
+    assert refused(choice, "data.derive=entity_kinds").startswith(
+        "data.derive=entity_kinds makes the columns that task.text_field and task.label_field name, and this task "
+        "reads those of task.context_field"
+    )
+    short = write_lines(tmp_path / "short.jsonl", [{"text": "One. Two."}] * 20)
+    sentence = refused(choice, "data.derive=next_sentence", f"data.files={short}")
+    assert sentence.startswith("data.derive=next_sentence: no example for train can be made of short.jsonl")
+    assert "data.document has no effect with a task" in refused(choice, "data.document=line")
+    streamed = refused(choice, "data.derive=next_sentence", "data.files=null", "data.dataset=d", "data.streaming=true")
+    assert streamed == "data.derive=next_sentence reads stored data; set data.streaming=false"

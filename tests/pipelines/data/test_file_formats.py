@@ -1,0 +1,235 @@
+"""Laws of the file formats: the same rows from each, nothing read as what it is not, one sentence for a broken file."""
+
+import gzip
+import json
+import tracemalloc
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.example_splits import open_examples
+from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.schema import DataSection, MixtureSource
+
+ROWS = [
+    {"text": 'één, "two"\nthree\t', "label": "good"},
+    {"text": "a [bracket], a {brace}", "label": "bad"},
+    {"text": "x" * 200_000, "label": "long"},
+]
+
+
+def texts(corpus):
+    return [document.text for document in corpus.documents()]
+
+
+def section(path, **settings):
+    return DataSection(files=str(path), **({"validation_fraction": 0} | settings))
+
+
+def quoted(row, delimiter):
+    return delimiter.join('"' + value.replace('"', '""') + '"' for value in row.values())
+
+
+def table(delimiter):
+    return delimiter.join(ROWS[0]) + "\r\n" + "\r\n\r\n".join(quoted(row, delimiter) for row in ROWS) + "\r\n"
+
+
+CONTENTS = {
+    "a.csv": table(","),
+    "a.tsv": table("\t"),
+    "a.json": json.dumps(ROWS),
+    "pretty.json": json.dumps(ROWS, indent=4, ensure_ascii=False),
+    "lines.json": "\n".join(map(json.dumps, ROWS)),
+    "a.jsonl": "\n".join(map(json.dumps, ROWS)),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_format_gives_the_same_texts_and_examples(tmp_path, name, packed):
+    path = tmp_path / (name + ".gz" * packed)
+    content = CONTENTS[name].encode()
+    path.write_bytes(gzip.compress(content) if packed else content)
+    assert texts(open_corpora(section(path))["train"]) == [row["text"] for row in ROWS]
+    read = open_examples(section(path), {"text_field": "text", "label_field": "label"})["train"]
+    assert [row for _, row in read] == ROWS
+
+
+def test_a_text_is_found_under_keys_within_keys_in_every_format_that_has_them(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf-cache"))
+    rows = [{"doc": {"id": 1, "body": {"text": text}}} for text in ("one", "two")]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "train.jsonl").write_text((tmp_path / "a.jsonl").read_text())
+    sources = [section(tmp_path / f"a.{suffix}") for suffix in ("json", "jsonl", "parquet")]
+    sources += [
+        DataSection(dataset=str(tmp_path / "hub"), streaming=way, validation_fraction=0) for way in (False, True)
+    ]
+    for data in sources:
+        data.text_field = "doc.body.text"
+        assert texts(open_corpora(data)["train"]) == ["one", "two"]
+        if data.files:
+            examples = open_examples(data, {"text_field": "doc.body.text"})["train"]
+            assert [row["doc.body.text"] for _, row in examples] == ["one", "two"]
+        data.text_field = "doc.body.txt"
+        with pytest.raises(UserError, match=r"text_field='doc\.body\.txt'.*no such.*did you mean doc\.body\.text\?"):
+            open_corpora(data)
+
+
+def test_code_and_markup_are_text_where_a_pattern_asks_for_them(tmp_path):
+    for name in ("a.txt", "b.md", "c.py.gz", "NOTES", "part.0001"):
+        (tmp_path / name).write_bytes(gzip.compress(b"text\n") if name.endswith(".gz") else b"text\n")
+    for pattern in ("*.md", "b.m*", "*.py*", "c.py.gz", "*.[mn]d", "N*", "part.*"):
+        assert texts(open_corpora(section(tmp_path / pattern))["train"]) == ["text\n"], pattern
+    for pattern in ("*", "*.*", "b*", "**", "b.*"):
+        with pytest.raises(UserError, match=r"data\.files=.* matches .*(b\.md|c\.py\.gz), too; name the files"):
+            open_corpora(section(tmp_path / pattern))
+
+
+def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
+    for name in ("a.xlsx", "a.pdf", "a.txt.bz2", "a.unknown"):
+        (tmp_path / name).write_text("text\n")
+        for pattern in (name, "*" + name[1:]):
+            with pytest.raises(UserError) as caught:
+                open_corpora(section(tmp_path / pattern))
+            sentence = str(caught.value)
+            assert f"{name} ends in .{name.split('.')[-1]}, which is no known format" in sentence
+            assert all(
+                suffix in sentence for suffix in (".csv", ".json", ".jsonl", ".parquet", ".txt", *CODE_AND_MARKUP)
+            )
+    with pytest.raises(UserError, match=r"a\.pdf is of no format that labelled examples are read from; known: .*\.csv"):
+        open_examples(section(tmp_path / "a.pdf"), {"label_field": "label"})
+
+
+BROKEN = {
+    "digits.jsonl": ('{"text": "a"}\n{"n": ' + "1" * 5000 + "}\n", ["line 2", "more than 4,300 digits"]),
+    "deep.jsonl": ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n", ["line 1", "nested too deeply"]),
+    "digits.json": ('[{"text": "a"}, {"n": ' + "1" * 5000 + "}]", ["row 2", "more than 4,300 digits"]),
+    "deep.json": ('[{"text": ' + "[" * 100_000 + "]" * 100_000 + "}]", ["row 1", "nested too deeply"]),
+    "cut.json": ('[{"text": "a"}, {"text": "b', ["row 2", "not valid JSON"]),
+    "open.json": ('[{"text": "a"}', ["row 2", "not valid JSON"]),
+    "comma.json": ('[{"text": "a"} {"text": "b"}]', ["row 2", "no comma between two values"]),
+    "end.json": ('[{"text": "a"}] more', ["row 2", "text after the end of the array"]),
+    "number.json": ("[1, 2]", ["row 1", "not a JSON object but int"]),
+    "other.json": ('{"rows": []}', ["data.text_field='text'", "known: rows"]),
+    "semicolon.csv": ("text;label\ngood;1\n", ["separates values by ';' instead of ','", "commas", "data.encoding"]),
+    "tabs.csv": ("text\tlabel\ngood\t1\n", ["separates values by '\\t' instead of ','", "tabs as .tsv"]),
+    "cp1252.csv": (b"text,gr\xf6\xdfe\ngood,1\n", ["line 1: not UTF-8; data.encoding=cp1252"]),
+    "commas.csv": ("text,label\nwell, I liked it,1\n", ["line 2 holds 3 instead of 2 values", "needs quotes"]),
+    "few.csv": ("text,label\ngood,1\nbad\n", ["line 3 holds 1 instead of 2 values"]),
+    "quote.csv": ('text,label\ngood,1\n"bad,1\nbad,1\n', ["from line 3 on, is not a table"]),
+    "quote.tsv": ('text\tlabel\n"so" he said\t1\n', ["from line 2 on, is not a table"]),
+    "empty.csv": ("", ["holds no document with text"]),
+    "empty.json": ("[]", ["holds no document with text"]),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_one_sentence(tmp_path, name):
+    content, says = BROKEN[name]
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as caught:
+        texts(open_corpora(section(tmp_path / name))["train"])
+    sentence = str(caught.value)
+    assert name in sentence and "\n" not in sentence and all(words in sentence for words in says), sentence
+
+
+def test_a_table_without_line_breaks_is_never_held_in_memory(tmp_path):
+    path = tmp_path / "a.csv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        stream.write(b"text,label\r\ngood,1\r")
+        for _ in range(40):
+            stream.write(b"x" * 10**6)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"a\.csv\.gz, from line 3 on, is not a table \(field larger than"):
+        texts(open_corpora(section(path, max_document_bytes=1000))["train"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8e6
+
+
+@pytest.mark.parametrize("split", ["files", "validation_files", "test_files"])
+@pytest.mark.parametrize("name", ["b.jsonl", "b.json", "b.csv"])
+def test_a_column_that_a_later_file_of_any_split_lacks_is_found_when_they_are_opened(tmp_path, split, name):
+    (tmp_path / "a.csv").write_text("text,label\ngood,1\nbad,0\n")
+    (tmp_path / name).write_text("txet,label\ngood,1\n" if "csv" in name else '{"txet": "good", "label": 1}\n')
+    good, both = str(tmp_path / "a.csv"), [str(tmp_path / "a.csv"), str(tmp_path / name)]
+    data = DataSection(**{"files": good, "validation_files": good, "test_files": good} | {split: both})
+    for function in (open_corpora, lambda data: open_examples(data, {"text_field": "text"})):
+        with pytest.raises(UserError, match=rf"text_field='text': no such .*{name}.*did you mean txet\?"):
+            function(data)
+
+
+# Encodings
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-8"])
+def test_files_in_other_encodings_are_read_where_the_recipe_names_them(tmp_path, encoding):
+    words = ["café\n", "naïve\n"]
+    contents = {
+        "a.txt": "".join(words),
+        "a.jsonl": "".join(json.dumps({"text": word}, ensure_ascii=False) + "\n" for word in words),
+        "a.json": json.dumps([{"text": word} for word in words], ensure_ascii=False),
+        "a.csv": 'text\r\n"café\n"\r\n"naïve\n"\r\n',
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content.encode(encoding))
+        data = section(tmp_path / name, encoding=encoding, document="line")
+        assert texts(open_corpora(data)["train"]) == words, name
+        mixed = DataSection(mixture=[MixtureSource(files=data.files, encoding=encoding, document="line")])
+        assert sorted(texts(open_corpora(mixed)["train"]) + texts(open_corpora(mixed)["validation"])) == words
+        if name != "a.txt":
+            examples = open_examples(data, {"text_field": "text"})["train"]
+            assert [row["text"] for _, row in examples] == words, name
+
+
+def test_an_encoding_is_checked_and_part_of_the_fingerprint(tmp_path):
+    (tmp_path / "a.txt").write_text("text\n")
+    for encoding in ("rot13", "lattin-1", "idna", "punycode", "utf-8\0"):
+        with pytest.raises(UserError, match=r"data\.encoding=.* is no encoding that Python knows"):
+            open_corpora(section(tmp_path / "a.txt", encoding=encoding))
+    with pytest.raises(UserError, match=r"data\.encoding='latin-1' has no effect without data\.files"):
+        open_corpora(DataSection(source="stdlib", encoding="latin-1"))
+    (tmp_path / "odd.txt").write_bytes(b"abc")
+    with pytest.raises(UserError, match=r"odd\.txt is not utf-16"):
+        open_corpora(section(tmp_path / "odd.txt", encoding="utf-16-le"))
+    for encoding, order in (("utf-16", "le"), ("utf-16", "be"), ("utf-32", "le")):
+        (tmp_path / "bare.txt").write_bytes("text\n".encode(f"{encoding}-{order}"))
+        with pytest.raises(UserError, match=rf"bare\.txt is not {encoding} .*no byte order mark.*-le.*or .*-be"):
+            open_corpora(section(tmp_path / "bare.txt", encoding=encoding))
+        told = open_corpora(section(tmp_path / "bare.txt", encoding=f"{encoding}-{order}"))
+        assert texts(told["train"]) == ["text\n"]
+    prints = [
+        open_corpora(section(tmp_path / "a.txt", encoding=name))["train"].fingerprint() for name in ("utf-8", "cp1252")
+    ]
+    assert prints[0] != prints[1]
+
+
+def test_bytes_that_are_no_text_are_skipped_rows_and_refused_examples(tmp_path):
+    for name, content in {
+        "a.csv": b"text,label\ngood,1\ncaf\xe9,2\n",
+        "a.json": b'[{"text": "good", "label": 1}, {"text": "caf\xe9", "label": 2}]',
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        corpus = open_corpora(section(tmp_path / name))["train"]
+        assert texts(corpus) == ["good"] and corpus.skipped.non_utf8 == 1
+        with pytest.raises(UserError, match=r"(line 3|row 2): not UTF-8"):
+            list(open_examples(section(tmp_path / name), {"text_field": "text"})["train"])
+
+
+def test_of_skipped_files_five_are_named_and_the_rest_are_counted(tmp_path):
+    for number in range(8):
+        (tmp_path / f"{number}.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "good.txt").write_text("good")
+    corpus = open_corpora(section(tmp_path / "*.txt"))["train"]
+    assert texts(corpus) == ["good"]
+    assert corpus.notes()[1] == (
+        "not UTF-8: 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 3 more; "
+        "data.encoding=latin-1, or what it is, reads another encoding"
+    )

@@ -1,0 +1,346 @@
+"""Laws of packing: every prediction once, documents apart, the same rows however they are made."""
+
+import pickle
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from anyformer.pipelines.data import token_store
+from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.documents import Corpus, Document, SkipCounts
+from anyformer.pipelines.data.encoding import Encoder
+from anyformer.pipelines.data.packing import (
+    PackedDataset,
+    StreamingPackedDataset,
+    tokenize_corpus,
+)
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.causal import Causal
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.recipes.types import build
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+PAD = 9999
+some_settings = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+lengths_of_documents = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) > 1)
+
+
+class TextList(Corpus):
+    """A corpus of given texts."""
+
+    split = name = "texts"
+
+    def __init__(self, texts):
+        self.texts, self.skipped = texts, SkipCounts()
+
+    def documents(self):
+        return (Document(text, str(number)) for number, text in enumerate(self.texts))
+
+    def identity(self):
+        return self.texts
+
+
+class ArrayStore:
+    """What PackedDataset needs of a TokenStore. Each token is its own place in the stream."""
+
+    name, fingerprint, num_bytes, notes = "arrays", "f", 1, ()
+
+    def __init__(self, lengths):
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self.num_tokens, self.num_documents = int(self.offsets[-1]), len(lengths)
+        self.tokens = np.arange(self.num_tokens, dtype=np.uint16)
+
+
+def rows_of(dataset):
+    return [dataset[index] for index in range(len(dataset))]
+
+
+def counted_predictions(rows):
+    """(context token, predicted token) of every label that counts, as a shifting model sees them."""
+    return [
+        (int(row["input_ids"][place - 1]), int(row["labels"][place]))
+        for row in rows
+        for place in range(1, len(row["labels"]))
+        if row["labels"][place] != IGNORE_INDEX
+    ]
+
+
+def same_rows(left, right):
+    left, right = list(left), list(right)
+    keys = ("input_ids", "labels", "position_ids")
+    return len(left) == len(right) and all(torch.equal(a[key], b[key]) for a, b in zip(left, right) for key in keys)
+
+
+@pytest.fixture(scope="module")
+def char_tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("char")
+    return train_or_load_tokenizer(TokenizerSection(type="char"), TextList(["abcdefgh \n"]), folder, progress=False)
+
+
+def store_of(texts, tokenizer, folder, add_bos=False, add_eos=True):
+    corpus = texts if isinstance(texts, Corpus) else TextList(texts)
+    return tokenize_corpus(corpus, tokenizer, folder, add_bos=add_bos, add_eos=add_eos, progress=False)
+
+
+# Rows
+
+
+@some_settings
+@given(lengths=lengths_of_documents, length=st.integers(2, 24))
+def test_every_prediction_within_a_document_is_made_exactly_once(lengths, length):
+    store = ArrayStore(lengths)
+    dataset = PackedDataset(store, length, "pad", PAD)
+    expected = [
+        (token - 1, token)
+        for begin, end in zip(store.offsets, store.offsets[1:])
+        for token in range(int(begin) + 1, int(end))
+    ]
+    assert counted_predictions(rows_of(dataset)) == expected  # in order, none across documents
+    assert dataset.num_predictions == len(expected)
+
+
+@some_settings
+@given(lengths=lengths_of_documents, length=st.integers(2, 24))
+def test_segments_positions_and_labels_describe_the_same_document_parts(lengths, length):
+    store = ArrayStore(lengths)
+    dataset = PackedDataset(store, length, "pad", PAD)
+    seen = set()
+    for index, row in enumerate(rows_of(dataset)):
+        place = 0
+        for document, start, size in dataset.segments(index):
+            tokens = row["input_ids"][place : place + size].tolist()
+            begin = int(store.offsets[document]) + start
+            assert size > 0 and tokens == list(range(begin, begin + size))
+            assert begin + size <= store.offsets[document + 1]
+            assert row["position_ids"][place : place + size].tolist() == list(range(size))
+            assert row["labels"][place : place + size].tolist() == [IGNORE_INDEX, *tokens[1:]]
+            seen.update(tokens)
+            place += size
+        padding = length - place
+        assert padding == 0 or index == len(dataset) - 1
+        assert row["input_ids"][place:].tolist() == [PAD] * padding
+        assert row["labels"][place:].tolist() == [IGNORE_INDEX] * padding
+        assert row["position_ids"][place:].tolist() == list(range(padding))
+        assert all(value.dtype == torch.int64 and value.shape == (length,) for value in row.values())
+    assert seen == set(range(store.num_tokens))
+
+
+@some_settings
+@given(lengths=lengths_of_documents, length=st.integers(2, 24))
+def test_dropping_the_tail_keeps_the_full_rows_as_they_are(lengths, length):
+    store = ArrayStore(lengths)
+    padded = PackedDataset(store, length, "pad", PAD)
+    full = [row for row in rows_of(padded) if PAD not in row["input_ids"]]
+    if not full:
+        with pytest.raises(UserError):
+            PackedDataset(store, length, "drop")
+        return
+    dropped = PackedDataset(store, length, "drop")
+    assert same_rows(rows_of(dropped), full)
+    assert dropped.fill_rate == 1
+    assert dropped.num_predictions == len(counted_predictions(full))
+    held = sum((row["input_ids"] != PAD).sum().item() for row in rows_of(padded))
+    assert padded.fill_rate == pytest.approx(held / (length * len(padded)))
+    documents = [{document for document, _, _ in padded.segments(index)} for index in range(len(padded))]
+    assert padded.is_packed == any(len(row) > 1 for row in documents)
+
+
+@some_settings
+@given(lengths=lengths_of_documents, length=st.integers(2, 24))
+def test_padding_waste_is_what_rows_of_their_own_would_waste(lengths, length):
+    alone = [PackedDataset(ArrayStore([size]), length, "pad", PAD) for size in lengths if size > 1]
+    single = sum(size == 1 for size in lengths)  # one token: a row with nothing to predict
+    rows = sum(map(len, alone)) + single
+    held = sum(one.fill_rate * len(one) for one in alone) + single / length
+    dataset = PackedDataset(ArrayStore(lengths), length, "pad", PAD)
+    assert dataset.padding_waste == pytest.approx(1 - held / rows)
+
+
+def test_rows_are_found_by_index_and_not_beyond(char_tokenizer):
+    dataset = PackedDataset(ArrayStore([100]), 10, "pad", PAD)
+    assert torch.equal(dataset[-1]["input_ids"], dataset[len(dataset) - 1]["input_ids"])
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+# Tokens on disk
+
+
+@some_settings
+@given(texts=st.lists(st.text(st.sampled_from("abc \n")), min_size=1, max_size=8), bos=st.booleans(), eos=st.booleans())
+def test_the_store_holds_each_document_framed_and_counted(tmp_path_factory, char_tokenizer, texts, bos, eos):
+    store = store_of(texts, char_tokenizer, tmp_path_factory.mktemp("store"), bos, eos)
+    end = char_tokenizer.eos_token_id
+    for index, text in enumerate(texts):
+        framed = store.document(index).tolist()
+        assert framed == [end] * bos + char_tokenizer(text).input_ids + [end] * eos
+    assert store.num_documents == len(texts)
+    assert store.num_characters == sum(map(len, texts))
+    assert store.tokens.dtype == np.uint16
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("a b\n", 3), ("a b", 3), ("\n\n", 2), (" a \n b\n\n c", 7), ("", 1), ("\n", 1)]
+)
+def test_words_count_one_more_per_line(text, words):
+    assert token_store.count_words(text) == words
+
+
+def test_ids_are_stored_in_two_bytes_below_65536_and_in_four_from_there(tmp_path, char_tokenizer):
+    import copy
+
+    assert [token_store.token_dtype(size) for size in (2, 65_535, 65_536)] == ["uint16", "uint16", "uint32"]
+    tokenizer = copy.deepcopy(char_tokenizer)
+    for wanted, dtype in ((65_535, np.uint16), (65_537, np.uint32)):
+        tokenizer.add_tokens([f"<t{number}>" for number in range(len(tokenizer), wanted)])
+        last = f"<t{wanted - 1}>"
+        store = store_of([f"a{last}"], tokenizer, tmp_path, add_eos=False)
+        assert store.tokens.dtype == dtype
+        assert store.tokens.tolist() == tokenizer(f"a{last}").input_ids
+
+
+def test_a_reopened_dataset_is_identical_and_nothing_is_tokenised_again(tmp_path, char_tokenizer, monkeypatch):
+    texts = ["abc def\n" * 30, "gh", "a\n" * 50]
+    first = PackedDataset(store_of(texts, char_tokenizer, tmp_path), 16, "pad", 0)
+    monkeypatch.setattr(Encoder, "encode_documents", None)
+    second = PackedDataset(store_of(texts, char_tokenizer, tmp_path), 16, "pad", 0)
+    assert same_rows(rows_of(first), rows_of(second))
+    assert first.fingerprint == second.fingerprint
+    assert asdict(first.store.skipped) == asdict(second.store.skipped)
+    assert PackedDataset(second.store, 17, "pad", 0).fingerprint != first.fingerprint
+
+
+def test_other_text_tokenizer_or_framing_has_its_own_store(tmp_path, char_tokenizer):
+    other = train_or_load_tokenizer(TokenizerSection(type="char"), TextList(["xabc"]), tmp_path, progress=False)
+    stores = [
+        store_of(["abc"], char_tokenizer, tmp_path),
+        store_of(["abcd"], char_tokenizer, tmp_path),
+        store_of(["abc"], other, tmp_path),
+        store_of(["abc"], char_tokenizer, tmp_path, add_bos=True),
+        store_of(["abc"], char_tokenizer, tmp_path, add_eos=False),
+    ]
+    assert len({store.fingerprint for store in stores}) == 5
+
+
+def test_a_damaged_store_is_made_again(tmp_path, char_tokenizer):
+    store = store_of(["abc def"], char_tokenizer, tmp_path)
+    expected, folder = store.tokens.tolist(), store.folder
+    (folder / "tokens.bin").write_bytes(b"ab")
+    assert store_of(["abc def"], char_tokenizer, tmp_path).tokens.tolist() == expected
+    (folder / "meta.json").write_text("{")
+    assert store_of(["abc def"], char_tokenizer, tmp_path).tokens.tolist() == expected
+
+
+def test_a_pickled_dataset_carries_no_tokens(tmp_path, char_tokenizer):
+    dataset = PackedDataset(store_of(["abc def\n" * 20_000], char_tokenizer, tmp_path), 128)
+    content = pickle.dumps(dataset)
+    assert len(content) < 20_000 < dataset.store.tokens.nbytes
+    assert same_rows(rows_of(pickle.loads(content))[:50], rows_of(dataset)[:50])
+
+
+# Streams
+
+
+@some_settings
+@given(
+    texts=st.lists(st.text(st.sampled_from("abc \n"), max_size=60), min_size=1, max_size=8),
+    length=st.integers(2, 20),
+    tail=st.sampled_from(["drop", "pad"]),
+    bos=st.booleans(),
+    eos=st.booleans(),
+)
+def test_a_stream_gives_the_rows_of_stored_data(tmp_path_factory, char_tokenizer, texts, length, tail, bos, eos):
+    store = store_of(texts, char_tokenizer, tmp_path_factory.mktemp("stream"), bos, eos)
+    stream = StreamingPackedDataset(TextList(texts), char_tokenizer, length, tail, add_bos=bos, add_eos=eos)
+    try:
+        expected = rows_of(PackedDataset(store, length, tail, char_tokenizer.pad_token_id))
+    except UserError as error:
+        with pytest.raises(UserError) as caught:
+            list(stream)
+        assert str(caught.value) == str(error)
+        return
+    assert same_rows(stream, expected)
+    assert same_rows(stream, expected)  # a second pass starts again
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rows_do_not_depend_on_the_number_of_workers(tmp_path, char_tokenizer, workers):
+    from torch.utils.data import DataLoader
+
+    texts = ["abc def\n" * 10, "gh" * 20, "a\n" * 30]
+    stream = StreamingPackedDataset(TextList(texts), char_tokenizer, 16, add_bos=False, add_eos=True)
+    stored = PackedDataset(store_of(texts, char_tokenizer, tmp_path), 16)
+    for dataset in (stream, stored):
+        alone, together = (list(DataLoader(dataset, batch_size=3, num_workers=number)) for number in (0, workers))
+        assert same_rows(alone, together)
+
+
+# Reports and bad input
+
+
+def test_bad_input_is_one_sentence(tmp_path, char_tokenizer):
+    import copy
+
+    nameless = copy.deepcopy(char_tokenizer)
+    nameless.eos_token = nameless.bos_token = nameless.pad_token = None
+    store = store_of(["abc def"], char_tokenizer, tmp_path)
+    cases = [
+        (
+            lambda: PackedDataset(store, 1024),
+            "objective.sequence_length=1024 is longer than the whole text of texts (8 tokens); at most 8 works",
+        ),
+        (lambda: PackedDataset(store, 1), "objective.sequence_length=1 must be at least 2"),
+        (lambda: build(Causal.Settings, {"tail": "cut"}, "objective"), "objective.tail='cut'"),
+        (lambda: store_of(["a"], nameless, tmp_path, add_bos=True), "objective.add_bos=true needs"),
+        (lambda: store_of(["a"], nameless, tmp_path), "objective.add_eos=true needs"),
+    ]
+    for call, sentence in cases:
+        with pytest.raises(UserError) as caught:
+            call()
+        assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    assert len(PackedDataset(store, 8)) == 1  # the length the first error names
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, char_tokenizer, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"data\.cache_dir=.*cannot be written"):
+        store_of(["abc"], char_tokenizer, tmp_path / "file")
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Encoder, "encode_documents", full)
+    with pytest.raises(UserError, match=r"data\.cache_dir=.*No space left on device"):
+        store_of(["abc"], char_tokenizer, tmp_path)
+    assert not list((tmp_path / "tokens").iterdir())
+
+
+# Real text
+
+
+def test_wikitext2_has_the_published_numbers_of_words(tmp_path, data_folder, char_tokenizer):
+    folder = data_folder / "wikitext2"
+    corpora = open_corpora(
+        DataSection(
+            files=str(folder / "test.txt.gz"),
+            validation_files=str(folder / "validation.txt.gz"),
+        )
+    )
+    words = {split: store_of(corpus, char_tokenizer, tmp_path).num_words for split, corpus in corpora.items()}
+    assert words == {"train": 245_569, "validation": 217_646}
+
+
+def test_tinyshakespeare_has_65_characters(tmp_path, data_folder):
+    folder = data_folder / "tinyshakespeare"
+    corpora = open_corpora(
+        DataSection(files=str(folder / "train.txt.gz"), validation_files=str(folder / "validation.txt.gz"))
+    )
+    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpora["train"], tmp_path, progress=False)
+    assert tokenizer.convert_ids_to_tokens([64, 65, 66, 67]) == ["z", "<|endoftext|>", "<|pad|>", "<|unk|>"]
+    store = store_of(corpora["validation"], tokenizer, tmp_path, add_eos=False)
+    assert store.num_tokens == store.num_characters == 111_540
+    assert tokenizer.unk_token_id not in store.tokens

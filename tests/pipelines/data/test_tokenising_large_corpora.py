@@ -1,0 +1,296 @@
+"""Laws of large corpora: shards change no token, nothing finished is made again, memory does not grow with the text."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from anyformer.pipelines.data import encoded_stream, encoding, token_store, tokenization
+from anyformer.pipelines.data.corpora import open_corpora
+from anyformer.pipelines.data.documents import Limits
+from anyformer.pipelines.data.mixture_corpus import MixtureCorpus
+from anyformer.pipelines.data.packing import PackedDataset, RowStarts
+from anyformer.pipelines.data.text_files import FileSource
+from anyformer.pipelines.data.tokenization import Share, Tokenization, tokenize_corpus
+from anyformer.pipelines.data.validation_split import SourceCorpus
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
+from anyformer.pipelines.storage import cache, checksums
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from processes import Process
+
+LIMITS = Limits(document_bytes=10**6, line_bytes=400)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three files of lines, some of them to be skipped."""
+    for number, name in enumerate("abc"):
+        lines = [f"{name} {i} " + "wordy text " * (i % 7) + "\n" for i in range(150 + 40 * number)]
+        lines[3], lines[70], lines[71] = "x" * 500 + "\n", " \n", "y" * 600 + "\n"
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
+    return tmp_path
+
+
+@pytest.fixture
+def corpus(files):
+    return open_corpora(DataSection(files=f"{files}/*.txt", document="line", max_line_bytes=400))["train"]
+
+
+@pytest.fixture
+def tokenizer(corpus, tmp_path):
+    return train_or_load_tokenizer(TokenizerSection(vocab_size=300), corpus, tmp_path / "t", progress=False)
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(tokenization, "SHARD_BYTES", 2000)
+    monkeypatch.setattr(encoded_stream, "_GROUP", 700)
+
+
+def store_of(corpus, tokenizer, cache, num_proc=1, add_bos=False):
+    return tokenize_corpus(corpus, tokenizer, cache, add_bos=add_bos, add_eos=True, progress=False, num_proc=num_proc)
+
+
+def content(store):
+    """Every byte of a store."""
+    return {path.name: path.read_bytes() for path in store.folder.iterdir()}
+
+
+def shard_folders(cache):
+    return sorted(path for path in cache.glob("shards/*/*") if path.name[0] != ".")
+
+
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_shards_and_processes_change_no_byte_of_the_store(corpus, tokenizer, tmp_path, num_proc, monkeypatch):
+    whole = content(store_of(corpus, tokenizer, tmp_path / "whole"))
+    monkeypatch.setattr(tokenization, "SHARD_BYTES", 2000)
+    monkeypatch.setattr(encoded_stream, "_GROUP", 700)
+    store = store_of(corpus, tokenizer, tmp_path / "shards", num_proc)
+    assert content(store) == whole
+    assert store.skipped.empty == 3 and store.skipped.gigantic_line == 5 and len(store.notes) == 2
+    assert not (tmp_path / "shards" / "shards" / store.folder.name).exists()
+
+
+def test_mixtures_and_documents_without_tokens_are_joined_as_they_are_written_at_once(files, tmp_path, monkeypatch):
+    def mixture():
+        sources = [FileSource(str(files / f"{name}.txt"), LIMITS, document="line") for name in "abc"]
+        members = [(SourceCorpus("train", one), weight) for one, weight in zip(sources, (3, 1, 2))]
+        return MixtureCorpus("train", members, keep_shares=True)
+
+    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), mixture(), tmp_path, progress=False)
+    whole = store_of(mixture(), tokenizer, tmp_path / "whole")
+    monkeypatch.setattr(tokenization, "SHARD_BYTES", 1500)
+    killed, resumed = mixture(), mixture()
+    make_some_shards(killed, tokenizer, tmp_path / "cache", 3)
+    assert content(store_of(resumed, tokenizer, tmp_path / "cache")) == content(whole)
+    assert "mixture: " in whole.notes[0] and "runs out" in whole.notes[0]
+
+
+@pytest.mark.parametrize("moment", ["before a folder is made", "before it is renamed", "between renaming and looking"])
+def test_a_process_that_is_overtaken_takes_the_store_of_the_faster_one(
+    corpus, tokenizer, tmp_path, small_shards, monkeypatch, moment
+):
+    """The faster one has joined the shards and removed them."""
+    make_folder, rename, target = cache.make_sibling_folder, os.rename, tmp_path / "cache"
+    calls = []
+
+    def overtake():
+        calls.append(moment)
+        if len(calls) == 3:  # after two shards
+            monkeypatch.setattr(cache, "make_sibling_folder", make_folder)
+            monkeypatch.setattr(os, "rename", rename)
+            store_of(corpus, tokenizer, target)
+            return True
+
+    def overtaken_make(folder):
+        overtake()
+        return make_folder(folder)
+
+    def overtaken_rename(source, to):
+        if overtake() and moment.startswith("between"):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")  # it was there then
+        rename(source, to)
+
+    if moment == "before a folder is made":
+        monkeypatch.setattr(cache, "make_sibling_folder", overtaken_make)
+    else:
+        monkeypatch.setattr(os, "rename", overtaken_rename)
+    found = content(store_of(corpus, tokenizer, target))
+    monkeypatch.undo()
+    assert len(calls) >= 3 and found == content(store_of(corpus, tokenizer, tmp_path / "alone"))
+    assert not list(target.glob("shards/*"))
+
+
+def make_some_shards(corpus, tokenizer, cache, number):
+    work = Tokenization(corpus, tokenizer, cache, add_bos=False, add_eos=True)
+    with tokenization.Progress(corpus, False) as bar:
+        shards = work.shards(tokenization.WHOLE, bar)
+        return [next(shards) for _ in range(number)]
+
+
+def test_a_run_killed_while_tokenising_goes_on_after_the_last_finished_shard(corpus, tokenizer, tmp_path, small_shards):
+    cache = tmp_path / "cache"
+    expected = content(store_of(corpus, tokenizer, tmp_path / "whole"))
+
+    def tokenize_and_die():
+        ends = 0
+
+        def advance(self, size):
+            nonlocal ends
+            ends += size
+            if ends > 7000:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        tokenization.Progress.advance = advance
+        store_of(corpus, tokenizer, cache, num_proc=2)
+
+    process = Process(tokenize_and_die, output=tmp_path / "log")
+    assert process.wait() == -signal.SIGKILL, process.text()
+    finished = shard_folders(cache)
+    times = {folder: (folder / "tokens.bin").stat().st_mtime_ns for folder in finished}
+    assert len(finished) >= 2 and not list((cache / "tokens").glob("[!.]*"))
+    remade = []
+    documents = corpus.documents_from
+    corpus.documents_from = lambda place: remade.append(place) or documents(place)
+    made = make_some_shards(corpus, tokenizer, cache, len(finished) + 1)
+    assert made[:-1] == finished and remade == [json.loads((finished[-1] / "meta.json").read_text())["next"]]
+    assert {folder: (folder / "tokens.bin").stat().st_mtime_ns for folder in finished} == times
+    assert content(store_of(corpus, tokenizer, cache)) == expected
+
+
+def test_a_damaged_shard_is_named_and_alone_made_again(corpus, tokenizer, tmp_path, small_shards, capfd):
+    expected = content(store_of(corpus, tokenizer, tmp_path / "whole"))
+    folders = make_some_shards(corpus, tokenizer, tmp_path / "cache", 4)
+    times = [(folder / "tokens.bin").stat().st_ino for folder in folders]
+    (folders[1] / "tokens.bin").write_bytes(bytes((folders[1] / "tokens.bin").stat().st_size))
+    capfd.readouterr()
+    assert make_some_shards(corpus, tokenizer, tmp_path / "cache", 4) == folders
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"anyformer: {folders[1]} is damaged (tokens.bin has changed")
+    again = [(folder / "tokens.bin").stat().st_ino for folder in folders]
+    assert [old == new for old, new in zip(times, again)] == [True, False, True, True]
+    assert content(store_of(corpus, tokenizer, tmp_path / "cache")) == expected
+
+
+@pytest.mark.parametrize("own_files", [False, True])
+def test_machines_make_each_shard_once_and_the_last_one_joins_them(
+    files, corpus, tokenizer, tmp_path, small_shards, monkeypatch, own_files
+):
+    if own_files:  # without a validation split by numbers each machine reads its own files alone
+        monkeypatch.setattr(tokenization, "PART_BYTES", 1000)
+        corpus = SourceCorpus("train", FileSource(f"{files}/*.txt", LIMITS, document="line"))
+    expected = content(store_of(corpus, tokenizer, tmp_path / "whole"))
+    shares = [Tokenization(corpus, tokenizer, tmp_path / "cache", add_bos=False, add_eos=True) for _ in range(3)]
+    made = [one.make_share(Share(number, 3), False) for number, one in enumerate(shares, start=1)]
+    assert sum(made) == len(shard_folders(tmp_path / "cache")) and min(made) > 0
+    monkeypatch.setattr(encoded_stream.EncodedStream, "__iter__", None)  # nothing is left to encode
+    assert content(store_of(corpus, tokenizer, tmp_path / "cache")) == expected
+    assert shares[0].make_share(Share(1, 3), False) == 0
+
+
+def die(texts):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_is_one_sentence(corpus, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoded_stream, "_encode", die)
+    with pytest.raises(UserError, match=r"data\.num_proc=2: a process that encodes text was killed"):
+        store_of(corpus, tokenizer, tmp_path / "cache", num_proc=2)
+
+
+def test_rows_are_found_without_an_array_of_their_starts():
+    lengths = np.random.default_rng(0).integers(0, 30, 4000)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    borders, total = set(offsets.tolist()), int(offsets[-1])
+    for length in (2, 3, 16, 100, 10**6):
+        expected, start = [], 0
+        while start < total:
+            expected.append(start)
+            if start + length >= total:
+                break
+            start += length if start + length in borders else length - 1
+        found = RowStarts(offsets, length)
+        assert found(np.arange(len(found))).tolist() == expected and int(found(len(expected) - 1)) == expected[-1]
+
+
+# ------------------------------------------------------------------------------------------------------ memory
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
+    """Of Python and numpy, traced; the slow test below measures whole processes."""
+    monkeypatch.setattr(tokenization, "SHARD_BYTES", 40_000)
+    monkeypatch.setattr(encoding, "_BATCH", 4000)
+    monkeypatch.setattr(encoded_stream, "_GROUP", 4000)
+    monkeypatch.setattr(token_store, "_PIECE", 1000)
+    monkeypatch.setattr(checksums, "crc32", lambda path: 0)  # it reads a megabyte at a time, more than is written here
+    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), written(tmp_path, 1), tmp_path, progress=False)
+    store_of(written(tmp_path, 1), tokenizer, tmp_path / "first")  # with everything that is imported on the way
+    peaks = []
+    for times in (1, 5):
+        corpus = written(tmp_path, times)
+        tracemalloc.start()
+        store = store_of(corpus, tokenizer, tmp_path / "cache")
+        rows = PackedDataset(store, 64)
+        assert store.num_tokens > times * 30_000 and rows.num_predictions and rows.fill_rate and rows.is_packed
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0], peaks
+
+
+def written(folder, times):
+    """A corpus of `times` 30,000 characters in lines of thirty."""
+    path = folder / f"{times}.txt"
+    path.write_text("".join(f"{number:29}\n" for number in range(1000)) * times)
+    return SourceCorpus("train", FileSource(str(path), LIMITS, document="line"))
+
+
+@pytest.mark.slow
+def test_two_gigabytes_are_prepared_in_less_than_one_of_memory(tmp_path):
+    """The peak of the command and its processes together: what they share counts once (PSS)."""
+    import psutil
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=60)) for _ in range(1000)]  # a token each: 2 GB take minutes, not hours
+    block = "".join(" ".join(draw.choices(words, k=draw.randint(5, 60))) + "\n" for _ in range(4000)).encode()
+    with (tmp_path / "text.txt").open("wb") as file:
+        while file.tell() < 2e9:
+            file.write(block)
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*words, "?", "end"])}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="end", unk_token="?").save_pretrained(
+        tmp_path / "words"
+    )
+    recipe = {
+        "model": {"family": "decoder"},
+        "tokenizer": {"name_or_path": str(tmp_path / "words")},
+        "data": {"files": str(tmp_path / "text.txt"), "document": "line", "num_proc": 2, "validation_fraction": 0},
+        "training": {"output_dir": str(tmp_path / "run"), "max_steps": 1},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    door = "import sys, anyformer_main; sys.exit(anyformer_main.main(sys.argv[1:]))"
+    with (tmp_path / "log").open("w+") as log:
+        command = subprocess.Popen([sys.executable, "-c", door, "prepare", tmp_path / "recipe.yaml"], stdout=log)
+        peak, processes = 0, 0
+        while command.poll() is None:
+            try:
+                tree = [psutil.Process(command.pid), *psutil.Process(command.pid).children(recursive=True)]
+                peak = max(peak, sum(process.memory_full_info().pss for process in tree))
+                processes = max(processes, len(tree))
+            except psutil.Error:  # it has just ended
+                continue
+            time.sleep(0.1)
+        log.seek(0)
+        text = log.read()
+    (tmp_path / "text.txt").unlink()  # pytest keeps the folders of three runs
+    print(f"\npeak {peak / 1e6:.0f} MB in {processes} processes\n{text}")
+    assert command.returncode == 0 and processes == 3 and peak < 1e9, (peak, text)

@@ -1,0 +1,492 @@
+"""Laws of `anyformer evaluate`: training's own numbers from a saved model, ours or native; one sentence otherwise."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import evaluate as library
+import pytest
+import scipy.stats
+import torch
+import yaml
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.evaluation.request import choose_split, evaluation_recipe, own_recipe
+from anyformer.pipelines.evaluation.suite_file import read_suite
+from anyformer.pipelines.metrics import load_metric
+from anyformer.pipelines.publishing.run_facts import RunFacts
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.recipe_files import shipped
+from anyformer.pipelines.training.trainer import AnyformerTrainer
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    pipeline,
+)
+
+import anyformer
+from anyformer_main import main
+
+NOUNS = ["film", "book", "song", "play", "story", "scene", "actor", "plot"]
+GOOD, BAD = ["fine", "great", "lovely", "warm"], ["dull", "poor", "weak", "cold"]
+GERMAN = {"film": "Film", "book": "Buch", "song": "Lied", "play": "Stück", "story": "Geschichte", "scene": "Szene"}
+GERMAN |= {"actor": "Schauspieler", "plot": "Handlung", "fine": "fein", "great": "groß", "lovely": "schön"}
+GERMAN |= {"warm": "warm", "dull": "fad", "poor": "arm", "weak": "schwach", "cold": "kalt"}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+SIZES |= {"intermediate_size": 64}
+# fp32 sums in another order, where rows come in batches of another size.
+ORDER_OF_SUMS = 1e-5
+
+
+def write_lines(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def write_data(folder: Path) -> dict[str, dict]:
+    """Data sections of the three kinds of recipe, over a few dozen sentences."""
+    rows = []
+    for i in range(96):
+        noun, word = NOUNS[i % 8], (BAD if i % 3 else GOOD)[i % 4]
+        english = f"the {noun} is {word}" + " and long" * (i % 5)
+        rows.append({"text": english, "label": int(i % 3 == 0), "de": f"{GERMAN[noun]} ist {GERMAN[word]}"})
+    parts = {"files": rows[:64], "validation_files": rows[64:80], "test_files": rows[80:]}
+    data = {name: write_lines(folder / f"{name}.jsonl", part) for name, part in parts.items()}
+    return data
+
+
+def recipes(folder: Path) -> dict[str, Path]:
+    """A recipe file of each kind: trained in seconds, evaluated in one."""
+    data = write_data(folder)
+    kinds = {
+        "text": {
+            "model": {"family": "decoder"},
+            "data": data,
+            "objective": {"name": "causal", "sequence_length": 32},
+            "evaluation": {"metrics": ["perplexity", "unigram_perplexity", "word_perplexity"]},
+        },
+        "masked": {
+            "model": {"family": "encoder"},
+            "data": data,
+            "objective": {"name": "masked", "sequence_length": 32},
+            "evaluation": {"metrics": ["perplexity"]},
+        },
+        "classes": {
+            "model": {"family": "encoder", "position_encoding": "learned"},
+            "data": data,
+            "task": {"name": "sequence_classification", "label_names": ["neg", "pos"], "max_length": 32},
+            "evaluation": {"metrics": ["accuracy", "f1"]},
+        },
+        "texts": {
+            "model": {"family": "seq2seq"},
+            "data": data,
+            "task": {"name": "translation", "source_field": "text", "target_field": "de", "max_length": 32}
+            | {"num_beams": 2, "max_new_tokens": 8},
+            "evaluation": {"metrics": ["bleu", "exact_match"]},
+        },
+    }
+    paths = {}
+    for name, recipe in kinds.items():
+        recipe["model"] |= SIZES
+        recipe["tokenizer"] = {"type": "byte_bpe", "vocab_size": 300}
+        recipe["training"] = {"output_dir": str(folder / "runs" / name), "max_steps": 6, "bf16": False}
+        recipe["training"] |= {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "warmup_steps": 0}
+        paths[name] = folder / f"{name}.yaml"
+        paths[name].write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """A folder with recipes, and a finished run of each in runs/."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    paths = recipes(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANYFORMER_CACHE", str(folder / "cache"))
+        for path in paths.values():
+            assert main(["train", str(path)]) == 0
+    return folder
+
+
+@pytest.fixture
+def evaluate(stage, monkeypatch, tmp_path, capsys):
+    """Function: run `anyformer evaluate` on a run and a recipe of the stage; return what it wrote."""
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+
+    def run(model, task, *arguments):
+        model = stage / "runs" / model if (stage / "runs" / model).is_dir() else model
+        output = tmp_path / "result.json"
+        assert main(["evaluate", str(model), str(stage / f"{task}.yaml"), "--output", str(output), *arguments]) == 0
+        printed = capsys.readouterr().out
+        result = json.loads(output.read_text())
+        assert all(name.replace("_", " ") in printed for name in result["metrics"])
+        assert all(signature in printed for signature in result["signatures"].values())
+        return result
+
+    return run
+
+
+@pytest.fixture
+def refused(stage, monkeypatch, capsys):
+    """Function: the sentence with which `anyformer evaluate` refuses, having written nothing."""
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    monkeypatch.chdir(stage)
+
+    def run(*arguments):
+        before = sorted((stage / "runs").rglob("*"))
+        assert main(["evaluate", *map(str, arguments)]) == 2
+        _, err = capsys.readouterr()
+        assert err.startswith("anyformer: ") and err.count("\n") == 1 and sorted((stage / "runs").rglob("*")) == before
+        return err.removeprefix("anyformer: ").rstrip("\n")
+
+    return run
+
+
+KINDS = ["text", "masked", "classes", "texts"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("split", ["test", pytest.param("validation", marks=pytest.mark.slow)])
+def test_a_finished_run_is_evaluated_to_the_numbers_of_its_end(kind, split, stage, evaluate):
+    result = evaluate(kind, kind, "--split", split)
+    trained = json.loads((stage / "runs" / kind / "run.json").read_text())["metrics"]
+    trained = {name.removeprefix(f"{split}_"): value for name, value in trained.items() if name.startswith(split)}
+    assert result["metrics"] == pytest.approx(trained, rel=ORDER_OF_SUMS)
+    assert (result["task"], result["split"]) == (kind, split)
+    assert result["examples"] == 16 or kind in ("text", "masked")
+
+
+def test_a_run_is_measured_on_its_own_recipe_where_none_is_named(stage, evaluate, monkeypatch, tmp_path, refused):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    run, output = stage / "runs" / "classes", tmp_path / "own.json"
+    assert main(["evaluate", str(run), "--output", str(output), "training.per_device_eval_batch_size=4"]) == 0
+    own = json.loads(output.read_text())
+    assert own["metrics"] == pytest.approx(evaluate("classes", "classes")["metrics"], rel=ORDER_OF_SUMS)
+    assert own["task"] == "classes"
+    checkpoint = next(run.glob("checkpoint-*"))
+    assert own_recipe(str(checkpoint)) == str(run / "recipe.yaml")
+    native = tmp_path / "native"
+    native.mkdir()
+    (native / "config.json").write_text("{}")
+    sentence = refused(native, "task.max_length=8")
+    assert "has no recipe.yaml beside it" in sentence and sentence.endswith("evaluate MODEL TASK task.max_length=8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluating_again_or_in_other_batches_gives_the_same(kind, evaluate):
+    first, again = evaluate(kind, kind), evaluate(kind, kind)
+    assert {**first, "seconds": 0} == {**again, "seconds": 0}
+    other = evaluate(kind, kind, "training.per_device_eval_batch_size=3")
+    assert other["metrics"] == pytest.approx(first["metrics"], rel=ORDER_OF_SUMS)
+
+
+def test_the_result_is_kept_beside_the_model_and_nothing_else_is_touched(stage, monkeypatch, capsys):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    folder = stage / "runs" / "classes"
+
+    def contents():
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+    before = contents()
+    assert main(["evaluate", str(folder), str(stage / "classes.yaml")]) == 0
+    assert main(["evaluate", str(folder), str(stage / "classes.yaml"), "--split", "validation"]) == 0
+    assert main(["evaluate", str(folder), str(stage / "classes.yaml"), "--max-examples", "4"]) == 0
+    after = contents()
+    written = {"evaluation-classes.json": "test", "evaluation-classes-validation.json": "validation"}
+    written |= {"evaluation-classes-4-examples.json": "test"}
+    assert {name: json.loads(after.pop(name))["split"] for name in written} == written
+    assert after == before
+    assert f"written to {folder / 'evaluation-classes.json'}" in capsys.readouterr().out
+    for name in written:
+        (folder / name).unlink()
+
+
+def test_a_part_of_the_examples_is_spread_over_all(evaluate):
+    result = evaluate("classes", "classes", "--max-examples", "5", "--split", "validation")
+    assert result["examples"] == 5 and 5 * result["metrics"]["accuracy"] == pytest.approx(
+        round(5 * result["metrics"]["accuracy"])
+    )
+    assert evaluate("texts", "texts", "--max-examples", "3")["examples"] == 3
+    part = evaluate("text", "text", "--max-examples", "2")
+    assert part["examples"] == 2 and set(part["metrics"]) == {"loss", "perplexity"}  # the others are of a whole text
+
+
+def test_settings_of_the_task_are_overridden_as_in_training(evaluate):
+    greedy = evaluate("texts", "texts", "task.num_beams=1", "evaluation.metrics=[chrf]")
+    assert set(greedy["metrics"]) == {"loss", "chrf"} and greedy["recipe"]["task"]["num_beams"] == 1
+    assert greedy["signatures"]["chrf"].startswith("nrefs:1|")
+
+
+def test_a_native_classifier_is_evaluated_as_a_plain_loop_would(stage, evaluate, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(stage / "runs" / "classes")
+    torch.manual_seed(3)
+    model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **SIZES, initializer_range=1.0)).eval()
+    model.save_pretrained(tmp_path / "native")
+    tokenizer.save_pretrained(tmp_path / "native")
+    result = evaluate(tmp_path / "native", "classes")
+    rows = [json.loads(line) for line in (stage / "test_files.jsonl").read_text().splitlines()]
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(row["text"], return_tensors="pt")).logits for row in rows])
+    labels = torch.tensor([row["label"] for row in rows])
+    assert result["metrics"]["loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4
+    )
+    expected = load_metric("accuracy").compute(predictions=logits.argmax(-1), references=labels)
+    assert result["metrics"]["accuracy"] == expected["accuracy"]
+
+
+def test_a_native_twin_has_the_perplexity_of_our_model(stage, evaluate, tmp_path):
+    ours = evaluate("text", "text")
+    assert main(["convert", str(stage / "runs" / "text"), str(tmp_path / "native")]) == 0
+    native = evaluate(tmp_path / "native", "text")
+    assert native["metrics"] == pytest.approx(ours["metrics"], rel=1e-4)
+    assert math.log(native["metrics"]["perplexity"]) == pytest.approx(native["metrics"]["loss"])
+
+
+# ------------------------------------------------------------------------------- intervals, answers, two models
+
+
+def test_metrics_have_intervals_and_single_answers_are_written_on_request(stage, evaluate, tmp_path):
+    answers = tmp_path / "answers.jsonl"
+    result = evaluate("classes", "classes", "--predictions", str(answers), "evaluation.bootstrap=50")
+    assert {name: row["method"] for name, row in result["intervals"].items()} == {
+        "accuracy": "wilson",
+        "f1": "bootstrap of 50",
+    }
+    for name, row in result["intervals"].items():
+        assert row["low"] <= result["metrics"][name] <= row["high"]
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [row["row"] for row in rows] == list(range(16)) and set(rows[0]) == {"row", "prediction", "reference"}
+    right = sum(row["prediction"] == row["reference"] for row in rows)
+    assert right / 16 == result["metrics"]["accuracy"]
+    given = [json.loads(line) for line in (stage / "test_files.jsonl").read_text().splitlines()]
+    assert [row["reference"] for row in rows] == [["neg", "pos"][row["label"]] for row in given]  # longest not first
+    evaluate("texts", "texts", "--predictions", str(answers), "--max-examples", "4", "evaluation.bootstrap=20")
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [row["row"] for row in rows] == [0, 4, 8, 12] and all(isinstance(row["reference"], str) for row in rows)
+
+
+def test_two_models_are_compared_on_one_task(stage, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    other, answers, output = tmp_path / "other", tmp_path / "answers.jsonl", tmp_path / "result.json"
+    shutil.copytree(stage / "runs" / "classes", other)
+    weights = load_file(other / "model.safetensors")
+    head = next(name for name in weights if tuple(weights[name].shape) == (2, 32))
+    weights[head] = -weights[head]  # it answers the opposite, but for the bias
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    words = ["evaluate", str(stage / "runs" / "classes"), str(other), str(stage / "classes.yaml")]
+    options = ["--predictions", str(answers), "--output", str(output), "evaluation.bootstrap=50"]
+    assert main([*words, *options]) == 0
+    result, printed = json.loads(output.read_text()), capsys.readouterr().out
+    assert "McNemar, exact" in printed and "paired bootstrap of 50" in printed and str(other) in printed
+    first, second = (each["metrics"] for each in result["results"])
+    row = result["differences"]["accuracy"]
+    assert row["difference"] == pytest.approx(second["accuracy"] - first["accuracy"])
+    assert row["low"] <= row["difference"] <= row["high"]
+    pairs = [json.loads(line) for line in answers.read_text().splitlines()]
+    alone = [[p == each["reference"] for p in each["predictions"]] for each in pairs]
+    assert (row["first_alone"], row["second_alone"]) == (alone.count([True, False]), alone.count([False, True]))
+    expected = scipy.stats.binomtest(row["first_alone"], row["first_alone"] + row["second_alone"]).pvalue
+    assert row["p"] == pytest.approx(expected)
+
+
+def test_calibration_error_is_of_the_models_probabilities(stage, evaluate):
+    result = evaluate("classes", "classes", "evaluation.metrics=[accuracy, expected_calibration_error]")
+    model = AutoModelForSequenceClassification.from_pretrained(stage / "runs" / "classes").eval()
+    tokenizer = AutoTokenizer.from_pretrained(stage / "runs" / "classes")
+    rows = [json.loads(line) for line in (stage / "test_files.jsonl").read_text().splitlines()]
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(row["text"], return_tensors="pt")).logits for row in rows])
+    expected = load_metric("expected_calibration_error").compute(
+        predictions=logits.softmax(-1).tolist(), references=[row["label"] for row in rows]
+    )
+    found = result["metrics"]["expected_calibration_error"]
+    assert found == pytest.approx(expected["expected_calibration_error"], abs=1e-4)
+    bounds = result["intervals"]["expected_calibration_error"]
+    assert 0 <= bounds["low"] <= bounds["high"] <= 1
+
+
+# ------------------------------------------------------------------------------------------------------ suites
+
+
+def write_suite(path: Path, *entries) -> Path:
+    path.write_text(yaml.safe_dump({"description": "two of them", "suite": list(entries)}), encoding="utf-8")
+    return path
+
+
+def test_a_suite_is_its_tasks_in_one_table_one_file_and_the_model_card(stage, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    model = shutil.copytree(stage / "runs" / "classes", tmp_path / "model")
+    part = {"recipe": "classes.yaml", "name": "part", "split": "validation", "max_examples": 5}
+    suite = write_suite(stage / "both.yaml", "classes.yaml", part | {"evaluation": {"metrics": ["accuracy"]}})
+    assert main(["evaluate", str(model), str(suite), "evaluation.bootstrap=20"]) == 0
+    result, printed = json.loads((model / "evaluation-both.json").read_text()), capsys.readouterr().out
+    assert [(name, task["split"], task["examples"]) for name, task in result["tasks"].items()] == [
+        ("classes", "test", 16),
+        ("part", "validation", 5),
+    ]
+    assert "f1" not in result["tasks"]["part"]["metrics"] and "part" in printed
+    card = ModelCard.load(model / "README.md")
+    measured = {
+        (row.dataset_name, row.dataset_split, row.metric_type): row.metric_value for row in card.data.eval_results
+    }
+    for name, task in result["tasks"].items():
+        for metric, value in task["metrics"].items():
+            assert measured[name, task["split"], metric] == pytest.approx(value, abs=1e-6)
+    assert "Results on other tasks" in card.text
+
+    in_python = anyformer.EvaluationSuite(suite)
+    assert isinstance(in_python, library.EvaluationSuite) and "classes" in repr(in_python)
+    found = anyformer.EvaluationSuite.load(suite).run(model)
+    assert [row["task_name"] for row in found] == ["classes", "part"]
+    assert found[0]["accuracy"] == result["tasks"]["classes"]["metrics"]["accuracy"]
+    classifier = pipeline("text-classification", model=str(model))
+    assert in_python.run(classifier) == found
+    with pytest.raises(UserError, match="is neither a folder"):
+        in_python.run(classifier.model)
+
+    pattern = stage / "runs" / "{task}"
+    suite = write_suite(stage / "own.yaml", "classes.yaml", "texts.yaml")
+    assert main(["evaluate", str(pattern), str(suite), "evaluation.bootstrap=0", "--max-examples", "3"]) == 0
+    output = stage / "runs" / "evaluation-own-3-examples.json"
+    assert set(json.loads(output.read_text())["tasks"]) == {"classes", "texts"}
+    output.unlink()
+
+
+def test_two_models_are_compared_on_every_task_of_a_suite_as_on_each_alone(stage, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        for task in ("classes", "texts"):
+            shutil.copytree(stage / "runs" / task, folder / task)
+    weights = load_file(second / "classes" / "model.safetensors")
+    head = next(name for name in weights if tuple(weights[name].shape) == (2, 32))
+    weights[head] = -weights[head]
+    save_file(weights, second / "classes" / "model.safetensors", metadata={"format": "pt"})
+    suite = write_suite(stage / "pairs.yaml", "classes.yaml", "texts.yaml")
+    words = ["evaluate", *(str(folder / "{task}") for folder in (first, second)), str(suite)]
+    assert main([*words, "evaluation.bootstrap=20", "--max-examples", "9"]) == 0
+    output = first / "evaluation-pairs-9-examples-against-second.json"
+    result, printed = json.loads(output.read_text()), capsys.readouterr().out
+    assert result["models"] == [str(folder / "{task}") for folder in (first, second)]
+    for task, row in result["tasks"].items():
+        alone = tmp_path / f"{task}.json"
+        words = ["evaluate", *(str(folder / task) for folder in (first, second)), str(stage / f"{task}.yaml")]
+        options = ["evaluation.bootstrap=20", "--max-examples", "9", "--output", str(alone)]
+        assert main([*words, *options]) == 0
+        expected = json.loads(alone.read_text())["differences"]
+        found = {name: {key: row[key] for key in row if key != "p_holm"} for name, row in row["differences"].items()}
+        assert found == expected and task in printed
+    tests = [row for task in result["tasks"].values() for row in task["differences"].values()]
+    assert len(tests) == 4 and all(row["p"] <= row["p_holm"] <= 1 for row in tests)
+    assert "corrected for the 4 tests" in printed and "McNemar, exact" in printed
+
+    card = shutil.copy(output, first / "classes" / output.name)  # a comparison is no result of the model
+    assert RunFacts.read(first / "classes").suites == [] and card
+
+
+def test_models_that_number_the_classes_differently_are_refused_before_anything_is_measured(stage, refused, tmp_path):
+    other = shutil.copytree(stage / "runs" / "classes", tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config |= {"id2label": {"0": "pos", "1": "neg"}, "label2id": {"pos": 0, "neg": 1}}
+    (other / "config.json").write_text(json.dumps(config))
+    suite = write_suite(stage / "renamed.yaml", {"recipe": "classes.yaml", "task": {"label_names": None}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnyformerTrainer, "evaluate", None)
+        sentence = refused("runs/classes", other, suite)
+    assert f"numbers the classes neg, pos, and MODEL={other} pos, neg; measure each by itself" in sentence
+
+
+@pytest.mark.parametrize(
+    "entries, words",
+    [
+        ([], "suite=[] must be a list of recipes"),
+        (["imdb_clasify"], "did you mean imdb_classify?"),
+        ([{"recipe": "classes.yaml", "task": {"max_lenght": 8}}], "did you mean task.max_length?"),
+        ([{"name": "x"}], "suite.0: recipe=null must name a recipe"),
+        (["classes.yaml", "classes.yaml"], "two tasks are called 'classes'; give one of them a name"),
+        (["classes.yaml", "texts.yaml"], "cannot be loaded by AutoModelForSeq2SeqLM"),
+        (["classes.yaml", {"recipe": "classes.yaml", "name": "b", "task": {"label_names": ["a", "b"]}}], "apart"),
+    ],
+    ids=str,
+)
+def test_a_suite_that_cannot_be_done_is_one_sentence_before_anything_is_measured(entries, words, stage, refused):
+    suite = write_suite(stage / "wrong.yaml", *entries)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnyformerTrainer, "evaluate", None)
+        assert words in refused("runs/classes", suite)
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["nowhere/at/all", "text.yaml"], "MODEL=nowhere/at/all: no such folder"),
+        (["runs", "text.yaml"], "MODEL=runs: no model in this folder"),
+        (["runs/text", "txt.yaml"], "recipe 'txt.yaml': no such file"),
+        (["runs/text", "text.yaml", "--split", "test", "data.test_files=null"], "TASK=text has no test split"),
+        (["runs/text", "text.yaml", "evaluation.metrics=[bleu]"], "metrics='bleu' is not for objective.name=causal"),
+        (["runs/text", "text.yaml", "model.hidden_size=8"], "model.hidden_size cannot be set"),
+        (["runs/classes", "classes.yaml", "evaluation.metrics=[acuracy]"], "did you mean accuracy?"),
+        (["runs/classes", "classes.yaml", "--output", "no/such/folder.json"], "the folder no/such does not exist"),
+        (["runs/classes", "classes.yaml", "--output", "runs"], "--output runs is a folder"),
+        (["runs/classes", "task.max_length=128"], "max_position_embeddings=64"),  # of its own recipe
+        (["runs/classes", "runs/masked"], "to compare two models name the task as well: anyformer evaluate"),
+        (["a", "b", "c", "d"], "'d' is one name too many; write anyformer evaluate A B TASK"),
+        (["runs/text", "text.yaml", "--predictions", "x.jsonl"], "compares no predictions with references"),
+        (["runs/classes", "classes.yaml", "--predictions", "runs"], "--predictions runs is a folder"),
+        (["runs/classes", "runs/classes", "text.yaml", "--by-position"], "--by-position is of one model"),
+        (["runs/classes", "runs/classes", "sentiment", "--predictions", "x.jsonl"], "--predictions are of one task"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_sentence(arguments, words, refused):
+    assert words in refused(*arguments)
+
+
+def test_a_model_without_the_tasks_head_is_refused_instead_of_measured_at_random(refused):
+    sentence = refused("runs/masked", "classes.yaml")
+    assert sentence.startswith("MODEL=runs/masked was not trained for this: it has no ")
+    assert sentence.endswith("train it first, with anyformer train classes model.name_or_path=runs/masked")
+    assert "cannot be loaded by AutoModelForSeq2SeqLM" in refused("runs/text", "texts.yaml")
+
+
+def test_classes_of_another_name_or_order_are_refused(refused, evaluate):
+    sentence = refused("runs/classes", "classes.yaml", "task.label_names=[pos, neg]")
+    assert "tells neg, pos apart, but the classes of classes are pos, neg" in sentence
+    assert "add task.label_names='[neg, pos]'" in sentence
+    unnamed = evaluate("classes", "classes", "task.label_names=null")  # the model says them
+    assert unnamed["recipe"]["task"]["label_names"] == ["neg", "pos"]
+
+
+def test_several_processes_are_refused(refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert main(["evaluate", "runs/text", "text.yaml"]) == 2
+
+
+def test_the_split_is_the_test_data_where_there_is_some(stage):
+    def split(*overrides, wanted=None):
+        recipe = evaluation_recipe(str(stage / "runs" / "text"), str(stage / "text.yaml"), list(overrides))
+        return choose_split(recipe, wanted)
+
+    assert split() == "test" and split(wanted="validation") == "validation"
+    assert split("data.test_files=null") == "validation"
+    assert split("data.test_files=null", "data.validation_files=null") == "validation"  # a part held back
+    with pytest.raises(anyformer.pipelines.errors.UserError, match="has no test split, it has training data alone"):
+        split("data.test_files=null", "data.validation_files=null", "data.validation_fraction=0")
+
+
+def test_shipped_suites_name_shipped_recipes():
+    for name in shipped("suites"):
+        suite = read_suite(name)
+        assert suite.description and suite.tasks
+        for task in suite.tasks:
+            assert task.recipe in shipped("recipes"), f"{name}: {task.recipe}"
+            load_recipe(task.recipe, task.settings)

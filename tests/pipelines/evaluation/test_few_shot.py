@@ -1,0 +1,234 @@
+"""Laws of few-shot evaluation: exact likelihoods, balanced examples that all models share, one sentence otherwise."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.data.length_batching import MOST_OF_SHORT, batches_by_tokens
+from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, draw_shots, prompt_of
+from anyformer.pipelines.evaluation.likelihood import encode_pairs, log_likelihoods
+from anyformer.pipelines.evaluation.request import evaluation_recipe
+from task_data import task_recipe
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+import anyformer
+from anyformer_main import main
+
+EXACT = 1e-11  # float64, sums in another order
+TEXTS = ["the film was good and long", "a very bad story about two actors", "text: label: negative positive"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Byte-level BPE, in which one of the label words has several tokens."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(TEXTS * 3, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def language_model(kind: str, vocabulary: int, positions: int = 96):
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=2, n_positions=positions)
+        return GPT2LMHeadModel(config).double().eval()
+    if kind == "t5":
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+        config = T5Config(vocab_size=vocabulary, **sizes, decoder_start_token_id=0)
+        return T5ForConditionalGeneration(config).double().eval()
+    fields = {"position_encoding": kind} if kind in ("learned", "alibi") else {}
+    fields |= {"attention_pattern": [f"{kind}_attention"]} if kind in ("sliding", "linear") else {}
+    fields |= {"sliding_window": 4} if kind == "sliding" else {}
+    config = anyformer.AnyformerDecoderConfig(
+        vocab_size=vocabulary, max_position_embeddings=positions, **fields, **SIZES
+    )
+    return anyformer.AnyformerDecoderForCausalLM(config).double().eval()
+
+
+@torch.no_grad()
+def one_by_one(model, context, continuation, most) -> float:
+    if model.config.is_encoder_decoder:
+        logits = model(input_ids=torch.tensor([context]), labels=torch.tensor([continuation])).logits[0]
+    else:
+        text = [*context, *continuation][-(most + 1) :]
+        logits = model(torch.tensor([text[:-1]])).logits[0, -len(continuation) :]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(continuation)[:, None]).sum().item()
+
+
+@pytest.mark.parametrize("kind", ["decoder", "learned", "gpt2", "t5"])
+def test_likelihoods_in_batches_are_those_of_one_text_at_a_time(kind, tokenizer):
+    model, draw = language_model(kind, len(tokenizer)), np.random.default_rng(0)
+    pairs = []
+    for number in range(9):
+        context = draw.integers(1, 200, draw.integers(1, 30)).tolist()
+        pairs += [(context, draw.integers(1, 200, length).tolist()) for length in (1, 1, 2, 3)[: 2 + number % 3]]
+    pairs.append((pairs[0][0], [*pairs[0][1], 7]))  # begins like another
+    most = 20 if kind != "t5" else 96  # some are cut
+    found = log_likelihoods(model, pairs, batch_size=4, most=most)
+    assert found == pytest.approx([one_by_one(model, *pair, most) for pair in pairs], abs=EXACT)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "learned", "gpt2", "alibi", "sliding", "linear"])
+def test_what_all_prompts_begin_with_is_read_once(kind, tokenizer):
+    model, draw = language_model(kind, len(tokenizer)), np.random.default_rng(0)
+    solved = draw.integers(1, 200, 30).tolist()
+    pairs = []
+    for length in (3, 9, 5, 1, 12, 7):
+        question = draw.integers(1, 200, length).tolist()
+        pairs += [(solved + question, draw.integers(1, 200, words).tolist()) for words in (1, 1, 2)]
+    pairs.append((draw.integers(1, 200, 60).tolist(), [5]))  # is cut, and begins otherwise
+    seen = []
+    model.get_input_embeddings().register_forward_hook(lambda module, args, out: seen.append(args[0].numel()))
+    found = log_likelihoods(model, pairs, batch_size=4, most=50)
+    read = sum(seen)
+    assert found == pytest.approx([one_by_one(model, *pair, 50) for pair in pairs], abs=EXACT)
+    assert (read < 30 + 200 + 60) == (kind not in ("sliding", "linear"))
+
+
+def test_an_encoder_reads_each_question_once_however_many_answers_it_has(tokenizer):
+    model, draw, seen = language_model("t5", len(tokenizer)), np.random.default_rng(0), []
+    questions = [draw.integers(1, 200, 5 + number).tolist() for number in range(4)]
+    model.get_encoder().register_forward_hook(
+        lambda module, args, kwargs, out: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    log_likelihoods(model, [(each, [word]) for each in questions for word in (7, 8, 9)], batch_size=2, most=96)
+    assert sum(seen) == 4
+
+
+def test_batches_of_short_texts_are_larger_and_hold_no_more_tokens():
+    lengths = [3, 40, 38, 5, 9, 9, 20, 1, 1, 1, 2, 39]
+    batches = batches_by_tokens(lengths, 2, lambda length: length)
+    assert sorted(n for batch in batches for n in batch) == sorted(lengths) and batches[0] == [40, 39]
+    assert all(len(batch) * batch[0] <= 2 * 40 and len(batch) <= 2 * MOST_OF_SHORT for batch in batches)
+    assert batches_by_tokens([], 2) == []
+
+
+def test_context_and_word_together_are_the_tokens_of_the_whole_text(tokenizer):
+    texts = [("text: good\nlabel:", " positive"), ("text: good\nlabel:", " no"), ("label", "s")]
+    for (context, word), (read, follows) in zip(texts, encode_pairs(tokenizer, texts)):
+        assert read + follows == tokenizer(context + word)["input_ids"] and follows
+
+
+# ------------------------------------------------------------------------------------------------- the prompts
+
+
+def recipe_with_seed(seed):
+    return type("R", (), {"training": type("T", (), {"seed": seed}), "name": "r"})
+
+
+def test_shots_are_balanced_nested_and_drawn_by_the_seed_alone():
+    asked = [Question(f"q{i}", i % 3, i) for i in range(60)]
+    drawn = draw_shots(asked, 12, recipe_with_seed(1))
+    for number in range(1, 13):
+        assert (
+            max((counts := Counter(each.answer for each in drawn[:number])).values())
+            - min(counts[answer] for answer in range(3))
+            <= 1
+        )
+    assert len({each.row for each in drawn}) == 12
+    assert draw_shots(asked, 4, recipe_with_seed(1)) == drawn[:4]  # whatever number is asked for beside it
+    assert drawn == draw_shots(asked, 12, recipe_with_seed(1)) != draw_shots(asked, 12, recipe_with_seed(2))
+    rare = [Question("a", 0, 0), *(Question(f"b{i}", 1, i) for i in range(1, 6))]
+    assert Counter(each.answer for each in draw_shots(rare, 5, recipe_with_seed(0))) == {0: 1, 1: 4}
+
+
+def test_a_prompt_is_the_solved_examples_and_the_question():
+    words, asked = ["no", "yes"], Question("C?", 0, 2)
+    assert prompt_of([Question("A?", 1, 0), Question("B?", 0, 1)], asked, words) == f"A? yes{BETWEEN}B? no{BETWEEN}C?"
+    assert prompt_of([], asked, words) == "C?"
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory, tokenizer):
+    """A recipe of reviews in two classes, and an untrained language model in `model`."""
+    folder = tmp_path_factory.mktemp("few_shot")
+    task_recipe(folder, "sequence_classification", task={"label_names": ["negative", "positive"]})
+    language_model("gpt2", len(tokenizer), 64).float().save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def asked(stage, monkeypatch, tmp_path):
+    """Function: (exit code, JSON) of `anyformer evaluate model recipe.yaml` with some words."""
+    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+    monkeypatch.chdir(stage)
+
+    def run(*words, model="model"):
+        output = tmp_path / "result.json"
+        code = main(["evaluate", model, "recipe.yaml", "--output", str(output), "evaluation.bootstrap=20", *words])
+        return code, json.loads(output.read_text()) if code == 0 else None
+
+    return run
+
+
+def test_a_language_model_is_asked_with_more_and_more_examples(asked, stage, tokenizer, tmp_path, capsys):
+    answers, task = tmp_path / "answers.jsonl", tmp_path / "task.yaml"
+    words = ["--label-words", "bad, good", "--template", "{text}\\nIt is", "--lm-eval-task", str(task)]
+    code, result = asked("--shots", "0,1,4", *words, "--predictions", str(answers))
+    assert code == 0 and list(result["shots"]) == ["0", "1", "4"] and result["examples"] == 11
+    assert result["template"] == "{text}\nIt is" and result["label_words"] == ["bad", "good"]
+    assert "prompts cut" in capsys.readouterr().out and result["shots"]["4"]["cut"] > result["shots"]["0"]["cut"]
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    texts = [json.loads(line) for line in (stage / "sequence_classification-test.jsonl").read_text().splitlines()]
+    model = GPT2LMHeadModel.from_pretrained(stage / "model").double().eval()
+    for row in rows[:11]:  # without examples
+        pairs = encode_pairs(tokenizer, [(f"{texts[row['row']]['text']}\nIt is", word) for word in (" bad", " good")])
+        scores = [one_by_one(model, *pair, 64) for pair in pairs]
+        assert row["shots"] == 0 and row["prediction"] == ["negative", "positive"][int(np.argmax(scores))]
+        assert row["reference"] == ["negative", "positive"][texts[row["row"]]["label"]]
+    right = np.mean([row["prediction"] == row["reference"] for row in rows[:11]])
+    assert result["shots"]["0"]["metrics"]["accuracy"] == pytest.approx(right)
+    assert result["shots"]["0"]["intervals"]["accuracy"]["method"] == "wilson"
+    written = yaml.safe_load(task.read_text())
+    assert written["num_fewshot"] == 4 and len(written["fewshot_config"]["samples"]) == 4
+    recipe = evaluation_recipe("model", "recipe.yaml", [])
+    assert Counter(shot["answer"] for shot in written["fewshot_config"]["samples"]) == {0: 2, 1: 2}
+    assert recipe.training.seed == 42 and len(task.with_suffix(".jsonl").read_text().splitlines()) == 11
+
+
+def test_likelihoods_may_be_divided_by_the_length_of_their_words(asked):
+    plain, divided = (asked("--shots", "0", *option)[1] for option in ([], ["--normalized"]))
+    assert plain["label_words"] == ["negative", "positive"] and plain["template"] == "text: {text}\nlabel:"
+    assert divided["normalized"] and plain["shots"]["0"]["metrics"] == divided["shots"]["0"]["metrics"]  # equal lengths
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["--shots", "0,x"], "--shots 0,x is no list of numbers of examples"),
+        (["--shots", "500"], "--shots 500 is more than the"),
+        (["--shots", "1", "--label-words", "a"], "--label-words has 1, but there are 2 classes: negative, positive"),
+        (["--shots", "1", "--label-words", "a,a"], "must be different words"),
+        (["--shots", "1", "--template", "{txt}:"], "there is no text {txt}; did you mean text?"),
+        (["--shots", "1", "--template", "label:"], "holds no text of the question, such as {text}"),
+        (["--shots", "1", "task.label_names=null"], "--shots asks for words, and the classes have no names but"),
+        (["--template", "{text}"], "--template belongs to --shots; add it"),
+        (["--shots", "1", "--by-position"], "--shots is of one model and one task"),
+        (["--shots", "1", "--lm-eval-task", "no/such.yaml"], "--lm-eval-task no/such.yaml: the folder no does not"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_sentence(words, sentence, asked, capsys):
+    assert asked(*words)[0] == 2
+    assert (
+        sentence.replace("no/such.yaml: the folder no/such", "no/such.yaml: the folder no") in capsys.readouterr().err
+    )
+
+
+def test_a_task_without_classes_of_texts_is_refused(stage, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(stage)
+    recipe = task_recipe(tmp_path, "translation", name="texts")
+    assert main(["evaluate", "model", str(recipe), "--shots", "1"]) == 2
+    assert "--shots asks a language model for the classes of texts; TASK=texts has none" in capsys.readouterr().err

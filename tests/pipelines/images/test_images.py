@@ -1,0 +1,310 @@
+"""Images from files to batches: what is decoded, refused, cached, and changed at random."""
+
+import importlib.util
+import io
+import random
+
+import numpy as np
+import PIL.Image
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS, row_generators
+from anyformer.pipelines.data.image_files import open_images
+from anyformer.pipelines.data.image_store import decode
+from anyformer.pipelines.data.sample_ids import with_sample_ids
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.images.augmentation import Augmentation, ImageCollator, cutmix_boxes, shift_and_flip
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.schema import DataSection
+from hypothesis import given
+from hypothesis import strategies as st
+from image_data import NAMES, SIZE, encoded, image_recipe, picture, picture_folder, pictures
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+COLUMNS = {"image_field": "image", "label_field": "label"}
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """A function: sections of a recipe -> (recipe, task, rows of each split)."""
+    monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
+
+    def prepare(channels=1, **sections):
+        recipe = load_recipe(str(image_recipe(tmp_path, channels=channels, **sections)))
+        data = prepare_data(recipe)
+        return recipe, data.objective, data.rows
+
+    return prepare
+
+
+# ----------------------------------------------------------------------------------------------- decoding
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "P", "CMYK"])
+def test_every_mode_of_eight_bits_becomes_colour(mode):
+    image = picture(True, random.Random(0), 3).convert(mode)
+    stream = encoded(image, "TIFF" if mode == "CMYK" else "PNG")
+    found = np.asarray(decode({"bytes": stream, "path": None}, 3, "task.image_field", "row 0"))
+    assert np.array_equal(found, np.asarray(PIL.Image.open(io.BytesIO(stream)).convert("RGB")))
+
+
+def test_an_image_is_bytes_or_a_path_or_an_object(tmp_path):
+    image = picture(True, random.Random(0))
+    image.save(tmp_path / "x.png")
+    for value in (encoded(image), str(tmp_path / "x.png"), {"bytes": None, "path": str(tmp_path / "x.png")}, image):
+        assert np.array_equal(np.asarray(decode(value, 1, "f", "p")), np.asarray(image))
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (b"no image", "task.image_field: row 3 holds no image that Pillow can read"),
+        (None, "holds null, not an image"),
+        (7, "holds int, not an image"),
+        ("/nowhere/x.png", "cannot be read (No such file or directory)"),
+        (encoded(PIL.Image.fromarray(np.zeros((4, 4), dtype=np.uint16))), "mode I;16; 8 bits per channel"),
+        (encoded(picture(True, random.Random(0), 3)), "is a colour image, but model.num_channels=1; set it to 3"),
+        (encoded(picture(True, random.Random(0)))[:60], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_sentence(value, words):
+    with pytest.raises(UserError) as error:
+        decode(value, 1, "task.image_field", "row 3")
+    assert words in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------ sources
+
+
+def test_folders_tables_and_data_sets_of_the_same_images_are_equal(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    (tmp_path / "table").mkdir()
+    pictures(tmp_path / "table" / "train.parquet", 24)
+    pattern = picture_folder(tmp_path / "folder", 24)
+    found = {}
+    for name, where in {
+        "table": {"files": str(tmp_path / "table" / "train.parquet")},
+        "folder": {"files": str(pattern)},
+        "folder of class folders": {"files": str(tmp_path / "folder")},
+        "data set": {"dataset": str(tmp_path / "table")},
+    }.items():
+        examples = open_images(DataSection(**where, validation_fraction=0), COLUMNS)["train"]
+        assert examples.source.class_names("label") == NAMES
+        rows = [(row["label"], decode(row["image"], 1, "f", place)) for place, row in examples]
+        found[name] = sorted((NAMES.index(y) if y in NAMES else y, np.asarray(x).tobytes()) for y, x in rows)
+    assert (
+        found["table"] == found["folder"] == found["folder of class folders"] == found["data set"]
+        and len(found["table"]) == 24
+    )
+
+
+def test_json_lines_name_images_beside_them(tmp_path):
+    picture_folder(tmp_path / "pictures", 4)
+    lines = [f'{{"image": "pictures/left/{i:03}.png", "label": "left"}}' for i in (0, 2)]
+    (tmp_path / "all.jsonl").write_text("\n".join(lines))
+    examples = open_images(DataSection(files=str(tmp_path / "all.jsonl"), validation_fraction=0), COLUMNS)["train"]
+    assert all(decode(row["image"], 1, "f", place).size == (SIZE, SIZE) for place, row in examples)
+
+
+@pytest.mark.parametrize("learned", ["task.name=image_classification", "objective.name=masked_image"])
+def test_without_pillow_an_image_recipe_names_the_extra(tmp_path, monkeypatch, learned):
+    section, name = learned.split(".name=")
+    sections = {"task": None, "objective": None} | {section: {"name": name}}
+    recipe, find = load_recipe(str(image_recipe(tmp_path, **sections))), importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "PIL" else find(name, *rest))
+    with pytest.raises(UserError, match=rf"^{learned} needs the package pillow; install anyformer\[vision\]$"):
+        prepare_data(recipe)
+
+
+def test_images_among_other_files_are_refused(tmp_path):
+    picture_folder(tmp_path / "pictures", 2)
+    (tmp_path / "pictures" / "left" / "notes.txt").write_text("x")
+    with pytest.raises(UserError, match=r"names images and other files .*notes.txt.*a pattern such as \*.png"):
+        open_images(DataSection(files=str(tmp_path / "pictures" / "*" / "*")), COLUMNS)
+
+
+# -------------------------------------------------------------------------------------------------- store
+
+
+def test_images_are_decoded_once_and_equal_what_the_saved_processor_sees(prepared, tmp_path, monkeypatch):
+    recipe, task, rows = prepared()
+    task.processor.save_pretrained(tmp_path / "saved")
+    monkeypatch.setattr("anyformer.pipelines.images.processors.decode", None)  # decoding again would fail
+    again = prepare_data(recipe).rows
+    assert all(torch.equal(again["test"][i]["pixel_values"], rows["test"][i]["pixel_values"]) for i in range(11))
+
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "saved", trust_remote_code=True)
+    table = pyarrow.parquet.read_table(tmp_path / "test.parquet").to_pylist()
+    images = [PIL.Image.open(io.BytesIO(row["image"]["bytes"])) for row in table]
+    wanted = processor(images=images, return_tensors="pt")["pixel_values"]
+    found = task.collator(False)([rows["test"][i] for i in range(11)])
+    torch.testing.assert_close(found["pixel_values"], wanted, atol=1e-6, rtol=0)
+    assert found["labels"].tolist() == [row["label"] for row in table]
+
+
+def test_rows_read_together_are_those_read_one_by_one(prepared):
+    _, _, rows = prepared()
+    for split in ("train", "test"):
+        numbered, wanted = with_sample_ids(rows[split]), [2, 0, 1, 2]
+        together, alone = numbered.__getitems__(wanted), [numbered[index] for index in wanted]
+        assert [row.keys() for row in together] == [row.keys() for row in alone]
+        for one, other in zip(together, alone):
+            assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
+
+
+def test_generators_of_rows_are_numpys_for_seed_epoch_and_number():
+    for number in (0, 7, 2**32 - 1, 2**32, 2**40):
+        (found,) = row_generators([{ROW_IDS: number, EPOCH: 3}], 42)
+        assert found.bit_generator.state == np.random.default_rng((42, 3, number)).bit_generator.state
+
+
+def test_training_images_have_mean_zero_and_deviation_one(prepared):
+    for channels in (1, 3):
+        _, task, rows = prepared(channels, task={"name": "image_classification"})
+        plain = [{k: v for k, v in rows["train"][i].items() if k != "augment"} for i in range(len(rows["train"]))]
+        pixels = task.collator(False)(plain)["pixel_values"]
+        assert pixels.shape[1] == channels
+        torch.testing.assert_close(pixels.mean(dim=(0, 2, 3)), torch.zeros(channels), atol=1e-3, rtol=0)
+        torch.testing.assert_close(pixels.std(dim=(0, 2, 3)), torch.ones(channels), atol=1e-3, rtol=0)
+        for file in rows["train"].store.folder.parents[2].glob("*.parquet"):
+            file.unlink()
+
+
+@pytest.mark.parametrize(
+    "label, words",
+    [
+        ("middle", "is of the unknown class 'middle'"),
+        (2, "holds 2, but the classes are numbered 0 to 1"),
+        (None, "holds null, which is no class"),
+    ],
+)
+def test_a_label_that_is_no_class_is_refused_with_its_place(prepared, tmp_path, label, words):
+    pixels = encoded(picture(True, random.Random(0)))
+    names = ["left", "right"] * 4 if isinstance(label, str) else [0, 1] * 4
+    images = [{"bytes": pixels, "path": None}] * 9
+    pyarrow.parquet.write_table(pyarrow.table({"image": images, "label": [*names, label]}), tmp_path / "bad.parquet")
+    data = {"files": str(tmp_path / "bad.parquet"), "validation_fraction": 0, "test_files": None}
+    task = {"name": "image_classification", "label_names": NAMES}
+    with pytest.raises(UserError, match=r"bad\.parquet, row 8") as error:
+        prepared(data=data, task=task, evaluation={"every_steps": None})
+    assert words in str(error.value)
+
+
+# -------------------------------------------------------------------------------------------- augmentation
+
+
+class Store:
+    """Training images for mixing: image i is of the one value i."""
+
+    def __init__(self, number=6):
+        self.labels = np.arange(number) % 3
+
+    def __len__(self):
+        return len(self.labels)
+
+    def images(self, indices):
+        return torch.tensor(indices, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous()
+
+
+def collator(seed=3, **settings):
+    return ImageCollator(Augmentation(**settings), store=Store(), num_classes=3, mean=[0.0], std=[1.0], seed=seed)
+
+
+def rows_of(numbers, epoch=0):
+    store, draw = Store(), torch.Generator().manual_seed(0)
+    images = torch.randint(256, (6, 1, 8, 8), generator=draw, dtype=torch.uint8)
+    return [
+        {"pixel_values": images[i], "labels": torch.tensor(int(store.labels[i])), "augment": True}
+        | {"row_ids": i, "epoch": epoch}
+        for i in numbers
+    ]
+
+
+ALL = {"crop_padding": 2, "horizontal_flip": 0.5, "mixup_alpha": 0.4, "cutmix_alpha": 1.0}
+
+
+def test_an_augmented_row_depends_on_seed_epoch_and_number_alone():
+    collate = collator(**ALL)
+    together, alone = collate(rows_of([4, 1, 2])), collate(rows_of([1]))
+    for name in ("pixel_values", "labels"):
+        assert torch.equal(together[name][1], alone[name][0])
+    assert not torch.equal(collate(rows_of([1], epoch=1))["pixel_values"], alone["pixel_values"])
+    assert not torch.equal(collator(seed=4, **ALL)(rows_of([1]))["pixel_values"], alone["pixel_values"])
+
+
+def test_rows_of_other_splits_are_never_changed():
+    rows = [{k: v for k, v in row.items() if k != "augment"} for row in rows_of([0, 1, 2])]
+    batch = collator(**ALL)(rows)
+    assert torch.equal(batch["pixel_values"], torch.stack([row["pixel_values"] for row in rows]).float())
+    assert batch["labels"].tolist() == [0, 1, 2]
+
+
+@given(st.integers(0, 3), st.data())
+def test_a_shifted_image_is_a_window_of_the_padded_one(padding, data):
+    shift = data.draw(st.tuples(st.integers(0, 2 * padding), st.integers(0, 2 * padding)))
+    flip = data.draw(st.booleans())
+    image = torch.arange(1, 36, dtype=torch.uint8).view(1, 1, 5, 7)
+    padded = torch.nn.functional.pad(image, (padding,) * 4)
+    wanted = padded[..., shift[0] : shift[0] + 5, shift[1] : shift[1] + 7]
+    found = shift_and_flip(image, np.array([shift]), np.array([flip]), padding)
+    assert torch.equal(found, wanted.flip(-1) if flip else wanted)
+
+
+def test_mixed_pixels_and_labels_have_the_same_shares():
+    """With images of one value each, a pixel's value says where it comes from."""
+    for settings in ({"mixup_alpha": 0.5}, {"cutmix_alpha": 1.0}):
+        rows = rows_of([5] * 40)
+        for number, row in enumerate(rows):
+            row["row_ids"] = number
+            row["pixel_values"] = torch.full((1, 8, 8), 100, dtype=torch.uint8)
+            row["labels"] = torch.tensor(2)
+        batch = collator(**settings)(rows)
+        torch.testing.assert_close(batch["labels"].sum(dim=1), torch.ones(40))
+        share = batch["labels"][:, 2]
+        other = batch["labels"][:, :2].sum(dim=1) > 1e-6  # partners of another class tell the shares
+        kept = (batch["pixel_values"] - 5) / 95  # partners' values are 0 to 5
+        assert other.sum() > 10 and (kept.mean(dim=(1, 2, 3)) - share)[other].abs().max() < 0.06
+        whole = ((kept - kept.round()).abs() < 0.06).all()
+        assert whole == ("cutmix_alpha" in settings)
+
+
+@given(st.floats(0, 1), st.floats(0, 0.999), st.floats(0, 0.999))
+def test_a_cutmix_box_is_a_rectangle_of_at_most_its_share(share, y, x):
+    box = cutmix_boxes(np.array([share]), np.array([[y, x]]), 12, 8)[0]
+    rows, columns = box.any(dim=1), box.any(dim=0)
+    assert torch.equal(box, rows[:, None] & columns[None]) and rows.sum() <= np.sqrt(1 - share) * 12 + 1
+
+
+# ------------------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize(
+    "sections, words",
+    [
+        ({"model": {"family": "encoder"}}, "model.image_size"),
+        ({"tokenizer": {"vocab_size": 300}}, "tokenizer.vocab_size has no effect with task.name=image_classification"),
+        ({"task": {"text_field": "x"}}, "task.text_field has no effect"),
+        ({"task": {"max_length": 9}}, "task.max_length has no effect"),
+        ({"task": {"image_mean": [0.1, 0.2, 0.3]}}, "task.image_mean=[0.1, 0.2, 0.3] must be 1 numbers"),
+        ({"task": {"image_std": [0]}}, "task.image_std=[0.0] must be above 0"),
+        ({"data": {"source": "stdlib", "files": None}}, "data.source does not go with a task"),
+        ({"evaluation": {"metrics": ["bleu"]}}, "'bleu' compares texts"),
+        ({"task": None, "objective": {"name": "masked_image", "clusters": 3}}, "objective.clusters has no effect"),
+        (
+            {"task": None, "objective": {"name": "masked_image"}, "evaluation": {"metrics": ["accuracy"]}},
+            "only the loss",
+        ),
+        ({"task": None, "objective": {"name": "pixels"}}, "model.family=vit does not go with objective.name=pixels"),
+        (
+            {"task": None, "objective": {"name": "masked", "clusters": 9}, "tokenizer": {"vocab_size": 300}},
+            "objective.clusters has no effect with objective",
+        ),
+    ],
+)
+def test_what_an_image_recipe_cannot_say_is_refused_before_any_image_is_opened(tmp_path, sections, words):
+    with pytest.raises(UserError) as error:
+        load_recipe(str(image_recipe(tmp_path, **sections)))
+    assert words in str(error.value)

@@ -1,0 +1,135 @@
+"""The page of an inspection: what it holds of texts and images, how large it is, and that a browser opens it."""
+
+import base64
+import gzip
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from anyformer.pipelines.inspection.maps_page import write_page
+from anyformer.pipelines.inspection.views import packed, summaries, view_of_image
+from PIL import Image
+from transformers import AutoModelForCausalLM
+
+import anyformer
+
+SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def data_of(page) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)[1])
+
+
+def shares(shown: dict) -> np.ndarray:
+    """The weights of a map on a page, (H, T, S)."""
+    levels = np.frombuffer(gzip.decompress(base64.b64decode(shown["data"])), dtype=np.uint8)
+    return (levels.reshape(shown["heads"], len(shown["queries"]), -1) / 100.0) ** 2
+
+
+@pytest.fixture
+def finished_run(tiny_recipe, command, tmp_path):
+    assert command("train", tiny_recipe(training={"max_steps": 2}), f"training.output_dir={tmp_path / 'run'}") == 0
+    return tmp_path / "run"
+
+
+MISTAKES = {
+    ("--word", "absent"): "--word 'absent' is not in the text 'a text'",
+    ("--layers", "9"): "--layers 9: the model has ",
+    ("--layers", "x"): "--layers x is no list of numbers",
+}
+
+
+def test_a_page_shows_what_attention_maps_gives(finished_run, command, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    words = ("inspect", finished_run, "the text", "no text at all </script><b>", "--word", "text", "--out", page)
+    assert command(*words) == 0
+    assert "open it in a browser" in capsys.readouterr().out
+    first, second = data_of(page)["views"]
+    assert (
+        second["title"].endswith("</script><b>")
+        and "<b>" not in page.read_text().split('id="data"')[1].split("</script>")[0]
+    )
+    model = AutoModelForCausalLM.from_pretrained(finished_run)
+    from transformers import AutoTokenizer
+
+    inputs = {"input_ids": AutoTokenizer.from_pretrained(finished_run)("the text", return_tensors="pt")["input_ids"]}
+    for shown, layer in zip(first["maps"], anyformer.attention_maps(model, **inputs), strict=True):
+        assert np.abs(shares(shown) - layer.weights[0].numpy()).max() < 1 / 100
+        assert len(shown["summary"]["word"]) == shown["heads"]
+    assert "".join(first["maps"][0]["queries"]) == "the text"
+    assert "".join(first["maps"][0]["queries"][place] for place in first["places"]).strip() == "text"
+    logits = model(**inputs).logits[0, -1].softmax(-1)
+    assert first["lens"][-1][0][1] == pytest.approx(logits.max().item(), abs=1e-4)
+    assert len(first["norms"]) == len(first["lens"]) == model.config.num_hidden_layers + 1
+    for words, sentence in MISTAKES.items():
+        assert command("inspect", finished_run, "a text", *words, "--out", tmp_path / "none.html") == 2
+        assert sentence in capsys.readouterr().err and not (tmp_path / "none.html").exists()
+
+
+def test_summaries_of_heads():
+    before = torch.zeros(4, 4).index_put((torch.tensor([0, 1, 2, 3]), torch.tensor([0, 0, 1, 2])), torch.tensor(1.0))
+    even = torch.ones(4, 4) / 4
+    found = summaries(torch.stack([before, even]), "self", places=[2])
+    assert found["previous"] == [1.0, 0.25] and found["distance"] == [0.75, 1.25] and found["first"] == [0.5, 0.25]
+    assert found["entropy"] == [0.0, pytest.approx(np.log(4), abs=1e-4)]
+    assert found["word"] == [pytest.approx(1 / 3, abs=1e-4), 0.25]
+    assert "distance" not in summaries(even[None], "cross")
+
+
+def test_twelve_layers_of_twelve_heads_and_128_tokens_are_less_than_two_megabytes():
+    weights = torch.rand(12, 128, 128, generator=torch.Generator().manual_seed(0)).pow(3)
+    weights = weights / weights.sum(-1, keepdim=True)  # of an encoder: no half is empty
+    assert 12 * len(packed(weights)) < 1.95e6
+
+
+@pytest.fixture
+def images_page(tmp_path):
+    from transformers import ViTImageProcessorPil
+
+    config = anyformer.AnyformerViTConfig(**SIZES, image_size=[12, 16], patch_size=4, num_labels=5)
+    model = anyformer.AnyformerViTForImageClassification(config).eval()
+    Image.fromarray(np.arange(12 * 16 * 3, dtype=np.uint8).reshape(12, 16, 3)).save(tmp_path / "image.png")
+    processor = ViTImageProcessorPil(size={"height": 12, "width": 16})
+    shown = view_of_image(model, processor, tmp_path / "image.png", None)
+    write_page(tmp_path / "page.html", {"model": "a model", "about": "", "views": [shown]})
+    return tmp_path / "page.html"
+
+
+def test_an_image_is_shown_with_its_patches(images_page):
+    (shown,) = data_of(images_page)["views"]
+    rows, columns, before = shown["grid"]
+    assert (rows, columns) == (3, 4) and len(shown["maps"][0]["queries"]) == before + 12
+    assert shown["image"].startswith("data:image/png;base64,") and "lens" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
+def test_a_browser_draws_the_page_and_answers_clicks_and_keys(images_page, finished_run, command, tmp_path):
+    page = tmp_path / "text.html"
+    assert command("inspect", finished_run, "the text the text", "--word", "text", "--out", page) == 0
+
+    def after(file, script: str) -> str:
+        """The page's elements after a script."""
+        clicked = tmp_path / "clicked.html"
+        clicked.write_text(
+            file.read_text().replace("open(0);\n</script>", f"open(0).then(async () => {{ {script} }});\n</script>")
+        )
+        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--dump-dom"]
+        return subprocess.run(
+            [*words, f"file://{clicked}"], capture_output=True, text=True, timeout=120, check=True
+        ).stdout
+
+    plain = after(page, "")
+    assert 'data-ready="0"' in plain and "layer 0, head 0" in plain and "looks at" in plain
+    last = len(data_of(page)["views"][0]["maps"]) - 1
+    dom = after(page, f"""document.querySelector('[data-map="{last}"][data-head="1"]').click();""")
+    assert f'<h2 id="head">layer {last}, head 1</h2>' in dom
+    press = "new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true})"
+    moved = after(page, f"document.getElementById('tokens').firstChild.dispatchEvent({press});")
+    assert re.search(r'id="says"[^>]*>“[^”]*” \(1\) looks at', moved)
+    picture = after(images_page, f"document.querySelector('#tokens canvas').dispatchEvent({press});")
+    assert "“row 1, column 2”" in picture

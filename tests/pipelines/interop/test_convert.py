@@ -1,0 +1,251 @@
+"""`anyformer convert`: whole folders, both ways; nothing is written unless the logits agree."""
+
+import json
+
+import pytest
+import torch
+from anyformer.pipelines.cli.commands import main
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.interop.architectures.gpt import GPT2
+from anyformer.pipelines.interop.convert_checkpoint import convert, copy_modules
+from anyformer.pipelines.interop.verify import probe, scale_and_difference
+from anyformer.pipelines.interop.weights import Weights, fused
+from native_models import TOKENS, native_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
+
+import anyformer
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Factory: a native model in a folder, as shards, with a tokenizer smaller than its vocabulary."""
+
+    def write(name="gpt2", auto_class="AutoModelForCausalLM", dtype=torch.float32, tokenizer=True, **fields):
+        folder = tmp_path / f"native-{name}"
+        model = native_model(name, auto_class, **fields).to(dtype)
+        if model.can_generate():
+            model.generation_config = GenerationConfig(eos_token_id=[2, 7], do_sample=True, top_k=11, pad_token_id=0)
+        model.save_pretrained(folder, max_shard_size="20KB")
+        if tokenizer:
+            vocabulary = {f"w{i}": i for i in range(TOKENS["vocab_size"] - 9)} | {"<unk>": TOKENS["vocab_size"] - 9}
+            words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+            words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+            PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
+        return folder
+
+    return write
+
+
+SLOW = pytest.mark.slow
+
+
+def loaded(folder, auto=AutoModelForCausalLM):
+    return auto.from_pretrained(folder)
+
+
+def same_weights(a, b) -> bool:
+    here, there = a.state_dict(), b.state_dict()
+    return here.keys() == there.keys() and all(
+        torch.equal(t, there[n]) and t.dtype == there[n].dtype for n, t in here.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        ("llama3_tied", torch.bfloat16),
+        pytest.param("gpt2", torch.float32, marks=SLOW),
+        pytest.param("bloom", torch.float16, marks=SLOW),
+    ],
+)
+def test_a_sharded_checkpoint_goes_there_and_back_through_the_command_line(name, dtype, save, tmp_path, capsys):
+    native = save(name, dtype=dtype)
+    assert (native / "model.safetensors.index.json").is_file()
+    ours, back = tmp_path / "deep" / "ours", tmp_path / "back"
+    assert main(["convert", str(native), str(ours)]) == 0
+    assert main(["convert", str(ours), str(back), "--to", "native"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if " -> " in line]
+    assert len(said) == 2 and "-> anyformer_decoder: " in said[0] and said[1].endswith(f"written to {back}")
+    model = loaded(ours)
+    assert type(model) is anyformer.AnyformerDecoderForCausalLM and model.dtype == dtype
+    assert same_weights(loaded(native), loaded(back)) and type(loaded(back)) is type(loaded(native))
+    for folder in (ours, back):
+        assert loaded(folder).generation_config.to_diff_dict() == loaded(native).generation_config.to_diff_dict()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer("w5 w7 ?")["input_ids"] == AutoTokenizer.from_pretrained(native)("w5 w7 ?")["input_ids"]
+        assert len(tokenizer) < AutoConfig.from_pretrained(folder).vocab_size
+    card = (ours / "README.md").read_text()
+    assert "<!-- anyformer wrote" in card and "# ours\n" in card and str(tmp_path) not in card
+    assert f"Converted from `{native.name}`: both compute the same." in card
+    assert "# back\n" in (back / "README.md").read_text()
+    assert "is_local" not in (ours / "tokenizer_config.json").read_text()
+    assert "AutoModelForCausalLM" in json.loads((ours / "config.json").read_text())["auto_map"]
+    assert "auto_map" not in json.loads((back / "config.json").read_text()) and not list(back.glob("*.py"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "deep", native.name]
+    assert [path.name for path in ours.parent.iterdir()] == ["ours"]  # nothing half-written stays
+
+
+OTHERS = {
+    "bert": (AutoModelForMaskedLM, "AnyformerEncoderForMaskedLM", None),
+    "bart": (AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", 4),
+    "t5_v1_1": (AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", 1),
+    "marian": (AutoModelForSeq2SeqLM, "AnyformerSeq2SeqForConditionalGeneration", 6),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ("bert", "bart") else SLOW) for n in OTHERS])
+def test_encoders_and_seq2seq_models_go_there_and_back(name, save, tmp_path):
+    auto, class_name, beams = OTHERS[name]
+    native, ours, back = save(name, auto.__name__), tmp_path / "ours", tmp_path / "back"
+    if beams:  # what a published checkpoint of these generates with
+        ids = {"decoder_start_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
+        GenerationConfig(**ids, num_beams=beams).save_pretrained(native)
+    for source, destination in ((native, ours), (ours, back)):
+        assert main(["convert", str(source), str(destination)]) == 0
+    model, again = loaded(ours, auto), loaded(back, auto)
+    assert type(model).__name__ == class_name
+    assert same_weights(loaded(native, auto), again) and type(again) is type(loaded(native, auto))
+    assert not beams or model.generation_config.num_beams == again.generation_config.num_beams == beams
+    assert len(AutoTokenizer.from_pretrained(back)) == len(AutoTokenizer.from_pretrained(native))
+
+
+def test_a_task_head_and_a_missing_tokenizer_are_converted_as_they_are(save, tmp_path):
+    native = save("qwen2", "AutoModelForTokenClassification", tokenizer=False, num_labels=5)
+    said = convert(str(native), tmp_path / "ours")
+    assert said.endswith("without a tokenizer, since the source has none")
+    model = loaded(tmp_path / "ours", AutoModelForTokenClassification)
+    assert type(model) is anyformer.AnyformerDecoderForTokenClassification and model.config.num_labels == 5
+
+
+def test_from_native_takes_a_folder_and_loading_arguments(save):
+    folder = save("mistral", dtype=torch.bfloat16)
+    assert anyformer.from_native(folder).dtype == torch.bfloat16
+    ours = anyformer.from_native(str(folder), dtype=torch.float32)
+    assert ours.dtype == torch.float32 and same_weights(anyformer.to_native(ours), loaded(folder).float())
+
+
+def test_nothing_is_written_where_the_logits_differ(save, tmp_path, monkeypatch):
+    folder = save()
+    swapped = fused("k_proj", "q_proj", "v_proj", under="layers.*.self_attn", transposed=True)
+    monkeypatch.setitem(GPT2.weights, "h.*.attn.c_attn", swapped)
+    with pytest.raises(UserError, match=r"the twin's logits differ by .* nothing was written"):
+        convert(str(folder), tmp_path / "made" / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_one_weight_off_by_a_millionth_is_found(save, tmp_path, monkeypatch):
+    folder, split = save(), Weights.split
+
+    def off(row, native, config):
+        parts = split(row, native, config)
+        return parts if len(parts) == 1 else [parts[0] + 1e-6 * parts[0].abs().max(), *parts[1:]]
+
+    monkeypatch.setattr(Weights, "split", off)
+    with pytest.raises(UserError, match=r"more than 1e-09 of it; nothing was written"):
+        convert(str(folder), tmp_path / "ours")
+
+
+@pytest.mark.parametrize("name, dtype", [("llama2", torch.bfloat16), ("llama_yarn", torch.float32)])
+def test_comparing_in_float64_leaves_parameters_buffers_and_modes_as_they_were(name, dtype):
+    native = native_model(name).to(dtype).train()
+    twin = anyformer.from_native(native)
+    before = [{n: (t, t.clone()) for n, t in (*m.named_parameters(), *m.named_buffers())} for m in (native, twin)]
+    scale_and_difference(native, twin, probe(twin, rows=2, tokens=9, seed=0))
+    for model, tensors in zip((native, twin), before, strict=True):
+        after = dict((*model.named_parameters(), *model.named_buffers()))
+        assert model.training and after.keys() == tensors.keys()
+        for key, (tensor, copy) in tensors.items():
+            assert after[key] is tensor and tensor.dtype == copy.dtype and torch.equal(tensor, copy), key
+
+
+def test_modules_of_sentence_transformers_go_along(tmp_path):
+    source, destination = tmp_path / "source", tmp_path / "out"
+    (source / "1_Pooling").mkdir(parents=True)
+    destination.mkdir()
+    for name in ("modules.json", "1_Pooling/config.json", "other.json"):
+        (source / name).write_text(name)
+    copy_modules(source, destination)
+    copied = {str(path.relative_to(destination)) for path in destination.rglob("*.json")}
+    assert copied == {"modules.json", "1_Pooling/config.json"}
+
+
+def test_nothing_stays_where_writing_fails(save, tmp_path, monkeypatch):
+    folder = save()
+
+    def full(self, *args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    with pytest.raises(OSError, match="No space left"):
+        convert(str(folder), tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_a_destination_in_use_is_refused_before_anything_is_loaded_and_an_empty_folder_is_not(save, tmp_path):
+    folder = save()
+    before = sorted(folder.iterdir())
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for destination, words in ((folder, "is not empty"), (file, "is a file")):
+        with pytest.raises(UserError, match=words):
+            convert("no/such/model/anywhere", destination)
+    assert sorted(folder.iterdir()) == before and file.read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    convert(str(folder), tmp_path / "empty")
+    assert (tmp_path / "empty" / "config.json").is_file()
+
+
+def test_what_cannot_be_converted_is_one_sentence(save, tmp_path, capsys):
+    folder = save()
+    gemma = tmp_path / "gemma"
+    gemma.mkdir()
+    (gemma / "config.json").write_text(json.dumps({"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}))
+    broken = save("llama2")
+    index = json.loads((broken / "model.safetensors.index.json").read_text())
+    (broken / index["weight_map"]["model.norm.weight"]).unlink()
+    for arguments, words in (
+        ([str(folder), "out", "--to", "native"], "is a native model already (gpt2); leave out --to native"),
+        ([str(folder), "out", "--to", "jax"], "invalid choice: 'jax'"),
+        ([str(folder), "out", "--to", "gguf"], "convert_hf_to_gguf.py, with the pre-tokenizer 'gpt-2' for a byte_bpe"),
+        (["no/such/model/anywhere", "out"], "MODEL=no/such/model/anywhere"),
+        ([str(gemma), "out"], "model_type='gemma' has no anyformer twin"),
+        ([str(broken), "out"], "cannot be loaded"),
+    ):
+        assert main(["convert", *arguments]) == 2
+        err = capsys.readouterr().err.strip().splitlines()
+        assert words in err[-1] and err[-1].startswith("anyformer: "), err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(save, tmp_path):
+    folder = save("llama2", "AutoModel")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForTokenClassification"]}))
+    with pytest.raises(UserError, match=r"lacks the weight score\.bias"):
+        convert(str(folder), tmp_path / "ours")
+
+
+def test_a_checkpoint_that_names_no_class_has_the_head_of_pretraining_where_it_has_one(save):
+    def without_class(auto_class, name="deberta_v3"):
+        folder = save(name, auto_class, tokenizer=False)
+        config = json.loads((folder / "config.json").read_text())
+        del config["architectures"]
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    loaded = anyformer.from_native(without_class("AutoModelForMaskedLM"))
+    assert type(loaded) is anyformer.AnyformerEncoderForMaskedLM
+    loaded = anyformer.from_native(without_class("AutoModelForTokenClassification"))
+    assert type(loaded) is anyformer.AnyformerEncoderModel
+    with pytest.raises(UserError, match=r"lacks the weight pooler\.dense\.bias"):  # which a bare BERT has
+        anyformer.from_native(without_class("AutoModelForTokenClassification", "bert"))

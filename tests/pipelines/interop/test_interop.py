@@ -1,0 +1,309 @@
+"""Native twins of every architecture and head: the same outputs, the same text, and back without losing a bit."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from anyformer.modeling.configuration import AnyformerDecoderConfig
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.interop import matching
+from anyformer.pipelines.interop.architecture_map import (
+    IRRELEVANT,
+    Choice,
+    Computed,
+    Converted,
+    MustEqual,
+    Same,
+    native_fields,
+)
+from anyformer.pipelines.interop.matching import our_config
+from anyformer.pipelines.interop.weights import fused
+from anyformer.pipelines.recipes.introspection import family_fields, family_names, family_row
+from native_models import (
+    DECODERS,
+    LABELS,
+    LLAMA,
+    NATIVE,
+    TOKENS,
+    UNTIED,
+    assert_same_logits,
+    assert_same_weights,
+    heads_of,
+    marked_twin_cases,
+    native_config,
+    native_model,
+    randomise,
+)
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GenerationConfig,
+    GPT2DoubleHeadsModel,
+)
+from transformers.models.mpt.configuration_mpt import MptAttentionConfig
+
+import anyformer
+from anyformer import from_native, to_native
+
+
+def left_padded_prompts() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    input_ids = torch.randint(3, TOKENS["vocab_size"], (3, 14), generator=generator)
+    attention_mask = torch.ones_like(input_ids)
+    for row, padding in ((1, 5), (2, 9)):
+        input_ids[row, :padding], attention_mask[row, :padding] = TOKENS["pad_token_id"], 0
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+@pytest.mark.parametrize("name, auto_class, native_class", marked_twin_cases())
+def test_twins_compute_the_same_and_go_back_bit_equal(name, auto_class, native_class):
+    labels = LABELS if auto_class.endswith("Classification") else {}
+    native = native_model(name, native_class, **labels)
+    ours = from_native(native)
+    family = matching.ARCHITECTURES[native.config.model_type].family
+    assert type(ours).__name__ == family_row(family).heads[auto_class] and not ours.training
+    assert_same_logits(native, ours)
+    back = to_native(ours)
+    assert type(back) is type(native)
+    assert_same_weights(native, back)
+    assert_same_logits(back, ours, padded=native.main_input_name == "pixel_values")  # texts: without padding this time
+    assert_same_weights(ours, from_native(back))
+    if labels:
+        assert back.config.id2label == ours.config.id2label == LABELS["id2label"] and ours.config.num_labels == 3
+
+
+@pytest.mark.parametrize("family", family_names())
+def test_every_head_of_ours_has_a_twin_in_some_architecture(family):
+    names = [name for name, (model_type, _) in NATIVE.items() if matching.ARCHITECTURES[model_type].family == family]
+    assert set(family_row(family).heads) == {head for name in names for head in heads_of(name)}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_twins_continue_left_padded_prompts_alike(name):
+    native = native_model(name)
+    ours = from_native(native)
+    written = [
+        model.generate(**left_padded_prompts(), max_new_tokens=16, min_new_tokens=16, do_sample=False)
+        for model in (native, ours)
+    ]
+    assert torch.equal(*written)
+    assert len(written[0][:, 14:].unique()) > 3  # not one token for ever
+
+
+def test_dtype_labels_mode_and_generation_config_survive_and_no_memory_is_shared():
+    native = native_model("llama3_tied").to(torch.bfloat16).train()
+    native.generation_config = GenerationConfig(eos_token_id=[2, 5], temperature=0.6, top_p=0.9, do_sample=True)
+    ours = from_native(native)
+    back = to_native(ours)
+    for model in (ours, back):
+        assert model.dtype == torch.bfloat16 and model.training
+        assert model.generation_config.to_diff_dict() == native.generation_config.to_diff_dict()
+        assert model.config.tie_word_embeddings and model.lm_head.weight is model.get_input_embeddings().weight
+    assert_same_weights(native, back)
+    pointers = [{p.data_ptr() for p in model.parameters()} for model in (native, ours, back)]
+    assert not (pointers[0] & pointers[1]) and not (pointers[1] & pointers[2])
+    assert native.dtype == torch.bfloat16 and native.training
+
+
+def test_what_a_cross_encoder_puts_on_its_numbers_survives():
+    how = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    native = native_model("bert", "BertForSequenceClassification", num_labels=1, sentence_transformers=how)
+    ours = from_native(native)
+    assert ours.config.sentence_transformers == to_native(ours).config.sentence_transformers == how
+
+
+def test_weights_of_several_dtypes_keep_each_theirs():
+    native = native_model("llama2").to(torch.bfloat16)
+    native.model.norm.float()
+    assert from_native(native).model.norm.weight.dtype == torch.float32
+    assert_same_weights(native, to_native(from_native(native)))
+
+
+def test_a_trained_anyformer_model_goes_native(tiny_config):
+    ours = randomise(anyformer.AnyformerDecoderForCausalLM(tiny_config(hidden_dropout=0.1, scale_residual_init=False)))
+    native = to_native(ours)
+    assert type(native).__name__ == "LlamaForCausalLM"
+    assert_same_logits(ours, native)
+
+
+# ------------------------------------------------------------------------------------------------------ the tables
+
+
+@pytest.mark.parametrize("name", matching.ARCHITECTURES)
+def test_every_field_of_a_native_config_is_accounted_for(name):
+    architecture = matching.ARCHITECTURES[name]
+    assert native_fields(CONFIG_MAPPING[name]()) <= architecture.known_fields()
+    if name == "mpt":
+        assert {f"attn_config.{field}" for field in native_fields(MptAttentionConfig())} <= set(architecture.fields)
+
+
+@pytest.mark.parametrize("name", matching.ARCHITECTURES)
+def test_every_field_of_ours_in_a_table_exists(name):
+    architecture = matching.ARCHITECTURES[name]
+    known = set(family_fields(architecture.family))
+    ours = {*architecture.fixed}
+    for row in architecture.fields.values():
+        assert row is IRRELEVANT or isinstance(row, str | MustEqual | Same | Choice | Converted | Computed)
+        ours |= {row} if isinstance(row, str) else {row.ours} if isinstance(row, Choice | Converted) else set()
+    assert ours <= known
+
+
+@pytest.mark.parametrize(
+    "row", [fused("q", "k", "v", under="a", interleaved=i, transposed=t) for i in (False, True) for t in (False, True)]
+)
+def test_splitting_and_joining_are_inverse(row):
+    config = AnyformerDecoderConfig(hidden_size=24, num_attention_heads=4)
+    for shape in ((72, 24), (72,)):
+        native = torch.randn(shape[::-1] if row.transposed else shape)
+        parts = row.split(native, config)
+        assert [tuple(part.shape) for part in parts] == [(24, *shape[1:])] * 3
+        assert torch.equal(row.join(parts, config), native)
+
+
+# ------------------------------------------------------------------------------------------------ what has no twin
+
+
+@pytest.mark.parametrize(
+    "name, fields, words",
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
+        ("gpt_neox", {"use_parallel_residual": True}, "use_parallel_residual=True"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm=True"),
+        ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "attn_config.clip_qkv=6.0"),
+        ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi=False"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln=True"),
+        ("mpt", {"logit_scale": 0.5}, "logit_scale=0.5"),
+        ("mpt", {"no_bias": False}, "no_bias=False"),
+        (
+            "llama2",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor=0.5",
+        ),
+        ("bert", {"is_decoder": True}, "is_decoder=True"),
+        ("bert", {"is_decoder": True, "add_cross_attention": True}, "is_decoder=True"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ("roberta", {"add_cross_attention": True}, "add_cross_attention=True"),
+        ("roberta", {"pad_token_id": None}, "pad_token_id=None"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num=2"),
+        ("albert", {"embedding_size": 32}, "embedding_size=32"),
+        ("albert", {"num_hidden_layers": 3, "num_hidden_groups": 2}, "num_hidden_groups=2 does not divide"),
+        ("deberta", {"relative_attention": False}, "relative_attention=False"),
+        ("deberta", {"talking_head": True}, "talking_head=True"),
+        ("deberta", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type=['c2p', 'p2p']"),
+        ("deberta", {"pos_att_type": None}, "pos_att_type=None"),
+        ("deberta", {"embedding_size": 16}, "embedding_size=16 has no anyformer twin; hidden_size's 32 has one"),
+        ("deberta_v3", {"pooler_hidden_size": 16}, "pooler_hidden_size=16"),
+        ("longformer", {"attention_window": [8, 8, 4]}, "attention_window=[8, 8, 4]"),
+        (
+            "modernbert",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                }
+            },
+            "rope_parameters.full_attention.partial_rotary_factor=0.5",
+        ),
+        ("t5", {"is_decoder": True}, "is_decoder=True"),
+        ("bart", {"decoder_attention_heads": 2}, "decoder_attention_heads=2"),
+        ("bart", {"decoder_ffn_dim": 64}, "decoder_ffn_dim=64 has no anyformer twin; encoder_ffn_dim's 48 has one"),
+        ("bart", UNTIED, "tie_word_embeddings=False"),
+        ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False"),
+        ("marian", {"decoder_vocab_size": 31}, "decoder_vocab_size=31"),
+        ("switch", {"router_bias": True}, "router_bias=True has no anyformer twin; False has one"),
+        ("switch", {"router_dtype": "bfloat16"}, "router_dtype='bfloat16' has no anyformer twin; 'float32' has one"),
+        ("switch", {"is_decoder": True}, "is_decoder=True"),
+        ("switch", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        ("switch", {"num_sparse_decoder_layers": 1}, "num_sparse_encoder_layers=2 of 4 and"),
+    ],
+)
+def test_a_value_that_changes_the_maths_and_has_no_field_is_refused(name, fields, words):
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        our_config(native_config(name, **fields))
+    assert str(caught.value).startswith(NATIVE[name][0]) and str(caught.value).count(". ") == 0
+
+
+def test_a_field_that_a_newer_transformers_adds_is_refused_unless_at_its_default(monkeypatch):
+    architecture = matching.ARCHITECTURES["llama"]
+    fewer = dataclasses.replace(architecture, fields={k: v for k, v in architecture.fields.items() if k != "mlp_bias"})
+    monkeypatch.setitem(matching.ARCHITECTURES, "llama", fewer)
+    assert from_native(native_model("llama2")) is not None
+    with pytest.raises(UserError, match="mlp_bias=True is not known"):
+        from_native(native_model("llama_biases"))
+
+
+@pytest.mark.parametrize(
+    "name, fields, nearest, differing",
+    [
+        ("llama2", {"norm_type": "layernorm"}, "llama", "norm_type ('layernorm' here, 'rmsnorm' there)"),
+        ("llama2", {"norm_position": "post"}, "llama", "norm_position ('post' here, 'pre' there)"),
+        ("llama2", {"final_logit_softcapping": 30.0}, "llama", "final_logit_softcapping (30.0 here, None there)"),
+        ("llama2", {"qk_norm": True, "mlp_bias": True}, "llama", "qk_norm (True here, False there)"),
+        ("llama2", {"position_encoding": "relative"}, "llama", "position_encoding ('relative' here, 'rotary' there)"),
+        (
+            "llama2",
+            {"attention_pattern": ["strided_attention"], "attention_stride": 4},
+            "llama",
+            "attention_stride (4 here,",
+        ),
+        (
+            "llama2",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "llama",
+            "'partial_rotary_factor'",
+        ),
+        ("llama2", {"position_encoding": "alibi", "alibi_bias_max": 4.0}, "llama", "position_encoding"),
+        ("bert", {"norm_position": "pre"}, "bert", "norm_position ('pre' here, 'post' there)"),
+        ("bert", {"type_vocab_size": 0}, "bert", "type_vocab_size (0 here, 1 there)"),
+        ("bert", {"pooler_type": "mean"}, "bert", "pooler_type ('mean' here, 'cls' there)"),
+        ("bert", {"position_offset": 3}, "bert", "position_offset (3 here, 0 there)"),
+        ("albert", {"skip_first_norm": False, "qk_norm": True}, "albert", "qk_norm (True here, False there)"),
+        ("deberta", {"mask_decoder_layers": 2}, "deberta", "mask_decoder_layers (2 here, 0 there)"),
+        ("t5", {"logit_multiplier": 0.5}, "t5", "logit_multiplier (0.5 here,"),
+        ("t5", {"attention_bias": True}, "t5", "attention_bias (True here, False there)"),
+        ("bart", {"embedding_multiplier": 2.0}, "bart", "embedding_multiplier (2.0 here,"),
+        ("marian", {"norm_eps": 1e-6}, "marian", "norm_eps (1e-06 here, 1e-05 there)"),
+        ("mixtral", {"router_scoring": "sigmoid"}, "mixtral", "router_scoring ('sigmoid' here, 'softmax' there)"),
+        ("mixtral", {"norm_topk_prob": False}, "mixtral", "norm_topk_prob (False here, True there)"),
+        ("mixtral", {"routed_scaling_factor": 2.5}, "mixtral", "routed_scaling_factor (2.5 here, 1.0 there)"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 16}, "qwen3_moe", "shared_expert_intermediate_size (16 here"),
+        ("mixtral", {"expert_capacity": 3}, "mixtral", "expert_capacity (3 here, None there)"),
+        ("mixtral", {"router_bias_update_rate": 0.1}, "mixtral", "router_bias_update_rate (0.1 here, 0.0 there)"),
+        ("switch", {"num_experts_per_tok": 2}, "switch_transformers", "num_experts_per_tok (2 here, 1 there)"),
+    ],
+)
+def test_a_config_without_twin_is_refused_with_the_nearest_and_what_differs(name, fields, nearest, differing):
+    config = our_config(native_config(name))
+    config = type(config)(**config.to_dict() | {"layer_types": None} | fields)
+    with pytest.raises(UserError, match="no native twin") as caught:
+        matching.native_config(config)
+    assert f"the nearest, {nearest}, differs in " in str(caught.value) and differing in str(caught.value)
+
+
+def test_layer_types_with_one_rotation_are_a_twin_and_with_two_are_none(tiny_config):
+    sliding = {"attention_pattern": ["full_attention", "sliding_attention"], "sliding_window": 6}
+    sliding |= {"attention_bias": True, "attention_out_bias": False}  # Qwen2's
+    one, two = ({"rope_type": "default", "rope_theta": theta} for theta in (1e4, 1e6))
+    same = tiny_config(**sliding, rope_parameters={"full_attention": one, "sliding_attention": dict(one)})
+    ours = randomise(anyformer.AnyformerDecoderForCausalLM(same))
+    assert_same_logits(ours, to_native(ours))
+    other = tiny_config(**sliding, rope_parameters={"full_attention": one, "sliding_attention": two})
+    with pytest.raises(UserError, match="rope_parameters"):
+        to_native(anyformer.AnyformerDecoderForCausalLM(other))
+
+
+def test_an_unknown_architecture_a_foreign_head_and_the_wrong_direction_are_refused(tiny_config):
+    gemma = AutoModelForCausalLM.from_config(GemmaConfig(**(TOKENS | LLAMA | {"head_dim": 8})))
+    ours = anyformer.AnyformerDecoderForCausalLM(tiny_config())
+    for refused, words in (
+        (lambda: from_native(gemma), "model_type='gemma' has no anyformer twin"),
+        (lambda: from_native(GPT2DoubleHeadsModel(native_config("gpt2"))), "GPT2DoubleHeadsModel has no counterpart"),
+        (lambda: from_native(ours), "AnyformerDecoderForCausalLM is an anyformer model already"),
+        (lambda: to_native(gemma), "GemmaForCausalLM is no anyformer model"),
+        (lambda: from_native(native_model("gpt2"), dtype="auto"), "dtype has no effect on a model that is loaded"),
+    ):
+        with pytest.raises(UserError, match=re.escape(words)):
+            refused()

@@ -1,0 +1,250 @@
+"""Laws of the metrics: the numbers of scikit-learn, scipy and sacrebleu, through evaluate's interface, offline."""
+
+import math
+
+import evaluate
+import numpy as np
+import pytest
+import sacrebleu
+import scipy.stats
+import sklearn.metrics
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.metrics import AVERAGES, METRICS, check_metrics, load_metric
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import anyformer
+
+CLASSES = [name for name, row in METRICS.items() if row.compares == "classes"]
+AVERAGED = [name for name in METRICS if name.startswith(("f1", "precision", "recall"))]
+COMPARED = [name for name, row in METRICS.items() if row.load is not None and row.missing() is None]
+few = settings(max_examples=15, deadline=None)
+
+
+def pairs(values, **kwargs):
+    """(predictions, references) of equal length."""
+    return st.lists(st.tuples(values, values), min_size=1, **kwargs).map(lambda rows: tuple(map(list, zip(*rows))))
+
+
+numbers = st.integers(-1000, 1000).map(lambda i: i / 8)
+words = st.lists(st.sampled_from(["the", "a", "cat", "dog", "sits", "on", "Mat", "mat", "."]), min_size=1, max_size=9)
+texts = words.map(" ".join)
+
+
+def value(name, predictions, references, **kwargs) -> float:
+    result = load_metric(name, **kwargs).compute(predictions=predictions, references=references)
+    assert set(result) == {name} and type(result[name]) is float
+    return result[name]
+
+
+@few
+@given(pairs(st.integers(0, 3)))
+def test_class_metrics_are_scikit_learns(rows):
+    predictions, references = rows
+    assert value("accuracy", *rows) == sklearn.metrics.accuracy_score(references, predictions)
+    assert value("matthews_correlation", *rows) == sklearn.metrics.matthews_corrcoef(references, predictions)
+    for name in ("f1", "precision", "recall"):
+        function = getattr(sklearn.metrics, f"{name}_score")
+        for average in filter(None, AVERAGES):
+            expected = function(references, predictions, average=average, zero_division=0)
+            assert value(f"{name}_{average}", *rows) == expected
+            assert load_metric(name).compute(predictions=predictions, references=references, average=average) == {
+                name: expected
+            }
+
+
+@few
+@given(pairs(st.tuples(*[st.integers(0, 1)] * 3).map(list)))
+def test_metrics_of_sets_of_classes_are_scikit_learns(rows):
+    predictions, references = rows
+    assert value("accuracy", *rows) == sklearn.metrics.accuracy_score(np.array(references), np.array(predictions))
+    for average in ("micro", "macro", "weighted"):
+        expected = sklearn.metrics.f1_score(references, predictions, average=average, zero_division=0)
+        assert value(f"f1_{average}", *rows) == expected
+    assert METRICS["f1_macro"].fits("label_sets") and not METRICS["f1"].fits("label_sets")
+
+
+@few
+@given(pairs(st.integers(0, 1)))
+def test_without_an_average_the_score_is_that_of_class_1(rows):
+    predictions, references = np.array(rows)
+    hits = ((predictions == 1) & (references == 1)).sum()
+    precision = hits / max(1, (predictions == 1).sum())
+    recall = hits / max(1, (references == 1).sum())
+    assert value("precision", *rows) == pytest.approx(precision)
+    assert value("recall", *rows) == pytest.approx(recall)
+    assert value("f1", *rows) == pytest.approx(2 * precision * recall / max(precision + recall, 1e-12))
+
+
+@few
+@given(pairs(numbers, max_size=20))
+def test_correlations_are_scipys_and_nan_where_there_is_none(rows):
+    for name, function in (("pearson", scipy.stats.pearsonr), ("spearman", scipy.stats.spearmanr)):
+        found = value(name, *rows)
+        if min(len(set(column)) for column in rows) == 1:
+            assert math.isnan(found)
+        else:
+            assert found == pytest.approx(function(*rows).statistic, abs=1e-12)
+
+
+@few
+@given(pairs(texts))
+def test_text_metrics_are_sacrebleus(rows):
+    predictions, references = rows
+    assert value("bleu", *rows) == sacrebleu.corpus_bleu(predictions, [references]).score
+    lowercase = sacrebleu.corpus_bleu(predictions, [references], lowercase=True).score
+    assert value("bleu_lowercase", *rows) == lowercase
+    assert value("chrf", *rows) == sacrebleu.corpus_chrf(predictions, [references]).score
+    assert value("exact_match", *rows) == sum(p == r for p, r in zip(*rows)) / len(predictions)
+
+
+@few
+@given(st.lists(st.tuples(texts, st.lists(texts, min_size=1, max_size=3)), min_size=1))
+def test_several_references_may_be_given_and_not_equally_many(rows):
+    predictions, references = map(list, zip(*rows))
+    streams = [[r[i] if i < len(r) else None for r in references] for i in range(max(map(len, references)))]
+    assert value("bleu", predictions, references) == sacrebleu.corpus_bleu(predictions, streams).score
+    assert value("chrf", predictions, references) == sacrebleu.corpus_chrf(predictions, streams).score
+    assert value("exact_match", predictions, references) == sum(p in r for p, r in rows) / len(rows)
+
+
+@pytest.mark.skipif(METRICS["rouge1"].missing() is not None, reason="the extra `metrics` is not installed")
+def test_rouge_is_the_mean_of_the_best_references():
+    predictions, references = ["the cat sat", "a dog"], [["the cat", "a bird sat there"], ["a dog"]]
+    assert value("rouge1", predictions, references) == pytest.approx((0.8 + 1) / 2)  # 2 of 3 and 2 of 2 words: 0.8
+    assert value("rouge2", predictions, references) == pytest.approx((2 / 3 + 1) / 2)
+    assert value("rougeL", predictions, references) == pytest.approx((0.8 + 1) / 2)
+
+
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "E-LOC", "S-PER"]
+
+
+@pytest.mark.skipif(METRICS["entity_f1"].missing() is not None, reason="the extra `metrics` is not installed")
+@few
+@given(st.lists(st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), min_size=1), min_size=1))
+def test_entities_are_counted_by_seqeval(sentences):
+    import seqeval.metrics
+
+    predictions, references = ([[pair[i] for pair in pairs] for pairs in sentences] for i in (0, 1))
+    for name in ("f1", "precision", "recall"):
+        expected = getattr(seqeval.metrics, f"{name}_score")(references, predictions, zero_division=0)
+        assert value(f"entity_{name}", predictions, references) == pytest.approx(expected, abs=1e-12)
+    assert value("tag_accuracy", predictions, references) == seqeval.metrics.accuracy_score(references, predictions)
+
+
+ANSWERS = [  # (given, right ones, exact match, F1), by hand from the rules of SQuAD's evaluate-v1.1.py and v2.0.py
+    ("The Norman Dynasty!", ["norman dynasty"], 1, 1),
+    ("in the 10th century", ["10th and 11th centuries", "in the 10th century"], 1, 1),
+    ("the 10th century", ["10th and 11th centuries"], 0, 2 / 6),
+    ("a b b", ["b b b"], 0, 4 / 5),  # words count as often as they occur; the article does not
+    ("", [], 1, 1),
+    ("something", [], 0, 0),
+    ("", ["something"], 0, 0),
+    ("well-known", ["wellknown"], 1, 1),
+]
+
+
+def test_answers_are_compared_as_squads_scripts_do():
+    for answer, right, exact, f1 in ANSWERS:
+        assert value("answer_exact_match", [answer], [right]) == exact, answer
+        assert value("answer_f1", [answer], [right]) == pytest.approx(f1), answer
+    answers, right, exact, f1 = zip(*ANSWERS)
+    assert value("answer_f1", list(answers), list(right)) == pytest.approx(sum(f1) / len(f1))
+
+
+def test_a_metric_whose_package_is_missing_names_the_extra(monkeypatch):
+    from anyformer.pipelines.cli.listing import metric_rows
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"rouge1' needs the package rouge_score; install anyformer\[metrics\]"):
+        check_metrics(["rouge1"], "texts")
+    assert {name: text for name, _, text in metric_rows()}["rouge1"].endswith("install anyformer[metrics])")
+
+
+def test_what_is_listed_can_be_used_by_an_objective():
+    from anyformer.pipelines.plugins import OBJECTIVES
+
+    used = {cls.compares for _, cls in OBJECTIVES.items()}
+    assert [name for name, row in METRICS.items() if not any(map(row.fits, used))] == []
+
+
+def test_bleu_says_how_it_was_computed():
+    metric = load_metric("bleu_lowercase")
+    assert metric.signature is None
+    metric.compute(predictions=["a b c d"], references=["a b c d"])
+    assert metric.signature.startswith("nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:")
+
+
+EXAMPLES = {
+    "classes": ([0, 1, 1, 0, 1], [0, 1, 0, 1, 1]),
+    "label_sets": ([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], [[0, 1], [1, 0], [0, 1], [1, 0], [0, 0]]),
+    "probabilities": ([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7], [0.5, 0.5], [0.2, 0.8]], [0, 1, 0, 1, 1]),
+    "numbers": ([0.5, 1, 2, 4, 3], [1, 2, 3, 4, 5.5]),
+    "rewards": ([0.5, -1.0, 2.0, 0.0, 3.0], [0.25, 0.0, 1.0, 0.0, -1.0]),
+    "texts": (["a b c d", "b", "c", "d e f", ""], ["a b c d", "c", "c", "d e f g", "a"]),
+    "tags": (
+        [["B-PER", "I-PER"], ["O"], ["B-LOC", "O"], ["O", "B-PER"], ["O"]],
+        [["B-PER", "O"], ["O"], ["B-LOC", "O"], ["B-LOC", "B-PER"], ["O"]],
+    ),
+    "answers": (["the 4 May", "b", "", "d", "e f"], [["May 4"], ["a", "B."], [], ["e"], ["e"]]),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_batches_added_are_the_whole_computed_once_and_nothing_is_written(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "cache")
+    predictions, references = EXAMPLES[METRICS[name].compares]
+    metric = load_metric(name)
+    assert isinstance(metric, evaluate.Metric) and metric.description == METRICS[name].description
+    for rows in (slice(0, 2), slice(2, 5)):
+        metric.add_batch(predictions=predictions[rows], references=references[rows])
+    first = metric.compute()
+    assert first == {name: value(name, predictions, references)}
+    assert metric.compute(predictions=predictions, references=references) == first  # a second use starts anew
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_arrays_and_tensors_are_taken_as_lists_are(name):
+    import torch
+
+    predictions, references = EXAMPLES["classes"]
+    expected = value(name, predictions, references)
+    assert value(name, np.array(predictions), np.array(references)) == expected
+    assert value(name, torch.tensor(predictions), torch.tensor(references)) == expected
+
+
+def test_metrics_combine_as_evaluates_own_do():
+    combined = evaluate.combine([load_metric("accuracy"), load_metric("f1")])
+    predictions, references = EXAMPLES["classes"]
+    result = combined.compute(predictions=predictions, references=references)
+    assert result == {name: value(name, predictions, references) for name in ("accuracy", "f1")}
+
+
+@pytest.mark.parametrize("name", [name for name in AVERAGED if METRICS[name].two_classes])
+def test_a_third_class_is_refused_by_metrics_of_two(name):
+    with pytest.raises(UserError, match=f"'{name}' is of the classes 0 and 1, but class 2 occurs; use {name}_macro"):
+        value(name, [0, 1, 2], [0, 1, 1])
+    with pytest.raises(UserError, match=f"'{name}' is of two classes, here are 3; use {name}_macro"):
+        check_metrics([name], "classes", num_classes=3)
+
+
+@pytest.mark.parametrize(
+    "names, compares, sentence",
+    [
+        (["acuracy"], "classes", "evaluation.metrics='acuracy' is not known; did you mean accuracy?"),
+        (["accuracy", "bleu"], "classes", "evaluation.metrics='bleu' compares texts, but this task predicts classes"),
+        (["pearson"], "texts", "compares numbers, but this task predicts texts; known: bleu, bleu_lowercase, chrf"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_one_sentence_before_any_work(names, compares, sentence):
+    with pytest.raises(UserError) as error:
+        check_metrics(names, compares)
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_unknown_metric_names_the_nearest():
+    with pytest.raises(UserError, match=r"metric 'chrff' is not known; did you mean chrf\?"):
+        load_metric("chrff")
+    found = anyformer.load_metric("accuracy").compute(predictions=[1, 0, 1, 1], references=[1, 0, 0, 1])
+    assert found == {"accuracy": 0.75}

@@ -1,0 +1,441 @@
+"""Laws of the objectives that change a row and learn what it was: nothing lost, rates kept, random by row alone."""
+
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
+from anyformer.pipelines.data.packing import PackedDataset
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.denoising import counts, span_lengths
+from anyformer.pipelines.objectives.sentence_ends import SentenceEnds
+from anyformer.pipelines.plugins import OBJECTIVES, objective_of
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.schema import ModelSection, Recipe, TokenizerSection, TrainingSection
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from anyformer.pipelines.tokenizers.special_tokens import MASK
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+SENTENCES = ["ab cd.", " efg!", " hij ab?", " c.", " defghij ab cd ef gh."]
+MODES = ["<|R|>", "<|S|>", "<|X|>"]
+MIDDLES = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
+FAMILY = {"fill_in_the_middle": "decoder"}
+some_settings = settings(max_examples=40, deadline=None)
+rates, seeds = st.floats(0, 0.9), st.integers(0, 2**63)
+documents = st.lists(st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=9).map("".join), min_size=1, max_size=5)
+
+
+def trained(folder, section, texts):
+    corpus = SimpleNamespace(
+        documents=lambda: map(lambda t: SimpleNamespace(text=t), texts), fingerprint=lambda: "f", files={}
+    )
+    return train_or_load_tokenizer(section, corpus, folder, progress=False)
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    """A tokenizer with a token for each character, and all special tokens of these objectives."""
+    special = [MASK, *MODES, *MIDDLES]
+    section = TokenizerSection(type="char", framing="eos", special_tokens=special, sentinels=100)
+    return trained(tmp_path_factory.mktemp("letters"), section, SENTENCES)
+
+
+class Store:
+    """What PackedDataset needs of a TokenStore: some documents, each with its end-of-text."""
+
+    name, fingerprint, num_bytes, notes = "texts", "f", 1, []
+
+    def __init__(self, texts, tokenizer):
+        ids = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts]
+        self.offsets = np.cumsum([0, *map(len, ids)])
+        self.tokens = np.concatenate(ids).astype(np.uint16)
+        self.num_tokens, self.num_documents = len(self.tokens), len(ids)
+
+
+def made(name, letters, texts, length=64, family=None, seed=0, tail="pad", **own):
+    """(objective, rows with their ids) over these documents."""
+    recipe = Recipe(
+        model=ModelSection(family=family or FAMILY.get(name, "seq2seq")),
+        objective=OBJECTIVES[name].Settings(sequence_length=length, **own),
+        training=TrainingSection(seed=seed),
+    )
+    objective = objective_of(recipe)
+    objective.check()
+    objective.use_tokenizer(letters)
+    dataset = objective.pack(Store(texts, letters), tail)
+    assert isinstance(dataset, PackedDataset)
+    return objective, [dataset[number] | {"row_ids": number, "epoch": 0} for number in range(len(dataset))]
+
+
+def text_of(letters, ids) -> str:
+    return "".join(letters.convert_ids_to_tokens([i for i in ids.tolist() if i != IGNORE_INDEX]))
+
+
+def sources_and_targets(letters, objective, rows):
+    """(source, target, row) of each row as texts, without the end-of-text that closes source and target."""
+    batch = objective.collator(True)(rows)
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    for row, source, target, inside in zip(rows, batch["input_ids"], batch["labels"], mask):
+        raw = text_of(letters, row["labels"])
+        source, target = text_of(letters, source[inside.bool()]), text_of(letters, target)
+        assert source.endswith(letters.eos_token) and target.endswith(letters.eos_token)
+        yield source.removesuffix(letters.eos_token), target.removesuffix(letters.eos_token), raw
+
+
+def rounded(x) -> int:
+    return int(np.floor(x + 0.5))
+
+
+# ------------------------------------------------------------------------------------------------ denoising
+
+
+@some_settings
+@given(texts=documents, infill=rates, mask=rates, delete=rates, seed=seeds, length=st.integers(8, 90))
+def test_hidden_and_deleted_tokens_are_as_many_as_asked_for_and_the_rest_keeps_its_order(
+    letters, texts, infill, mask, delete, seed, length
+):
+    total = infill + mask + delete
+    assume(total > 0)
+    rate = {"infill_rate": infill, "mask_rate": mask, "delete_rate": delete}
+    rate = rate if total < 1 else {name: value / (total + 0.01) for name, value in rate.items()}
+    objective, rows = made("denoising", letters, texts, length, seed=seed, permute_rate=0.0, **rate)
+    for source, target, raw in sources_and_targets(letters, objective, rows):
+        assert target == raw and len(source) - source.count(MASK) * (len(MASK) - 1) <= len(raw) + source.count("<|end")
+        ends = raw.count(letters.eos_token)
+        assert source.count(letters.eos_token) == ends
+        words, kept = raw.replace(letters.eos_token, ""), source.replace(letters.eos_token, "").replace(MASK, "")
+        characters = iter(words)
+        assert all(letter in characters for letter in kept)  # a subsequence
+        hidden = sum(rounded(len(words) * share) for share in rate.values())
+        assert abs(len(words) - len(kept) - hidden) <= sum(share > 0 for share in rate.values()) * (ends + 1)
+
+
+def stand_in_order(pieces: list[str], text: str) -> bool:
+    """Whether the text is these pieces with anything between them. The leftmost place of each is enough to try: a
+    pattern of `.*` would try all, for minutes where a letter repeats."""
+    first, *others = pieces
+    if not others:
+        return first == text
+    *middle, last = others
+    place = len(first)
+    for piece in middle:
+        found = text.find(piece, place)
+        if found < 0:
+            return False
+        place = found + len(piece)
+    return text.startswith(first) and text.endswith(last) and place <= len(text) - len(last)
+
+
+@some_settings
+@given(texts=documents, infill=st.floats(0.05, 0.9), mean=st.floats(1, 8), seed=seeds)
+def test_each_mask_of_an_infilled_text_stands_for_a_span_of_any_length(letters, texts, infill, mean, seed):
+    own = {"infill_rate": infill, "mean_span_length": mean, "permute_rate": 0.0}
+    objective, rows = made("denoising", letters, texts, 48, seed=seed, **own)
+    end = letters.eos_token
+    for source, target, _ in sources_and_targets(letters, objective, rows):
+        assert len(source.split(end)) == len(target.split(end))
+        for noisy, text in zip(source.split(end), target.split(end)):
+            assert stand_in_order(noisy.split(MASK), text)
+            assert len(noisy) - noisy.count(MASK) * (len(MASK) - 1) <= len(text)
+
+
+@some_settings
+@given(texts=documents, seed=seeds)
+def test_sentences_change_places_and_documents_are_rotated_within_themselves(letters, texts, seed):
+    end, none = letters.eos_token, {"infill_rate": 0.0, "permute_rate": 0.0}
+    objective, rows = made("denoising", letters, texts, 1000, seed=seed, infill_rate=0.0)
+    ((source, target, _),) = sources_and_targets(letters, objective, rows)
+    for noisy, text in zip(source.split(end), target.split(end)):
+        sentences = re.findall(r"[^.!?]+[.!?]", text)
+        moved = sorted(re.findall(r"[^.!?]+[.!?]", noisy))
+        assert moved == sorted(sentences)
+    objective, rows = made("denoising", letters, texts, 1000, seed=seed, **none | {"rotate_rate": 1.0})
+    ((source, target, _),) = sources_and_targets(letters, objective, rows)
+    for noisy, text in zip(source.split(end), target.split(end)):
+        assert len(noisy) == len(text) and noisy in text + text
+        repeats = (text + text).find(text, 1) < len(text)  # some rotation of it is the text itself
+        assert noisy != text or not text or repeats or len(set(text)) < 9
+
+
+def test_the_papers_mixture_infills_three_tenths_in_spans_of_three():
+    draw = np.random.default_rng(0)
+    spans = np.concatenate([span_lengths(3000, 3.0, draw) for _ in range(20)])
+    assert spans.sum() == 60_000 and abs(spans.mean() - 3) < 0.05
+    assert abs((spans == 0).mean() - np.exp(-3)) < 0.01
+    assert [len(span_lengths(2, 1.0, draw)) <= 2 for _ in range(200)] == [True] * 200
+    assert counts([5, 5, 5, 5], 0.3).tolist() == [2, 1, 2, 1] and counts([3], 0.0).tolist() == [0]
+
+
+TEXT = 'Pi is 3.14 or so. "Yes!" she said (so.) and left... What? No'
+ENDS = ["Pi is 3.14 or so.", ' "Yes!"', " she said (so.)", " and left...", " What?", " No"]
+
+
+@pytest.mark.parametrize("type", ["byte_bpe", "unigram", "char"])
+def test_sentences_end_at_full_stops_before_a_space(type, tmp_path):
+    size = {"byte_bpe": 300, "unigram": 36, "char": None}[type]
+    section = TokenizerSection(type=type, framing="eos", vocab_size=size, special_tokens=[MASK])
+    tokenizer = trained(tmp_path, section, [TEXT, "这是。那是。 End."] * 9)
+    ends = SentenceEnds(tokenizer)
+
+    def sentences(text):
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False))
+        return [tokenizer.decode(part) for part in np.split(ids, np.cumsum(ends.lengths(ids))[:-1])]
+
+    assert sentences(TEXT) == ENDS
+    assert ends.lengths(np.array([], dtype=np.int64)).tolist() == []
+    if type == "char":
+        assert sentences("这是。那是。 End.") == ["这是。", "那是。", " End."]
+
+
+# ------------------------------------------------------------------------------------ mixture of denoisers
+
+
+def put_back(source, target):
+    """The text from a source and a target: each sentinel replaced by its span."""
+    spans = dict(re.findall(r"(<extra_id_\d+>)((?:(?!<extra_id).)*)", target, re.DOTALL))
+    return re.sub(r"<extra_id_\d+>", lambda found: spans.pop(found[0]), source), spans
+
+
+@some_settings
+@given(texts=documents, seed=seeds, length=st.integers(8, 120))
+def test_each_denoiser_leaves_out_what_its_target_says(letters, texts, seed, length):
+    objective, rows = made("mixture_of_denoisers", letters, texts, length, seed=seed)
+    batch = objective.collator(True)(rows)
+    assert batch["input_ids"].shape[1] <= length and batch["labels"].shape[1] <= length
+    for source, target, raw in sources_and_targets(letters, objective, rows):
+        (mode,) = re.findall(r"<\|[RSX]\|>", source)
+        assert source.startswith(mode)
+        text, over = put_back(source.removeprefix(mode), target)
+        assert text == raw and not over
+        if mode == "<|S|>":
+            assert re.findall(r"<extra_id_\d+>", source) == ["<extra_id_0>"] and source.endswith("<extra_id_0>")
+
+
+def test_denoisers_are_drawn_by_their_weights_and_leave_out_their_shares(letters):
+    text = "".join(SENTENCES) * 40
+    parts = [(0.15, 3.0, 1.0, "<|R|>"), (0.25, None, 2.0, "<|S|>"), (0.5, 8.0, 3.0, None)]
+    names = ("noise_density", "mean_span_length", "weight", "mode_token")
+    from anyformer.pipelines.objectives.mixture_of_denoisers import Denoiser
+
+    own = [Denoiser(**dict(zip(names, part))) for part in parts]
+    objective, rows = made("mixture_of_denoisers", letters, [text], 64, denoisers=own)
+    assert objective.row_length == 69  # 59 kept and 3 sentinels, the mode token and eos: 64 of the first denoiser
+    row, seen, left_out = rows[0], Counter(), {}
+    batch = objective.collator(True)([row | {"row_ids": number} for number in range(1500)])
+    special = len(letters) - 100
+    for source, target in zip(batch["input_ids"], batch["labels"]):
+        mode = letters.convert_ids_to_tokens(int(source[0]))
+        mode = mode if mode in MODES else None
+        seen[mode] += 1
+        left_out[mode] = int(((target != IGNORE_INDEX) & (target < special)).sum()) - 1  # eos
+    assert all(abs(seen[mode] - 250 * weight) < 60 for _, _, weight, mode in parts)
+    assert left_out == {mode: round(69 * density) for density, _, _, mode in parts}
+
+
+# ---------------------------------------------------------------------------------------- prefixes and middles
+
+
+@some_settings
+@given(texts=documents, seed=seeds, low=st.floats(0, 0.9), more=st.floats(0.01, 1))
+def test_prefix_and_rest_are_the_row_and_the_cut_is_where_it_may_be(letters, texts, seed, low, more):
+    high = min(1.0, low + more)
+    own = {"shortest_prefix": low, "longest_prefix": high, "seed": seed}
+    objective, rows = made("prefix_lm", letters, texts, 40, **own)
+    assert objective.auto_class == "AutoModelForSeq2SeqLM" and not objective.shifts_labels
+    batch = objective.collator(True)(rows)
+    for source, target, raw in sources_and_targets(letters, objective, rows):
+        assert source + target == raw and source
+    if len(rows) > 1:
+        read = (batch["input_ids"][0] != letters.pad_token_id).sum() - 1
+        assert max(1, round(low * 40)) <= read <= max(min(39, round(high * 40)), round(low * 40), 1)
+
+
+@some_settings
+@given(texts=documents, seed=seeds)
+def test_a_decoder_predicts_the_rest_of_each_document_after_a_prefix(letters, texts, seed):
+    objective, rows = made("prefix_lm", letters, texts, 40, family="decoder", seed=seed)
+    assert objective.auto_class == "AutoModelForCausalLM" and objective.shifts_labels
+    batch = objective.collator(True)(rows)
+    assert torch.equal(batch["input_ids"], torch.stack([row["input_ids"] for row in rows]))
+    for row, labels in zip(rows, batch["labels"]):
+        predicted = labels != IGNORE_INDEX
+        assert torch.equal(labels[predicted], row["labels"][predicted])
+        starts = (row["position_ids"] == 0).nonzero()[:, 0].tolist()
+        for begin, end in zip(starts, [*starts[1:], 40]):
+            there, here = row["labels"][begin:end] != IGNORE_INDEX, predicted[begin:end]
+            if there.any():  # a document of two tokens or more, no padding
+                first = int(here.int().argmax())
+                assert first > 0 and here[first:].all()
+
+
+def test_a_checkpoints_config_says_what_reads_the_prefix(tmp_path):
+    from transformers import GPT2Config, T5Config
+
+    for config, head in ((GPT2Config(), "AutoModelForCausalLM"), (T5Config(), "AutoModelForSeq2SeqLM")):
+        config.save_pretrained(tmp_path / head)
+        settings = OBJECTIVES["prefix_lm"].Settings()
+        objective = objective_of(Recipe(model=ModelSection(name_or_path=str(tmp_path / head)), objective=settings))
+        assert (objective.auto_class, objective.shifts_labels) == (head, head == "AutoModelForCausalLM")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        _ = objective_of(Recipe(model=ModelSection(name_or_path=str(tmp_path)), objective=settings)).auto_class
+
+
+def arranged_back(text, letters):
+    """A document of a batch as it was, and how it was arranged."""
+    prefix, middle, suffix = MIDDLES
+    if not text.startswith(prefix):
+        return text, None
+    body = text.removeprefix(prefix).removesuffix(letters.eos_token)
+    if body.startswith(suffix):
+        last, joined = body.removeprefix(suffix).split(middle)
+        return joined + last, "SPM"
+    first, rest = body.split(suffix)
+    last, filled = rest.split(middle)
+    return first + filled + last, "PSM"
+
+
+@some_settings
+@given(texts=documents, seed=seeds, packed=st.booleans(), rate=st.sampled_from([0.0, 0.5, 1.0]))
+def test_a_rearranged_document_is_the_document_and_each_token_is_predicted_as_often(letters, texts, seed, packed, rate):
+    texts = texts if packed else texts[:1]
+    objective, rows = made("fill_in_the_middle", letters, texts, 40, fim_rate=rate, shortest=4, seed=seed)
+    batch = objective.collator(True)(rows)
+    for i, row in enumerate(rows):
+        starts = (batch["position_ids"][i] == 0).nonzero()[:, 0].tolist()
+        spans = list(zip(starts, [*starts[1:], len(batch["position_ids"][i])]))
+        before = (row["position_ids"] == 0).nonzero()[:, 0].tolist()
+        for (begin, end), start, stop in zip(spans, before, [*before[1:], 36]):
+            labels = row["labels"][start:stop]
+            if not (labels != IGNORE_INDEX).any():  # padding, or a single token
+                continue
+            found, kind = arranged_back(text_of(letters, batch["input_ids"][i][begin:end]), letters)
+            raw = text_of(letters, row["input_ids"][start:stop])
+            assert found == raw.removesuffix(letters.eos_token) if kind else found == raw
+            assert rate < 1 or kind or stop - start < 4
+            assert rate > 0 or not kind
+            new = Counter(batch["labels"][i][begin:end].tolist())
+            for name in (*MIDDLES, letters.eos_token):
+                new.pop(letters.convert_tokens_to_ids(name), None)
+            old = Counter(labels.tolist())
+            old.pop(letters.eos_token_id, None)
+            assert new - Counter({IGNORE_INDEX: 99}) == old - Counter({IGNORE_INDEX: 99})
+    if rate == 0:
+        assert torch.equal(batch["input_ids"][:, : rows[0]["input_ids"].shape[0]], batch["input_ids"])
+    without = objective.collator(False)(rows)
+    assert "position_ids" not in without and torch.equal(without["input_ids"], batch["input_ids"])
+
+
+def test_half_of_the_documents_are_rearranged_half_of_those_with_the_suffix_first(letters):
+    objective, rows = made("fill_in_the_middle", letters, ["".join(SENTENCES) * 2] * 400, 82, tail="drop", shortest=2)
+    batch = objective.collator(True)(rows)
+    ids, (prefix, _, suffix) = batch["input_ids"].flatten(), objective.sentinel_ids
+    begins = ids == prefix
+    parts = sum(len(np.flatnonzero(row["position_ids"].numpy() == 0)) for row in rows)
+    by_suffix = int((begins[:-1] & (ids[1:] == suffix)).sum())  # some prefixes are empty, too
+    assert abs(int(begins.sum()) / parts - 0.5) < 0.06 and abs(by_suffix / int(begins.sum()) - 0.5) < 0.09
+
+
+# --------------------------------------------------------------------------------------------- all of them
+
+OBJECTIVE = [("denoising", None), ("mixture_of_denoisers", None), ("prefix_lm", None), ("prefix_lm", "decoder")]
+OBJECTIVE += [("fill_in_the_middle", None)]
+CORRUPTED = [(name, family, {}) for name, family in [*OBJECTIVE, ("span_corruption", None)]]
+CORRUPTED += [("masked", "encoder", {"masking": kind}) for kind in ("token", "whole_word", "span")]
+
+
+@pytest.mark.parametrize(("name", "family", "own"), CORRUPTED)
+def test_a_row_is_changed_alike_in_every_batch_and_otherwise_by_epoch_seed_and_number(letters, name, family, own):
+    texts = ["".join(SENTENCES[:n]) * 3 for n in range(1, 6)]
+    for seed in (0, 7, 2**62):
+        objective, rows = made(name, letters, texts, 48, family, seed=seed, **own)
+        whole = objective.collator(True)(rows)
+        for size in range(1, len(rows) + 1):
+            order = np.random.default_rng(size).permutation(len(rows))[:size].tolist()
+            part = objective.collator(True)([rows[number] for number in order])
+            for key in ("input_ids", "labels"):
+                width = min(whole[key].shape[1], part[key].shape[1])
+                assert torch.equal(part[key][:, :width], whole[key][order][:, :width])
+            assert part["row_ids"] == order and "epoch" not in part
+
+    def seen(seed=0, **changes):
+        other, _ = made(name, letters, texts, 48, family, seed=seed, **own)
+        batch = other.collator(True)([rows[1] | changes])
+        return tuple(batch["input_ids"][0].tolist()), tuple(batch["labels"][0].tolist())
+
+    assert seen(epoch=1) == seen(epoch=1)
+    different = {seen(), *(seen(epoch=n) for n in (1, 2, 3)), *(seen(row_ids=n) for n in (7, 8)), seen(1), seen(2)}
+    assert len(different) > 4  # where half of the documents stay as they are, some are equal
+
+
+@pytest.mark.parametrize(("name", "family", "own"), CORRUPTED)
+def test_a_row_that_fills_up_an_evaluation_predicts_nothing(letters, name, family, own):
+    objective, rows = made(name, letters, ["".join(SENTENCES)] * 3, 32, family, **own)
+    filler = rows[0] | {"labels": torch.full_like(rows[0]["labels"], IGNORE_INDEX)}
+    batch = objective.collator(True)([rows[0], filler])
+    assert (batch["labels"][0] != IGNORE_INDEX).any() and (batch["labels"][1] == IGNORE_INDEX).all()
+    assert name != "masked" or torch.equal(batch["input_ids"][1], rows[0]["input_ids"])  # nothing is hidden, either
+    assert not batch.get("attention_mask", torch.zeros(0)).eq(0).any() or family != "encoder"
+
+
+@pytest.mark.parametrize(("name", "family"), OBJECTIVE)
+def test_the_batches_of_a_stream_have_one_length(letters, name, family):
+    objective, rows = made(name, letters, ["".join(SENTENCES)] * 9, 32, family, tail="drop")
+    objective.recipe.data.streaming = True
+    batches = [objective.collator(True)(rows[i : i + 1]) for i in range(6)]
+    for key in ("input_ids", "labels"):
+        assert len({batch[key].shape for batch in batches}) == 1
+
+
+@pytest.mark.parametrize(("name", "family"), OBJECTIVE)
+def test_a_preview_and_a_trained_tokenizer_have_the_tokens_that_are_needed(name, family, tiny_recipe, command, capsys):
+    family = family or FAMILY.get(name, "seq2seq")
+    recipe = {"model": {"family": family}, "objective": {"name": name}, "evaluation": {"metrics": ["perplexity"]}}
+    assert command("preview", tiny_recipe(**recipe), "--rows", "3") == 0
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    rows = shown[re.search(r"row \d+:", shown).start() :]
+    seen = {"denoising": ["<|mask|>"], "mixture_of_denoisers": ["<extra_id_0>", "|>"]}
+    seen["fill_in_the_middle"] = [*MIDDLES, "rearranged"]
+    assert all(token in rows for token in seen.get(name, ["predicted" if family == "decoder" else "source: "]))
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "sentence"),
+    [
+        ("denoising", {"infill_rate": 0.0, "permute_rate": 0.0}, "with all rates 0 copies its text; set one"),
+        ("denoising", {"mask_rate": 0.5, "delete_rate": 0.5}, "are shares of the same tokens; together"),
+        ("prefix_lm", {"shortest_prefix": 0.6, "longest_prefix": 0.5}, "objective.shortest_prefix=0.6 is more than"),
+        ("fill_in_the_middle", {"middle_token": "<|fim_prefix|>"}, "must be three tokens, not"),
+        ("mixture_of_denoisers", {"denoisers": [{"mode_token": ""}]}, "objective.denoisers.0.mode_token='' is no"),
+        ("mixture_of_denoisers", {"denoisers": [{"noise_density": 0.9}]}, "objective.denoisers.0.mean_span_length=3.0"),
+        ("mixture_of_denoisers", {"denoisers": [{"weight": 0}]}, "objective.denoisers.0.weight=0.0 must be above 0"),
+    ],
+)
+def test_bad_settings_are_one_sentence(tiny_recipe, name, own, sentence):
+    family = FAMILY.get(name, "seq2seq")
+    with pytest.raises(UserError) as caught:
+        load_recipe(
+            str(
+                tiny_recipe(
+                    model={"family": family}, objective={"name": name, **own}, evaluation={"metrics": ["perplexity"]}
+                )
+            )
+        )
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_the_tokens_is_refused_in_one_sentence(tmp_path):
+    bare = trained(tmp_path, TokenizerSection(type="char", framing="eos", sentinels=4), SENTENCES)
+    for name, sentence in {
+        "denoising": "needs a tokenizer with a mask token",
+        "mixture_of_denoisers": "leaves out 11 spans a row, but the tokenizer has 4 sentinels",
+        "fill_in_the_middle": "needs the token '<|fim_prefix|>', which the tokenizer does not have; add",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            made(name, bare, SENTENCES)

@@ -1,0 +1,263 @@
+"""Images as rows of colours, and hidden patches: clusters, rows, runs, completions, probes."""
+
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.data.file_formats import Parquet
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.images.color_clusters import fit_clusters, quantise, to_bytes, to_unit
+from anyformer.pipelines.images.processors import image_gpt_processor
+from anyformer.pipelines.objectives.linear_probe import linear_probe
+from anyformer.pipelines.objectives.masked_image import MaskedImageCollator
+from anyformer.pipelines.objectives.pixel_completion import complete, completion_grid
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.plugins import objective_of
+from anyformer.pipelines.recipes.compose import load_recipe
+from image_data import SIZE, image_recipe, pictures
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
+
+MODEL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "position_encoding": "learned"}
+
+
+def pixels_recipe(folder, channels=1, training=None, evaluation=None, **objective):
+    path = image_recipe(
+        folder,
+        channels=channels,
+        task=None,
+        objective={"name": "pixels", "image_size": SIZE, "clusters": 8, "label_field": "label"} | objective,
+        training={"max_steps": 20, "save_steps": 100} | (training or {}),
+        evaluation={"every_steps": 10, "metrics": ["bits_per_pixel", "linear_probe"]} | (evaluation or {}),
+    )
+    recipe = yaml.safe_load(path.read_text())
+    recipe["model"] = {"family": "decoder", **MODEL}
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    def prepare(**kwargs):
+        data = prepare_data(load_recipe(str(pixels_recipe(tmp_path, **kwargs))))
+        return data.objective, data.rows
+
+    return prepare
+
+
+# ------------------------------------------------------------------------------------------------- colours
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_codes_are_those_of_the_saved_processor(prepared, tmp_path, channels):
+    job, rows = prepared(channels=channels)
+    assert job.channels == channels and job.clusters.shape == (8, 3)
+    assert (np.diff(job.clusters.sum(axis=1)) >= -1e-3).all()  # from dark to bright
+    job.processor.save_pretrained(tmp_path / "saved")
+
+    import io
+
+    import pyarrow.parquet
+
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "saved")
+    table = pyarrow.parquet.read_table(tmp_path / "test.parquet").to_pylist()
+    images = [PIL.Image.open(io.BytesIO(row["image"]["bytes"])) for row in table]
+    wanted = np.stack([np.asarray(ids) for ids in processor(images=images)["input_ids"]])
+    assert np.array_equal(rows["test"].codes, wanted) and rows["test"].labels.tolist() == [r["label"] for r in table]
+
+
+def test_a_pixel_gets_the_nearest_colour_and_a_colour_itself():
+    clusters = np.random.default_rng(0).uniform(-1, 1, (6, 3)).astype(np.float32)
+    pixels = np.random.default_rng(1).integers(256, size=(2, 5, 5, 3)).astype(np.uint8)
+    distances = ((to_unit(pixels)[..., None, :] - clusters) ** 2).sum(axis=-1)
+    assert np.array_equal(quantise(pixels, clusters), distances.argmin(axis=-1))
+    assert quantise(to_bytes(clusters), clusters).tolist() == list(range(6))
+
+
+def test_more_clusters_than_colours_are_refused(prepared, tmp_path):
+    _, rows = prepared()
+    assert len(np.unique(rows["train"].store.pixels)) < 257
+    with pytest.raises(UserError, match=r"objective.clusters=257, but the training images have \d+ different colours"):
+        fit_clusters(rows["train"].store, 257, tmp_path / "cache", "objective.clusters")
+
+
+def test_a_row_predicts_every_pixel_from_those_before_it(prepared):
+    job, rows = prepared()
+    row = rows["train"][0]
+    assert row["input_ids"][0] == len(job.clusters) and torch.equal(row["input_ids"][1:], row["labels"][:-1])
+    assert len(row["labels"]) == SIZE * SIZE and np.array_equal(row["labels"], rows["train"].codes[0])
+    config = AnyformerDecoderConfig(**MODEL, **job.config_fields())
+    model = AnyformerDecoderForCausalLM(config).eval()
+    batch = job.collator(False)([row, rows["train"][1]])
+    logits = model(batch["input_ids"]).logits
+    assert logits.shape[-1] == len(job.clusters)
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+    torch.testing.assert_close(model(**batch).loss, wanted)
+    bits = job.metrics_of_pass(["bits_per_pixel", "bits_per_dimension"], {"loss": wanted.item()}, rows["test"], None)
+    assert bits["bits_per_pixel"] == bits["bits_per_dimension"] == pytest.approx(wanted.item() / np.log(2))
+
+
+# -------------------------------------------------------------------------------------------------- pictures
+
+
+def named_pictures(path, names):
+    """A table of images and the names of their classes."""
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(pictures(path, len(names), named=False)).replace_schema_metadata()
+    pyarrow.parquet.write_table(table.set_column(1, "label", pyarrow.array(names)), path)
+    return str(path)
+
+
+def test_a_class_has_the_same_number_in_every_split(tmp_path, monkeypatch):
+    """Also where a split lacks one; and images are not read for labels."""
+    recipe = pixels_recipe(tmp_path)
+    files = {
+        "files": named_pictures(tmp_path / "a.parquet", ["ant", "bee", "cat"] * 4),
+        "validation_files": named_pictures(tmp_path / "b.parquet", ["cat", "bee"]),
+        "test_files": named_pictures(tmp_path / "c.parquet", ["cat", "dog"]),
+    }
+    overrides = [f"data.{name}={path}" for name, path in files.items()]
+    asked, rows_of = [], Parquet.rows
+    monkeypatch.setattr(Parquet, "rows", lambda *given: asked.append(given[3]) or rows_of(*given))
+    for times in (1, 2):
+        data = prepare_data(load_recipe(str(recipe), [*overrides, "data.validation_fraction=0"]))
+        labels = {split: rows.labels.tolist() for split, rows in data.rows.items()}
+        assert labels == {"train": [0, 1, 2] * 4, "validation": [2, 1], "test": [2, 3]}
+        assert sum(columns == ["label"] for columns in asked) == 3 * (times + 1)  # names once, then numbers
+    assert sum("image" in columns for columns in asked) == 3 + 2 * 3  # decoded once; that there is one, each time
+
+
+def test_a_mistake_in_labels_is_told_before_colours_are_sought(tmp_path, monkeypatch):
+    monkeypatch.setattr("anyformer.pipelines.images.color_clusters.fit_clusters", lambda *_: pytest.fail("too late"))
+    recipe, bad = pixels_recipe(tmp_path), named_pictures(tmp_path / "bad.parquet", ["ant", None])
+    files = [f"data.files={named_pictures(tmp_path / 'good.parquet', ['ant', 'bee'] * 4)}", f"data.test_files={bad}"]
+    with pytest.raises(UserError, match=r"objective.label_field='label': .*bad.parquet, row 1 holds null, which is no"):
+        prepare_data(load_recipe(str(recipe), files))
+
+
+def test_a_completion_keeps_the_upper_half_and_draws_the_rest(prepared):
+    job, rows = prepared()
+    model = AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**MODEL, **job.config_fields())).eval()
+    codes = np.asarray(rows["test"].codes[:3])
+    found = complete(model, job, codes, seed=1)
+    half = SIZE * SIZE // 2
+    assert np.array_equal(found[:, :half], codes[:, :half]) and not np.array_equal(found, codes) and found.max() < 8
+    assert np.array_equal(found, complete(model, job, codes, seed=1))
+    assert not np.array_equal(found, complete(model, job, codes, seed=2))
+    grid = completion_grid(job, codes, found)
+    assert grid.dtype == np.uint8 and grid.shape[0] > 3 * SIZE and grid.shape[1] > 3 * SIZE
+    assert np.array_equal(grid[: SIZE // 2 * 6, : SIZE * 6], grid[: SIZE // 2 * 6, -SIZE * 6 :])  # seen == original
+
+
+def test_a_linear_probe_finds_what_the_embeddings_show(prepared):
+    job, rows = prepared(channels=3)
+    model = AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**MODEL, **job.config_fields()))
+    assert linear_probe(model, rows["train"], rows["test"]) > 0.5 and model.training
+
+
+# ------------------------------------------------------------------------------------------------------ runs
+
+
+def test_a_model_of_pixels_trains_is_probed_draws_and_is_evaluated(tmp_path, command, capsys):
+    recipe = pixels_recipe(tmp_path, training={"max_steps": 60})
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    facts = json.loads((run / "run.json").read_text())
+    metrics = facts["metrics"]
+    assert metrics["test_bits_per_pixel"] == pytest.approx(metrics["test_loss"] / np.log(2))
+    assert metrics["test_bits_per_pixel"] < 2.8 and metrics["test_linear_probe"] > 0.5  # 3 bits know nothing
+    assert "images x 64 pixels" in printed and "8 grey levels" in printed
+    assert PIL.Image.open(run / "completions.png").size[0] > 3 * SIZE
+    card = (run / "README.md").read_text()
+    assert "completions.png" in card and "rows of pixels" in card and "text-generation" not in card
+    assert len(json.loads((run / "preprocessor_config.json").read_text())["clusters"]) == 8
+    assert command("evaluate", run, recipe) == 0
+    result = json.loads((run / "evaluation-recipe.json").read_text())["metrics"]
+    assert PIL.Image.open(run / "evaluation-recipe.png").size == PIL.Image.open(run / "completions.png").size
+    for name in ("loss", "bits_per_pixel", "linear_probe"):
+        assert result[name] == pytest.approx(metrics[f"test_{name}"], abs=1e-5)
+    assert command("preview", recipe, "--rows", "1") == 0
+    assert "64 pixels" in capsys.readouterr().out
+
+
+def test_the_best_model_may_be_that_of_the_fewest_bits(tmp_path, command, capsys):
+    evaluation = {"metrics": ["bits_per_pixel"], "best_metric": "bits_per_pixel", "every_steps": 2}
+    recipe = pixels_recipe(tmp_path, training={"max_steps": 6, "learning_rate": 0.1}, evaluation=evaluation)
+    assert command("train", recipe) == 0
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    values = [entry["bits_per_pixel"] for entry in facts["validations"]]
+    assert values.index(min(values)) == facts["best_step"] // 2 - 1
+    assert command("train", recipe, "evaluation.metrics=[linear_probe]", "evaluation.best_metric=linear_probe") == 2
+    assert "measured on the finished model alone" in capsys.readouterr().err
+
+
+def test_masked_patches_are_learned_and_pretrain_a_classifier(tmp_path, command, capsys):
+    mim = {"task": None, "objective": {"name": "masked_image"}, "evaluation": {"every_steps": 20}}
+    training = {"max_steps": 60, "output_dir": str(tmp_path / "mim")}
+    recipe = image_recipe(tmp_path, "mim", training=training, **mim)
+    assert command("train", recipe) == 0
+    run = tmp_path / "mim"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    assert losses[-1] < losses[0] < 1.2
+    assert json.loads((run / "config.json").read_text())["architectures"] == ["AnyformerViTForMaskedImageModeling"]
+    assert command("preview", recipe, "--rows", "1") == 0 and "2 of 4 patches hidden" in capsys.readouterr().out
+    classify = image_recipe(tmp_path, "classify", training={"max_steps": 2, "output_dir": str(tmp_path / "fine")})
+    text = yaml.safe_load(classify.read_text()) | {"model": {"name_or_path": str(run)}}
+    classify.write_text(yaml.safe_dump(text))
+    assert command("train", classify) == 0
+    (fresh,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("new weights")]
+    assert "score.weight" in fresh and "layers" not in fresh
+
+
+def test_which_patches_are_hidden_depends_on_seed_epoch_and_number_alone():
+    def rows(numbers, epoch=0):
+        image = torch.zeros(1, 8, 8, dtype=torch.uint8)
+        return [{"pixel_values": image, "labels": torch.tensor(0), "row_ids": i, "epoch": epoch} for i in numbers]
+
+    collate = MaskedImageCollator(0.6, 16, mean=[0.0], std=[1.0], seed=1)
+    batch = collate(rows([3, 7, 9]))
+    masked = batch["bool_masked_pos"]
+    assert masked.sum(dim=1).tolist() == [10] * 3 and (batch["labels"] == 0).equal(masked)
+    assert torch.equal(collate(rows([7]))["bool_masked_pos"][0], masked[1])
+    assert not torch.equal(collate(rows([3, 7, 9], epoch=1))["bool_masked_pos"], masked)
+    filler = rows([0])[0] | {"labels": torch.tensor(-100)}
+    assert not collate([filler])["bool_masked_pos"].any() and (collate([filler])["labels"] == -100).all()
+
+
+@pytest.mark.parametrize(
+    "sections, words",
+    [
+        ({"label_field": None}, "linear_probe needs objective.label_field"),
+        ({"mask_ratio": 0.5}, "objective.mask_ratio has no effect with objective.name=pixels"),
+        ({"sequence_length": 8}, "objective.sequence_length has no effect with objective.name=pixels"),
+    ],
+)
+def test_what_pixels_cannot_mean_is_refused(tmp_path, sections, words):
+    with pytest.raises(UserError) as error:
+        load_recipe(str(pixels_recipe(tmp_path, **sections)))
+    assert words in str(error.value)
+    with pytest.raises(UserError, match=r"model\.max_position_embeddings=9 must be at least 64"):
+        load_recipe(str(pixels_recipe(tmp_path)), ["model.max_position_embeddings=9"])
+
+
+def test_sizes_of_a_checkpoint_stand_and_others_are_refused(tmp_path):
+    run = tmp_path / "run"
+    image_gpt_processor(8).save_pretrained(run)
+    other = objective_of(load_recipe(str(pixels_recipe(tmp_path, image_size=8, clusters=16))))
+    other.recipe.model.name_or_path, other.recipe.trust_remote_code = str(run), False
+    other.settings.label_field = None
+    other.prepare({}, tmp_path, False)  # it has no clusters: those of the recipe are fitted
+    processor = image_gpt_processor(8)
+    processor.clusters = [[0.0, 0.0, 0.0]] * 4
+    processor.save_pretrained(run)
+    with pytest.raises(UserError, match=r"objective.clusters=16 has no effect with model.*.*, which brings 4"):
+        other.prepare({}, tmp_path, False)
+    other.settings.clusters, other.settings.image_size = 4, 16
+    with pytest.raises(UserError, match=r"objective.image_size=16 has no effect with .*, which brings 8; set it to 8"):
+        other.prepare({}, tmp_path, False)

@@ -1,0 +1,156 @@
+"""Preference tuning: what counts of two answers, the reference model, what a user may get wrong."""
+
+import importlib.util
+import json
+import math
+
+import pytest
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.preference import PreferenceLoss, one_answer
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
+from task_data import random_decoder, task_recipe, write_lines
+
+SAME = 1e-4  # fp32: log-probabilities near -100, in batches of other lengths
+
+
+def test_a_pair_is_two_conversations_and_the_reference_knows_each_alone(tmp_path):
+    import transformers
+
+    data = prepare_data(load_recipe(task_recipe(tmp_path, "preference")))
+    rows, tokenizer = data.rows["test"], data.tokenizer
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
+    examples = [json.loads(line) for line in (tmp_path / "preference-test.jsonl").read_text().splitlines()]
+    for number, example in enumerate(examples):
+        row = rows[number]
+        split = int(row["chosen_length"])
+        prompt = f"<|user|>\n{example['instruction']}\n\n{example['input']}<|endoftext|>\n<|assistant|>\n"
+        for side, (name, ids) in enumerate(
+            {"chosen": row["input_ids"][:split], "rejected": row["input_ids"][split:]}.items()
+        ):
+            start = int(row[f"{name}_start"])
+            assert tokenizer.decode(ids[:start]) == prompt
+            assert tokenizer.decode(ids[start:]) == f"{example[name]}<|endoftext|>"
+            with torch.no_grad():
+                log_probs = model(input_ids=ids[None]).logits.log_softmax(-1)[0]
+            total = log_probs[start - 1 : -1].gather(1, ids[start:, None]).sum()
+            assert row["reference"][side].item() == pytest.approx(total.item(), abs=SAME)
+    # The model that starts is its own reference: no reward, and the loss of a coin.
+    batch = data.collator([rows[number] for number in range(len(rows))])
+    own = data.objective.loss()
+    with torch.no_grad():
+        outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    assert own.logits(outputs, batch).abs().max() < SAME
+    assert (own.total(outputs, batch) / own.weight(batch)).item() == pytest.approx(math.log(2), abs=SAME)
+    assert data.objective.settings.reference == str(tmp_path / "base")
+
+
+def test_a_run_prefers_what_is_chosen_and_is_measured_against_its_reference_again(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path, "preference", training={"max_steps": 24, "learning_rate": 3e-3}, evaluation={"sample_tokens": 4}
+    )
+    assert command("preview", recipe, "--rows", "1") == 0
+    printed = capsys.readouterr().out
+    assert "chosen (reference -" in printed and "rejected (reference -" in printed
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    metrics = json.loads((run / "run.json").read_text())["metrics"]
+    assert metrics["test_loss"] < math.log(2) - 0.1 and metrics["test_reward_margin"] > 0.1
+    assert metrics["test_reward_accuracy"] > 0.8 and "validation loss" in printed and "reward accuracy" in printed
+    assert "answer to" in printed and "nats per pair" in (run / "README.md").read_text()
+    assert command("evaluate", run) == 0
+    again = json.loads(next(run.glob("evaluation-*.json")).read_text())["metrics"]
+    assert again["reward_margin"] == pytest.approx(metrics["test_reward_margin"], abs=1e-5)
+    lora = ["training.lora={r: 4, target_modules: all-linear}", f"training.output_dir={tmp_path / 'lora'}"]
+    if importlib.util.find_spec("peft"):
+        assert command("train", recipe, *lora, "training.max_steps=2", "evaluation.every_steps=2") == 0
+        first = (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()[0]
+        assert json.loads(first)["loss"] == pytest.approx(math.log(2), abs=SAME)  # the base is the reference
+
+
+def test_a_reference_is_computed_once_and_anew_where_its_weights_change(tmp_path, monkeypatch):
+    from anyformer.pipelines.objectives.preference import Preference
+
+    asked = []
+    compute = Preference._log_probabilities
+    monkeypatch.setattr(Preference, "_log_probabilities", lambda *a: asked.append(1) or compute(*a))
+    recipe = task_recipe(tmp_path, "preference", data={"test_files": None, "validation_fraction": 0})
+    one = prepare_data(load_recipe(recipe))
+    again = prepare_data(load_recipe(recipe))
+    assert len(asked) == 1 and again.facts == one.facts
+    random_decoder(tmp_path / "base", hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    assert prepare_data(load_recipe(recipe)).facts["fingerprint"] != one.facts["fingerprint"] and len(asked) == 2
+
+
+def test_without_a_prompt_answers_are_conversations_or_their_json_and_never_a_text(tmp_path):
+    def chats(answer):
+        return [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
+
+    def train(chosen, rejected):
+        path = write_lines(tmp_path / "chats.jsonl", [{"chosen": chosen, "rejected": rejected}] * 2)
+        files = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+        task = {"prompt_field": None, "input_field": None}
+        data = prepare_data(load_recipe(task_recipe(tmp_path, "preference", data=files, task=task)))
+        return data.tokenizer.decode(data.rows["train"][0]["input_ids"])
+
+    assert train(json.dumps(chats("good")), json.dumps(chats("bad"))) == train(chats("good"), chats("bad"))
+    with pytest.raises(UserError, match=r"task.chosen_field='chosen': .* holds str, which is no list of messages"):
+        train("good", "bad")
+
+
+def test_an_answer_without_a_token_of_its_own_leaves_its_pair_out():
+    assert one_answer([5, 6, 7, 8], [False, False, True, False], 4) == ([5, 6, 7], 2)
+    for longest in (2, 4):
+        ids, start = one_answer([5, 6, 7], [False] * 3, longest)
+        assert start >= len(ids)  # as an answer that max_length cuts off
+
+
+def test_the_reference_is_asked_once_all_splits_have_been_read(tmp_path, monkeypatch):
+    from anyformer.pipelines.objectives.preference import Preference
+
+    monkeypatch.setattr(Preference, "_log_probabilities", lambda *_: pytest.fail("too early"))
+    good = {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}
+    files = write_lines(tmp_path / "test.jsonl", [good, good | {"rejected": "b"}])
+    with pytest.raises(UserError, match=r"test.jsonl, line 2 holds the answer that is chosen"):
+        prepare_data(load_recipe(task_recipe(tmp_path, "preference", data={"test_files": str(files)})))
+
+
+def test_mistakes_of_pairs_are_one_sentence(tmp_path, command, capsys):
+    good = {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"}
+    files = write_lines(tmp_path / "same.jsonl", [*[good] * 12, good | {"rejected": "b"}])
+    bad = task_recipe(tmp_path, "preference", data={"files": str(files), "test_files": None, "validation_fraction": 0})
+    with pytest.raises(UserError, match=r"line 13 holds the answer that is chosen"):
+        prepare_data(load_recipe(bad))
+    recipe = task_recipe(tmp_path, "preference")
+    fresh = ["model={family: decoder}", "tokenizer={vocab_size: 300}"]
+    assert command("train", recipe, *fresh) == 2
+    assert "tunes a model that answers already, and this one's weights are fresh" in capsys.readouterr().err
+    assert command("train", recipe, f"task.reference={tmp_path / 'none'}") == 2
+    assert "task.reference=" in capsys.readouterr().err
+    assert command("train", recipe, "task.name=dpo") == 2
+    assert "did you mean preference?" in capsys.readouterr().err
+    assert command("train", recipe, "evaluation.metrics=[accuracy]") == 2
+    assert "known: reward_accuracy, reward_margin" in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_experts_keeps_its_routers_losses(tmp_path, command):
+    """Each conversation counts as its pair does, in whatever batches the pairs come."""
+    recipe = task_recipe(tmp_path, "preference", training={"max_steps": 2}, evaluation={"every_steps": None})
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 128}
+    random_decoder(tmp_path / "base", "moe", num_experts=4, router_aux_loss_coef=0.5, **sizes)
+    parts = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=4"]
+    logs = []
+    for name, overrides in {"whole": [], "parts": parts}.items():
+        assert command("train", recipe, f"training.output_dir={tmp_path / name}", *overrides) == 0
+        logs.append([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()[:2]])
+    whole, in_parts = logs
+    assert whole[0]["router_aux_loss"] >= 1  # 1: all experts are used alike
+    assert whole[0]["loss"] == pytest.approx(math.log(2) + 0.5 * whole[0]["router_aux_loss"], abs=SAME)
+    for name in ("loss", "router_aux_loss"):
+        assert [line[name] for line in in_parts] == pytest.approx([line[name] for line in whole], abs=SAME)
+
+
+def test_the_rows_of_a_pair_that_does_not_count_weigh_nothing():
+    batch = {"labels": torch.tensor([0, -100, 0])}
+    assert PreferenceLoss(0.1).weights_of_rows(batch, 6).tolist() == [0.5, 0, 0.5] * 2

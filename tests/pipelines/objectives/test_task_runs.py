@@ -1,0 +1,168 @@
+"""Whole runs of tasks: they learn, are measured exactly, keep the best model, and go on bit-identically when killed."""
+
+import json
+import random
+import re
+
+import pytest
+import torch
+import yaml
+from anyformer.pipelines.storage.checkpoints import list_checkpoints
+from run_folders import assert_same_weights, facts_of, lines_of, saved_weights
+from task_data import GOOD, NEUTRAL, task_recipe, write_lines
+
+KINDS = ("sequence_classification", "translation", "sentence_similarity", "multi_label_classification")
+KINDS += ("instruction_tuning", "preference", "multiple_choice", "question_answering", "token_classification")
+
+
+def test_a_classifier_learns_keeps_its_best_and_answers_with_names(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path,
+        "sequence_classification",
+        task={"label_names": ["sad", "glad"], "max_length": 64},  # the word that decides may be the last one
+        training={"max_steps": 80, "warmup_steps": 4},
+        evaluation={"metrics": ["accuracy", "f1"], "best_metric": "accuracy"},
+    )
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    facts = facts_of(run)
+    assert facts["metrics"]["test_accuracy"] >= 10 / 11 and facts["metrics"]["validation_f1"] > 0.8
+    assert "validation loss" in printed and "accuracy" in printed and "sad" in printed
+    scores = {line["step"]: line["validation_accuracy"] for line in lines_of(run) if "validation_accuracy" in line}
+    best = max(scores, key=lambda step: (scores[step], -step))
+    assert facts["best_step"] == best and facts["metrics"]["validation_accuracy"] == scores[best]
+    assert_same_weights(run, run / f"checkpoint-{best}")  # though save_steps would not have kept it
+
+    import transformers
+
+    answer = transformers.pipeline("text-classification", str(run))("a lovely film with two actors")
+    assert answer[0]["label"] == "glad"
+    card = (run / "README.md").read_text()
+    assert "text-classification" in card and "accuracy" in card and "sad, glad" in card
+
+
+EXAMPLES = {
+    "a text": ("sequence_classification", {}, "'your text'"),
+    "a pair": (
+        "sentence_similarity",
+        {"name": "sequence_regression", "text_field": "text", "text_pair_field": "other", "max_length": 40},
+        "{'text': 'your text', 'text_pair': 'your second text'}",
+    ),
+    "labels": ("multi_label_classification", {}, "'your text', top_k=None"),
+    "tags": ("token_classification", {}, "'your text', aggregation_strategy='first'"),
+    "a gap": ("masked", {}, "'your <|mask|> text'"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_printed_at_the_end_and_stands_in_the_card_works(tmp_path, command, capsys, name):
+    kind, task, example = EXAMPLES[name]
+    short = {"training": {"max_steps": 1}, "evaluation": {"every_steps": None}}
+    overrides = []
+    if kind == "masked":
+        overrides = ["task=null", "objective={name: masked, sequence_length: 32}", "data.test_files=null"]
+    recipe = task_recipe(tmp_path, "sequence_classification" if kind == "masked" else kind, **short)
+    if task:
+        whole = yaml.safe_load(recipe.read_text())
+        recipe.write_text(yaml.safe_dump(whole | {"task": task}))
+    assert command("train", recipe, *overrides) == 0
+    (line,) = re.findall(r'next: python -c "(.*)"', capsys.readouterr().out)
+    assert f"({example})" in line
+    exec(line)
+    assert capsys.readouterr().out.strip()
+    card = (tmp_path / "run" / "README.md").read_text()
+    block = re.findall(r"^```python\n(import anyformer\n.*?)^```", card, re.DOTALL | re.MULTILINE)[0]
+    exec(block.replace("path/to/run", str(tmp_path / "run")), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_pair_of_texts_is_judged_together_as_inference_is(tmp_path, command):
+    """Premise and hypothesis, which is entailed where all of its words are in the premise."""
+    draw, rows = random.Random(0), []
+    for i in range(120):
+        words = draw.sample(NEUTRAL, 5)
+        rows.append({"text": " ".join(words), "other": words[0] if i % 2 else draw.choice(GOOD), "label": i % 2})
+    names = ["neutral", "entailment"]
+    recipe = task_recipe(
+        tmp_path,
+        "sequence_classification",
+        data={"files": str(write_lines(tmp_path / "pairs.jsonl", rows)), "test_files": None},
+        task={"text_pair_field": "other", "label_names": names, "max_length": 40},
+        training={"max_steps": 80},
+        evaluation={"every_steps": 40},
+    )
+    assert command("train", recipe) == 0
+    assert facts_of(tmp_path / "run")["metrics"]["validation_accuracy"] > 0.8
+
+    import transformers
+
+    classify = transformers.pipeline("text-classification", str(tmp_path / "run"))
+    read = classify.tokenizer("the film was long", "good", return_tensors="pt")
+    answer = classify({"text": "the film was long", "text_pair": "good"})
+    assert answer["label"] == names[classify.model(**read).logits.argmax()]
+
+
+@pytest.mark.slow
+def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path,
+        "translation",
+        model={"norm_type": "layernorm"},
+        task={"max_new_tokens": 30, "max_length": 60, "num_beams": 3},
+        training={
+            "max_steps": 160,
+            "per_device_train_batch_size": 16,
+            "lr_scheduler_type": "inverse_sqrt",
+            "warmup_steps": 20,
+            "label_smoothing_factor": 0.1,
+        },
+        evaluation={"every_steps": 80, "average_checkpoints": 2},
+    )
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    metrics = facts_of(run)["metrics"]
+    losses = [line["validation_loss"] for line in lines_of(run) if "validation_loss" in line]
+    assert losses[-1] < 0.6 * 5.7  # ln(300) is what a model that knows nothing has
+    assert {"validation_loss", "validation_bleu", "test_loss", "test_bleu"} <= metrics.keys()
+    assert "translation of" in printed and "reference:" in printed and "mean of the newest 2" in printed
+    config = json.loads((run / "generation_config.json").read_text())
+    assert config["num_beams"] == 3 and config["max_new_tokens"] == 30
+    assert json.loads((run / "config.json").read_text())["decoder_start_token_id"] == config["pad_token_id"]
+    found = [saved_weights(checkpoint) for checkpoint in list_checkpoints(run)[:2]]
+    mean = {name: (found[0][name] + found[1][name]) / 2 for name in found[0]}
+    torch.testing.assert_close(saved_weights(run), mean, atol=1e-6, rtol=0)
+    rates = [line["learning_rate"] for line in lines_of(run) if "loss" in line]
+    assert rates[21] == pytest.approx(max(rates), rel=0.1) and rates[80] == pytest.approx(max(rates) / 2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "sequence_classification" else pytest.mark.slow) for k in KINDS]
+)
+def test_a_killed_run_ends_bit_identical_past_the_end_of_an_epoch(tmp_path, whole_and_killed, kind):
+    steps = {"max_steps": 20, "gradient_accumulation_steps": 2, "learning_rate": 0.02}  # epochs of 8 steps
+    sections = {"training": steps, "evaluation": {"best_metric": "loss"}, "model": {"hidden_dropout": 0.1}}
+    whole, _ = whole_and_killed(28, task_recipe(tmp_path, kind, **sections))  # in the middle of step 14
+    assert facts_of(whole)["best_step"] is not None
+
+
+def test_a_masked_language_model_becomes_a_classifier_with_its_own_weights(tmp_path, command, capsys):
+    pretraining = task_recipe(
+        tmp_path, "sequence_classification", "pretraining", training={"output_dir": str(tmp_path / "mlm")}
+    )
+    masked = ["task=null", "objective={name: masked, sequence_length: 32}", "evaluation={metrics: [perplexity]}"]
+    assert command("train", pretraining, *masked) == 0
+    capsys.readouterr()
+    recipe = task_recipe(tmp_path, "sequence_classification", training={"max_steps": 2})
+    start = [f"model.name_or_path={tmp_path / 'mlm'}", "model.hidden_dropout=0.2", "model.pooler_type=mean"]
+    assert command("train", recipe, *start) == 0
+    printed = capsys.readouterr().out
+    (fresh,) = [line for line in printed.splitlines() if line.startswith("new weights, not taken from")]
+    assert "score.weight" in fresh and "layers" not in fresh and "embed_tokens" not in fresh
+    configs = [json.loads((tmp_path / run / "config.json").read_text()) for run in ("mlm", "run")]
+    assert [config["pooler_type"] for config in configs] == ["cls", "mean"]
+    assert configs[1]["hidden_dropout"] == 0.2
+    before, after = saved_weights(tmp_path / "mlm"), saved_weights(tmp_path / "run")
+    name = "model.embed_tokens.weight"
+    assert (before[name] - after[name]).abs().max() < 0.1 * before[name].abs().max() + 0.02
+    assert command("train", recipe, start[0], "model.hiden_dropout=0.2", "training.output_dir=x") == 2
+    assert "did you mean model.hidden_dropout?" in capsys.readouterr().err

@@ -1,0 +1,339 @@
+"""Laws of labelled examples: nothing is lost or mixed up on the way from a file to a batch, mistakes are a sentence."""
+
+import json
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from anyformer.pipelines.data.example_splits import open_examples
+from anyformer.pipelines.data.length_batching import LengthGroupedSampler, PaddingCollator
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.objectives.sequence_classification import SequenceClassification
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.schema import DataSection
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_data import CHARACTERS, reviews, task_recipe, write_lines
+
+COLUMNS = {"text_field": "text", "label_field": "label"}
+NESTED = {"text_field": "doc.body", "label_field": "meta.label"}
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    """Prepared data of a task's tiny recipe; overrides as on the command line."""
+
+    def run(kind, *overrides, **sections):
+        return prepare_data(load_recipe(str(task_recipe(tmp_path, kind, **sections)), overrides))
+
+    return run
+
+
+# ---- which examples
+
+
+def test_held_back_examples_are_the_same_every_time_and_in_one_split_only(tmp_path):
+    path = reviews(tmp_path / "reviews.jsonl", 200)
+    data = load_recipe(str(task_recipe(tmp_path, "sequence_classification", data={"files": str(path)}))).data
+    first, second = ({s: [place for place, _ in e] for s, e in open_examples(data, COLUMNS).items()} for _ in range(2))
+    assert first == second
+    train, validation = set(first["train"]), set(first["validation"])
+    assert len(train) + len(validation) == 200 and not train & validation and 20 < len(validation) < 60
+
+
+@pytest.mark.parametrize(
+    "there, most, held", [(4999, None, 239), (5000, None, 500), (9000, 6000, 500), (20_000, None, 1018)]
+)
+def test_by_default_at_least_500_of_5000_examples_are_held_back(tmp_path, there, most, held):
+    path = tmp_path / "many.jsonl"
+    path.write_text('{"text": "a", "label": 1}\n' * there)
+    found = open_examples(DataSection(files=str(path), max_documents=most), COLUMNS)
+    numbers = {split: {place for place, _ in examples} for split, examples in found.items()}
+    assert len(numbers["validation"]) == held and len(numbers["train"] | numbers["validation"]) == min(
+        there, most or there
+    )
+    assert not numbers["train"] & numbers["validation"]
+    said = open_examples(DataSection(files=str(path), max_documents=most, validation_fraction=0.05), COLUMNS)
+    assert {place for place, _ in said["validation"]} <= numbers["validation"]  # a share that is said is that share
+    assert abs(len(list(said["validation"])) - 0.05 * min(there, most or there)) < 40
+
+
+def test_tables_and_keys_within_keys_hold_the_same_examples(tmp_path, prepare):
+    import csv
+
+    plain = reviews(tmp_path / "reviews.jsonl", 60)
+    rows = [json.loads(line) for line in plain.read_text().splitlines()]
+    nested = [{"doc": {"body": row["text"]}, "meta": {"label": row["label"]}} for row in rows]
+    files = {"json": (plain, {}), "nested": (write_lines(tmp_path / "nested.jsonl", nested), NESTED)}
+    files["parquet"] = tmp_path / "reviews.parquet", {}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), files["parquet"][0])
+    for suffix, delimiter in (("csv", ","), ("tsv", "\t")):
+        path = tmp_path / f"reviews.{suffix}"
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, ["text", "label"], delimiter=delimiter)
+            table.writeheader()
+            table.writerows(rows)
+        files[suffix] = path, {"label_names": ["bad", "good"]}  # "1" in a table is class number 1
+    found = {}
+    for kind, (path, task) in files.items():
+        data = prepare(
+            "sequence_classification", data={"files": str(path), "test_files": None}, task=task, tokenizer=CHARACTERS
+        )
+        found[kind] = [[*row["input_ids"].tolist(), int(row["labels"])] for row in data.rows["train"]]
+    assert all(kind == found["json"] for kind in found.values()) and len(found) == 5
+
+
+def test_a_data_set_in_a_folder_brings_its_class_names(tmp_path, prepare):
+    import datasets
+
+    folder = tmp_path / "dataset"
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = {"text": ["a bad film", "a good film"] * 20, "label": [0, 1] * 20}
+    for split in ("train", "test"):
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / f"{split}.parquet")
+    overrides = ["data.files=null", "data.test_files=null", f"data.dataset={folder}", "data.test_split=test"]
+    data = prepare("sequence_classification", *overrides, tokenizer=CHARACTERS)
+    assert data.objective.config_fields()["id2label"] == {0: "no", 1: "yes"}
+    assert len(data.rows["test"]) == 40 and len(data.rows["train"]) + len(data.rows["validation"]) == 40
+
+
+@pytest.mark.parametrize(
+    "label, names", [(int, ["LABEL_0", "LABEL_1"]), (bool, ["LABEL_0", "LABEL_1"]), (lambda p: "ab"[p], ["a", "b"])]
+)
+def test_classes_come_from_the_data_where_the_recipe_names_none(tmp_path, prepare, label, names):
+    path = reviews(tmp_path / "named.jsonl", 40, label=label)
+    data = prepare("sequence_classification", "data.test_files=null", data={"files": str(path)})
+    fields = data.objective.config_fields()
+    assert list(fields["id2label"].values()) == names and fields["label2id"] == {n: i for i, n in enumerate(names)}
+    assert {int(row["labels"]) for row in data.rows["train"]} == {0, 1}
+
+
+def test_numbers_with_gaps_are_as_many_classes_as_there_are_and_keep_their_names(tmp_path, prepare):
+    path = reviews(tmp_path / "numbers.jsonl", 40, label=lambda positive: 7 if positive else 3)
+    data = {"files": str(path), "test_files": str(path)}
+    trained = prepare("sequence_classification", data=data, tokenizer=CHARACTERS)
+    fields = trained.objective.config_fields()
+    assert fields["num_labels"] == 2 and fields["id2label"] == {0: "3", 1: "7"}
+    wanted = [json.loads(line)["label"] == 7 for line in path.read_text().splitlines()]
+    assert [int(row["labels"]) for row in trained.rows["test"]] == wanted
+    config = SimpleNamespace(**fields)  # the model is measured on numbers of the same kind
+    again = prepare_data(
+        load_recipe(str(task_recipe(tmp_path, "sequence_classification", data=data, tokenizer=CHARACTERS))),
+        splits=["test"],
+        model_config=config,
+    )
+    assert [int(row["labels"]) for row in again.rows["test"]] == wanted
+    # Numbers of named classes are their places, also where the names are numbers.
+    stars = [{"text": f"text {i}", "label": i % 2} for i in range(20)]
+    named = {"files": str(write_lines(tmp_path / "stars.jsonl", stars)), "test_files": None, "validation_fraction": 0.0}
+    rows = prepare("sequence_classification", data=named, task={"label_names": ["1", "2"]}, tokenizer=CHARACTERS).rows[
+        "train"
+    ]
+    assert [int(row["labels"]) for row in rows] == [i % 2 for i in range(20)]
+
+
+@pytest.mark.parametrize("label", [str, int], ids=["strings", "numbers"])
+def test_a_class_that_is_in_the_held_back_share_alone_is_a_class(tmp_path, prepare, label):
+    rows = [{"text": f"text {i}", "label": label(i % 3)} for i in range(60)]
+    path = write_lines(tmp_path / "rare.jsonl", rows)
+    data = load_recipe(str(task_recipe(tmp_path, "sequence_classification", data={"files": str(path)}))).data
+    held_back = next(row["text"] for _, row in open_examples(data, COLUMNS)["validation"])
+    for row in rows:
+        row["label"] = label(9) if row["text"] == held_back else row["label"]
+    test = write_lines(tmp_path / "test.jsonl", [{"text": "a", "label": label(12)}])
+    data = {"files": str(write_lines(path, rows)), "test_files": str(test)}
+    prepared = prepare("sequence_classification", data=data, tokenizer=CHARACTERS)
+    assert prepared.objective.label_names == sorted(["0", "1", "2", "9", "12"], key=label)
+    assert [prepared.objective.label_names[int(row["labels"])] for row in prepared.rows["test"]] == ["12"]
+
+
+# ---- mistakes
+
+GOOD_ROWS = [{"text": f"text {i}", "label": i % 2} for i in range(8)]
+MISTAKES = {
+    "no-such-column": ([{"text": "a", "lable": 1}], {}, "task.label_field='label': no such column in .*did you mean l"),
+    "empty-text": ([*GOOD_ROWS, {"text": " \n", "label": 1}], {}, "task.text_field='text': .*line 9 holds an empty"),
+    "half-a-character": ([*GOOD_ROWS, {"text": "fine \ud83d", "label": 1}], {}, r"data.files: .*line 9: not UTF-8"),
+    "empty-label": ([{"text": "a", "label": "no"}, {"text": "b", "label": " "}], {}, "task.label_field='label'"),
+    "no-label": ([*GOOD_ROWS, {"text": "a", "label": None}], {}, r"line 9 holds null, which is no class"),
+    "label-forgotten": ([*GOOD_ROWS, {"text": "a"}], {}, r"task.label_field='label': no such column in .*line 9"),
+    "no-text": ([{"text": None, "label": 1}], {}, r"task.text_field='text': .*line 1 holds null, not text"),
+    "a-number-as-text": ([{"text": 7, "label": 1}], {}, r"task.text_field='text': .*line 1 holds int, not text"),
+    "a-fraction-as-class": ([*GOOD_ROWS, {"text": "a", "label": 0.5}], {}, r"line 9 holds 0.5, which is no class"),
+    "out-of-range": (
+        [*GOOD_ROWS, {"text": "a", "label": 2}],
+        {"label_names": ["no", "yes"]},
+        r"line 9 holds 2, but the classes are numbered 0 to 1 \(no, yes\)",
+    ),
+    "unknown-name": (
+        [{"text": "a", "label": "yes"}, {"text": "b", "label": "noo"}],
+        {"label_names": ["no", "yes"]},
+        r"line 2 is of the unknown class 'noo'; did you mean no",
+    ),
+    "mixed": ([{"text": "a", "label": "yes"}, {"text": "b", "label": 1}], {}, r"line 2 holds 1, but others before"),
+    "one-class": ([{"text": "a", "label": 1}], {}, r"every training example has the class 1; it takes two"),
+    "negative": ([{"text": "a", "label": -1}], {}, r"line 1 holds -1; classes are numbered from 0"),
+    "empty": ([], {}, r"data: data.jsonl holds no example for train"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_the_data_is_one_sentence_before_training(name, tmp_path, command, capsys):
+    rows, task, says = MISTAKES[name]
+    path = write_lines(tmp_path / "data.jsonl", rows)
+    data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+    sections = {"data": data, "task": task, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+    recipe = task_recipe(tmp_path, "sequence_classification", **sections)
+    assert command("train", recipe) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    with pytest.raises(UserError, match=says):
+        raise UserError(error)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+REFUSED = {
+    "objective={name: causal}": "objective and task are both set",
+    "task.source_field=en": "task.source_field has no effect with task.name=sequence_classification",
+    "task.label_names=[one]": "must be two or more different names",
+    "data.text_field=body": "data.text_field has no effect with a task",
+    "evaluation.metrics=[bleu]": "evaluation.metrics='bleu' compares texts",
+    "evaluation.best_metric=f1": "evaluation.best_metric='f1' is not measured during training",
+    "evaluation.sample_prompts=[a]": "evaluation.sample_prompts has no effect",
+    "evaluation.average_checkpoints=9": "needs so many checkpoints",
+    "evaluation={best_metric: loss}": "needs evaluation.every_steps",
+    "task.name=translation": "model.family=encoder does not go with task.name=translation; it takes seq2seq",
+    "tokenizer.lowercase=true": "tokenizer.lowercase=true has no effect with tokenizer.type=byte_bpe",
+    "training.metric_for_best_model=f1": "use evaluation.best_metric",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_settings_that_contradict_each_other_are_refused(override, tmp_path):
+    recipe = task_recipe(tmp_path, "sequence_classification", task={"text_field": "text"})
+    with pytest.raises(UserError) as error:
+        load_recipe(str(recipe), [override])
+    assert REFUSED[override] in str(error.value) and "\n" not in str(error.value)
+
+
+def test_translation_needs_its_columns(tmp_path):
+    with pytest.raises(UserError, match=r"task\.source_field is not set"):
+        load_recipe(str(task_recipe(tmp_path, "translation", task={"source_field": None})))
+
+
+def test_a_task_recipe_is_written_and_read_back_equal_and_a_checkpoint_replaces_its_architecture(tmp_path):
+    recipe = load_recipe(str(task_recipe(tmp_path, "translation")))
+    assert recipe.objective is None and recipe.evaluation.metrics == ["bleu"]
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert load_recipe(str(tmp_path / "again.yaml")) == recipe
+    other = load_recipe(str(tmp_path / "again.yaml"), ["model.name_or_path=some/model", "model.hidden_dropout=0.3"])
+    assert other.model.fields == {"hidden_dropout": 0.3} and other.tokenizer.name_or_path == "some/model"
+
+
+# ---- encoding
+
+
+def test_examples_are_encoded_once(prepare, monkeypatch):
+    first = prepare("sequence_classification")
+    monkeypatch.setattr(SequenceClassification, "_batches", lambda *_: pytest.fail("encoded again"))
+    again = prepare("sequence_classification")
+    assert [row["input_ids"].tolist() for row in first.rows["test"]] == [
+        row["input_ids"].tolist() for row in again.rows["test"]
+    ]
+    assert first.facts == again.facts and first.facts["train"]["examples"] == len(first.rows["train"])
+    with pytest.raises(pytest.fail.Exception):
+        prepare("sequence_classification", "task.max_length=20")
+
+
+def test_texts_are_framed_cut_and_their_pairs_marked(tmp_path, prepare):
+    rows = [{"text": "one two three", "other": "the film " * 40, "label": i % 2} for i in range(20)]
+    files = {"files": str(write_lines(tmp_path / "pairs.jsonl", rows)), "test_files": None}
+    data = prepare("sequence_classification", data=files, task={"text_pair_field": "other"}, tokenizer=CHARACTERS)
+    row, tokenizer = data.rows["train"][0], data.tokenizer
+    assert len(row["input_ids"]) == 24 and row["input_ids"][0] == tokenizer.cls_token_id
+    assert row["input_ids"][-1] == tokenizer.sep_token_id
+    assert row["token_type_ids"].tolist() == sorted(row["token_type_ids"].tolist()) and row["token_type_ids"][-1] == 1
+    assert tokenizer.backend_tokenizer.truncation is None and tokenizer.model_max_length == 24
+
+
+@pytest.mark.parametrize(
+    "kind, fields",
+    [
+        ("sequence_classification", {}),
+        ("translation", {"source_field": "text", "target_field": "other"}),
+        ("token_classification", {"tokens_field": "words", "tags_field": "tags"}),
+        ("sentence_similarity", {"text_field": "text", "text_pair_field": "other", "label_range": [0, 1]}),
+    ],
+)
+def test_control_tokens_in_examples_are_text_and_told(tmp_path, prepare, kind, fields):
+    def texts(end):
+        return {"text": f"a{end} b", "other": f"b {end} c", "words": ["a", end, "b"], "tags": ["O", "B-X", "O"]}
+
+    control = "<|endoftext|>" if kind == "translation" else "<|sep|>"
+    rows = [{**texts(control if i == 3 else "x" * len(control)), "label": i % 2} for i in range(20)]
+    files = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0}
+    sections = {"data": files, "task": fields, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+    data = prepare(kind, **sections)
+    number = data.tokenizer.convert_tokens_to_ids(control)
+    counts = [row["input_ids"].tolist().count(number) for row in data.rows["train"]]
+    assert len(counts) == 20 and len(set(counts)) == 1  # those around the texts
+    told = 1 if kind in ("sequence_classification", "token_classification") else 2
+    assert data.facts["train"]["control_tokens"] == {control: told}
+    assert f"ordinary text: {control} ({told} times)" in data.rows["train"].notes[-1]
+
+
+def test_every_target_ends_also_one_that_is_cut(prepare):
+    data = prepare("translation", "task.max_target_length=5")
+    ends = [row["labels"][-1].item() for row in data.rows["train"]]
+    assert set(ends) == {data.tokenizer.eos_token_id}
+    assert max(len(row["labels"]) for row in data.rows["train"]) == 5
+    assert data.rows["test"].texts("target")[0].split()  # the reference is the whole text, not what is left of it
+
+
+def test_rows_travel_to_worker_processes(prepare):
+    rows = prepare("translation").rows["train"]
+    copy = pickle.loads(pickle.dumps(rows))
+    assert len(pickle.dumps(rows)) < 2000 and torch.equal(copy[3]["labels"], rows[3]["labels"])
+    assert torch.equal(rows[-1]["labels"], rows[len(rows) - 1]["labels"])
+    with pytest.raises(IndexError):
+        rows[len(rows)]
+
+
+# ---- batches
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=300), st.integers(1, 16), st.integers(0, 5))
+def test_a_pass_holds_each_row_once_and_is_a_function_of_seed_and_epoch(lengths, batch_size, epoch):
+    def order(seed, epoch):
+        sampler = LengthGroupedSampler(np.array(lengths), batch_size, seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert sorted(order(1, epoch)) == list(range(len(lengths)))
+    assert order(1, epoch) == order(1, epoch)
+    if len(lengths) > 60 and batch_size > 1:
+        assert order(1, epoch) != order(1, epoch + 1) and order(1, epoch) != order(2, epoch)
+
+
+def test_grouping_by_length_saves_padding():
+    lengths = np.random.default_rng(0).integers(5, 100, 2000)
+    order = np.array(list(LengthGroupedSampler(lengths, 16, seed=0))).reshape(-1, 16)
+    wasted = 1 - lengths.sum() / (lengths[order].max(axis=1) * 16).sum()
+    random = np.random.default_rng(1).permutation(2000).reshape(-1, 16)
+    assert wasted < 0.05 < 0.3 < 1 - lengths.sum() / (lengths[random].max(axis=1) * 16).sum()
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5), st.booleans())
+def test_a_batch_holds_its_rows_and_a_mask_only_where_something_is_padded(sizes, left):
+    rows = [{"input_ids": torch.arange(1, a + 1), "labels": torch.arange(1, b + 1), "row_ids": 7} for a, b in sizes]
+    batch = PaddingCollator(0, left)(rows)
+    assert ("attention_mask" in batch) == (len({a for a, _ in sizes}) > 1)
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    for i, (a, b) in enumerate(sizes):
+        assert torch.equal(batch["input_ids"][i][mask[i]], rows[i]["input_ids"]) and mask[i].sum() == a
+        assert torch.equal(batch["labels"][i, :b], rows[i]["labels"]) and (batch["labels"][i, b:] == -100).all()
+    assert batch["row_ids"] == [7] * len(rows)

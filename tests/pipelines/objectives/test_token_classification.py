@@ -1,0 +1,364 @@
+"""Laws of tagged words: each tag stands at its word's token, nothing is lost uncounted, entities are seqeval's."""
+
+import json
+import re
+
+import pytest
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.metrics import METRICS
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.objectives.tag_schemes import (
+    as_bio,
+    broken_tags,
+    scheme_of,
+    tags_of_tokens,
+    word_of_each_token,
+)
+from anyformer.pipelines.recipes.compose import load_recipe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from task_data import CHARACTERS, tagged, task_recipe, write_lines
+
+few = settings(max_examples=25, deadline=None)
+TOKENIZERS = {
+    "byte_bpe": {"type": "byte_bpe", "vocab_size": 300},
+    "wordpiece": {"type": "wordpiece", "vocab_size": 60},
+    "unigram": {"type": "unigram", "vocab_size": 40},
+    "char": CHARACTERS,
+}
+# Letters of the training text, signs and letters of several bytes; of a format sign alone WordPiece leaves nothing.
+WORDS = st.lists(st.text(st.sampled_from("abeot.,-'éß日\u200b"), min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def run(*overrides, **sections):
+        return prepare_data(load_recipe(str(task_recipe(tmp_path, "token_classification", **sections)), overrides))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def objectives(tmp_path_factory):
+    """The task with each kind of tokenizer."""
+    folder = tmp_path_factory.mktemp("tags")
+    found = {}  # with the recipes, which nothing else holds
+    for kind, section in TOKENIZERS.items():
+        data = {"cache_dir": str(folder / "cache")}
+        recipe = load_recipe(str(task_recipe(folder, "token_classification", tokenizer=section, data=data)))
+        found[kind] = recipe, prepare_data(recipe).objective
+    return {kind: objective for kind, (_, objective) in found.items()}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@few
+@given(words=WORDS, data=st.data(), longest=st.sampled_from([8, 48]), at=st.sampled_from(["first", "last", "all"]))
+def test_each_words_tag_stands_at_its_token_and_what_is_lost_is_counted(objectives, kind, words, data, longest, at):
+    objective = objectives[kind]
+    tags = data.draw(st.lists(st.integers(0, 3), min_size=len(words), max_size=len(words)))
+    objective.settings.max_length = longest
+    (batch,) = objective._batches(
+        [("here", {"tokens": words, "tags": [objective.label_names[tag] for tag in tags]})], at
+    )
+    if not batch["input_ids"]:
+        assert batch["facts"]["empty"] == 1 and not "".join(words).strip()
+        return
+    (ids,), (labels,), facts = batch["input_ids"], batch["labels"], batch["facts"]
+    assert len(ids) == len(labels) <= longest
+    assert facts["words"] + facts["words_cut"] + facts["words_without_token"] == len(words)
+    assert facts["words_cut"] == 0 or len(ids) == longest
+    assert kind == "wordpiece" or facts["words_without_token"] == 0
+    offsets = objective.tokenizer(" ".join(words), truncation=True, max_length=longest, return_offsets_mapping=True)
+    of_tokens = word_of_each_token(words, offsets["offset_mapping"])
+    found = [word for word in dict.fromkeys(of_tokens) if word is not None]
+    assert found == sorted(found) and len(found) == facts["words"]
+    for word in found:
+        mine = [labels[place] for place, of in enumerate(of_tokens) if of == word]
+        if at == "all":
+            assert mine[0] == tags[word] and -100 not in mine
+        else:
+            place = 0 if at == "first" else len(mine) - 1
+            assert mine == [-100] * place + [tags[word]] + [-100] * (len(mine) - 1 - place)
+    assert all(label == -100 for label, word in zip(labels, of_tokens) if word is None)
+
+
+@few
+@given(words=WORDS)
+def test_words_of_tokens_are_those_of_transformers_where_it_splits_by_words(objectives, words):
+    tokenizer = objectives["wordpiece"].tokenizer
+    offsets = tokenizer(" ".join(words), return_offsets_mapping=True)
+    split = tokenizer(words, is_split_into_words=True)
+    assert offsets["input_ids"] == split["input_ids"]
+    assert word_of_each_token(words, offsets["offset_mapping"]) == split.word_ids()
+
+
+entities = st.lists(st.tuples(st.sampled_from(["", "PER", "LOC"]), st.integers(1, 3)), min_size=1, max_size=6)
+
+
+@few
+@given(entities, st.lists(st.integers(1, 4), min_size=18, max_size=18), st.sampled_from(["bio", "bioes"]))
+def test_tags_of_all_tokens_mark_the_same_entities(found, lengths, scheme):
+    tags = []
+    for kind, length in found:
+        inside = [f"I-{kind}"] * (length - 1)
+        if scheme == "bioes" and kind:
+            inside = [f"S-{kind}"] if length == 1 else [f"B-{kind}", *inside[:-1], f"E-{kind}"]
+            tags += inside
+        else:
+            tags += [f"B-{kind}", *inside] if kind else ["O"] * length
+    assert broken_tags(tags, scheme) == 0 and scheme_of(["O", "B-x", *tags]) in (scheme, "bio")
+    learned = list(map(as_bio, tags))
+    longer = [tag for word, number in zip(learned, lengths) for tag in tags_of_tokens(word, number, "bio")]
+    assert len(longer) == sum(lengths[: len(tags)]) and broken_tags(longer, "bio") == 0
+    begins = ("B", "S")
+    for same in (learned, longer):
+        assert [t[2:] for t in same if t[0] == "B"] == [t[2:] for t in tags if t[0] in begins]
+
+
+def test_broken_sequences_are_counted_and_trained_on(prepare, tmp_path):
+    rows = [{"tokens": ["anna", "in", "rom"], "tags": ["I-PER", "O", tag]} for tag in ["B-LOC", "I-LOC"] * 20]
+    data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0.0}
+    rest = {"tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+    prepared = prepare(data=data, **rest)
+    assert prepared.rows["train"].facts["broken_tags"] == 60
+    assert "60 tags out of order for bio; where I- begins entities, set task.scheme=iob1" in (
+        prepared.objective.describe(prepared.rows["train"])
+    )
+    assert prepare(data=data, task={"scheme": "iob1"}, **rest).rows["train"].facts["broken_tags"] == 0
+
+
+def test_empty_sentences_are_skipped_and_counted(prepare, tmp_path):
+    path = tagged(tmp_path / "rows.jsonl", 20)
+    with path.open("a") as file:
+        file.write('{"tokens": [], "tags": []}\n{"tokens": [" "], "tags": ["O"]}\n')
+    data = {"files": str(path), "test_files": None, "validation_fraction": 0.0}
+    prepared = prepare(data=data, tokenizer=CHARACTERS, evaluation={"every_steps": None})
+    assert len(prepared.rows["train"]) == 20
+    assert "2 sentences without a word skipped" in prepared.objective.describe(prepared.rows["train"])
+
+
+GOOD = [{"tokens": ["anna", "runs"], "tags": ["B-PER", "O"]}] * 8
+MISTAKES = {
+    "lengths": ([*GOOD, {"tokens": ["a"], "tags": ["O", "O"]}], {}, r"line 9 holds 2 tags for 1 word of task.tokens_f"),
+    "text": ([{"tokens": "anna runs", "tags": ["O"]}], {}, r"tokens_field='tokens': .*line 1 holds str, not a list of"),
+    "no-word": ([{"tokens": ["a", None], "tags": ["O", "O"]}], {}, r"line 1, word 2 is null, not text"),
+    "no-tags": ([{"tokens": ["a"], "tags": None}], {}, r"tags_field='tags': .*line 1 holds null, not a list of tags"),
+    "no-tag": ([*GOOD, {"tokens": ["a"], "tags": [0.5]}], {}, r"line 9, tag 1 holds 0.5, which is no class"),
+    "unknown": (
+        [*GOOD, {"tokens": ["a"], "tags": ["B-PRE"]}],
+        {"label_names": ["O", "B-PER"]},
+        r"line 9, tag 1 is of the unknown class 'B-PRE'; did you mean B-PER",
+    ),
+    "range": (
+        [*GOOD, {"tokens": ["a", "b"], "tags": [0, 2]}],
+        {"label_names": ["O", "B-PER"]},
+        r"line 9, tag 2 holds 2, but the classes are numbered 0 to 1 \(O, B-PER\)",
+    ),
+    "one-tag": ([{"tokens": ["a"], "tags": ["O"]}] * 3, {}, r"every training example has the class 'O'; it takes two"),
+    "scheme": (GOOD, {"scheme": "bioes", "label_names": ["O", "B-PER", "X"]}, "scheme=bioes: 'X' is no tag of it"),
+    "column": (GOOD, {"tags_field": "tag"}, r"task.tags_field='tag': no such column in .*; did you mean tags"),
+    "numbers": ([{"tokens": ["a", "b"], "tags": [0, 1]}] * 4, {}, r"'entity_f1' counts entities, but the tags LABEL_0"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_tagged_words_is_one_sentence_before_training(name, prepare, tmp_path):
+    rows, task, says = MISTAKES[name]
+    data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0.0}
+    metric = "entity_f1" if name == "numbers" else "tag_accuracy"
+    if METRICS[metric].missing() is not None:
+        pytest.skip("the extra `metrics` is not installed")
+    evaluation = {"every_steps": None, "metrics": [metric]}
+    with pytest.raises(UserError, match=says) as error:
+        prepare(data=data, task=task, tokenizer=CHARACTERS, evaluation=evaluation)
+    assert "\n" not in str(error.value)
+
+
+def test_a_data_set_brings_the_names_of_its_tags_also_within_a_column(prepare, tmp_path):
+    import datasets
+
+    names = ["O", "B-PER", "I-PER"]
+    tags = datasets.Sequence(datasets.ClassLabel(names=names))
+    words = datasets.Sequence(datasets.Value("string"))
+    flat = datasets.Features({"tokens": words, "tags": tags})
+    deep = datasets.Features({"doc": {"tokens": words, "tags": tags}})
+    row = {"tokens": ["mr", "otto", "may"], "tags": [0, 1, 2]}
+    for features, rows, fields in (
+        (flat, [row] * 20, {}),
+        (deep, [{"doc": row}] * 20, {"tokens_field": "doc.tokens", "tags_field": "doc.tags"}),
+    ):
+        folder = tmp_path / f"data-{len(fields)}"
+        datasets.Dataset.from_list(rows, features=features).to_parquet(folder / "train.parquet")
+        for source in ({"dataset": str(folder), "files": None}, {"files": str(folder / "train.parquet")}):
+            data = source | {"test_files": None, "validation_fraction": 0.0}
+            rest = {"task": fields, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+            prepared = prepare(data=data, **rest)
+            assert list(prepared.objective.config_fields()["id2label"].values()) == names
+            labels = prepared.rows["train"][0]["labels"]
+            assert labels[labels >= 0].tolist() == [0, 0, 1, 2, 2]  # with the spaces
+    with pytest.raises(UserError, match=r"task.tags_field='doc.tag': no such column in .*; did you mean doc.tags\?"):
+        prepare(data=data, **(rest | {"task": fields | {"tags_field": "doc.tag"}}))
+
+
+@pytest.mark.skipif(METRICS["entity_f1"].missing() is not None, reason="the extra `metrics` is not installed")
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_entities_of_padded_batches_are_seqevals_of_the_sentences(prepare, side):
+    import seqeval.metrics
+
+    metrics = ["entity_f1", "entity_precision", "entity_recall", "tag_accuracy"]
+    objective = (data := prepare(tokenizer=CHARACTERS, evaluation={"metrics": metrics})).objective
+    data.tokenizer.padding_side = side
+    rows, names, scored = data.rows["test"], objective.label_names, []
+    collate, given, true = objective.collator(False), [], []
+    for start in range(0, len(rows), 4):
+        batch = collate([rows[i] for i in range(start, min(start + 4, len(rows)))])
+        labels, mask = batch["labels"], batch.get("attention_mask", torch.ones_like(batch["labels"]))
+        assert (labels[mask == 0] == -100).all()
+        logits = torch.randn(*labels.shape, len(names)) + 2 * torch.nn.functional.one_hot(
+            labels.clamp_min(0), len(names)
+        )
+        scored.append(objective.predictions(logits, labels))
+        for row, best in zip(labels, logits.argmax(-1)):
+            true.append([names[label] for label in row if label >= 0])
+            given.append([names[tag] for tag, label in zip(best, row) if label >= 0])
+    found = objective.compute_metrics(torch.cat(scored).numpy())
+    for name in ("f1", "precision", "recall"):
+        assert found[f"entity_{name}"] == getattr(seqeval.metrics, f"{name}_score")(true, given)
+    assert found["tag_accuracy"] == seqeval.metrics.accuracy_score(true, given)
+    assert 0 < found["entity_f1"] < 1
+
+
+def test_a_tagger_learns_and_a_pipeline_finds_its_entities(tmp_path, command, capsys):
+    recipe = task_recipe(
+        tmp_path,
+        "token_classification",
+        tokenizer={"vocab_size": 330},  # names are one token
+        training={"max_steps": 100, "learning_rate": 0.01},
+        evaluation={"every_steps": 50, "metrics": ["tag_accuracy"], "best_metric": "tag_accuracy"},
+    )
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    metrics = json.loads((run / "run.json").read_text())["metrics"]
+    assert metrics["test_tag_accuracy"] > 0.95 and "aggregation_strategy='first'" in printed
+
+    import transformers
+
+    tag = transformers.pipeline("token-classification", str(run), aggregation_strategy="first")
+    found = tag("the film with anna maria was long and in paris")
+    assert [(entity["entity_group"], entity["word"].strip()) for entity in found] == [
+        ("PER", "anna maria"),
+        ("LOC", "paris"),
+    ]
+    assert "token-classification" in (run / "README.md").read_text()
+    assert command("preview", recipe) == 0
+    assert "/B-PER" in capsys.readouterr().out
+
+
+SENTENCES = [  # entities of one to three words, none of them a single token; neighbours of one type and of two
+    [("PER", "alexandra de quentin"), ("", "flew to"), ("LOC", "buenos aires")],
+    [("", "in"), ("LOC", "rome"), ("PER", "maria otto"), ("PER", "anna"), ("", "were seen")],
+    [("LOC", "buenos aires"), ("LOC", "rome"), ("", "and so on")],
+    [("", "we met"), ("PER", "anna"), ("", "and"), ("PER", "alexandra quentin")],
+]
+WORD_PIECES, BYTES = {"type": "wordpiece", "vocab_size": 60}, {"type": "byte_bpe", "vocab_size": 290}
+
+
+def bioes(kind: str, words: list[str]) -> list[str]:
+    if not kind:
+        return ["O"] * len(words)
+    marks = ["S"] if len(words) == 1 else ["B", *["I"] * (len(words) - 2), "E"]
+    return [f"{mark}-{kind}" for mark in marks]
+
+
+@pytest.mark.parametrize(
+    "tokenizer, labelled, strategy",
+    [
+        (WORD_PIECES, "first", "first"),
+        (BYTES, "first", "first"),
+        (CHARACTERS, "first", "first"),
+        (BYTES, "all", "simple"),
+    ],
+    ids=["wordpiece", "bytes", "characters", "all"],
+)
+def test_a_pipeline_finds_entities_of_several_tokens_by_the_strategy_that_is_printed(
+    tmp_path, command, capsys, tokenizer, labelled, strategy
+):
+    """Learned by heart, of bioes tags, which no pipeline knows."""
+    rows = []
+    for sentence in SENTENCES:
+        parts = [(kind, text.split()) for kind, text in sentence]
+        tokens = [word for _, words in parts for word in words]
+        rows.append({"tokens": tokens, "tags": [tag for part in parts for tag in bioes(*part)]})
+    path = write_lines(tmp_path / "bioes.jsonl", rows * 2)
+    recipe = task_recipe(
+        tmp_path,
+        "token_classification",
+        tokenizer=tokenizer,
+        data={"files": str(path), "test_files": None, "validation_fraction": 0.0},
+        task={"labelled_token": labelled},
+        training={"max_steps": 60, "learning_rate": 0.02, "save_steps": 60},
+        evaluation={"every_steps": None},
+    )
+    assert command("train", recipe) == 0
+    run, printed = tmp_path / "run", capsys.readouterr().out
+    assert "tags: bioes, learned as bio" in printed
+    assert set(re.findall(r"aggregation_strategy='(\w+)'", printed)) == {strategy}
+
+    import transformers
+
+    tag = transformers.pipeline("token-classification", str(run), aggregation_strategy=strategy)
+    for sentence in SENTENCES:
+        text = " ".join(text for _, text in sentence)
+        found = [(entity["entity_group"], text[entity["start"] : entity["end"]].strip()) for entity in tag(text)]
+        assert found == [(kind, words) for kind, words in sentence if kind]
+    # The model's classes are of bio, those of the data of bioes.
+    assert command("evaluate", run, f"data.validation_files={path}", "data.test_files=null") == 0
+    assert json.loads(next(run.glob("evaluation-*.json")).read_text())["metrics"]["tag_accuracy"] == 1
+
+
+def test_spaces_that_are_tokens_are_inside_entities_that_go_on(prepare, tmp_path):
+    """In training alone: a pipeline takes them for words, and an evaluation counts words."""
+    rows = [{"tokens": ["in", "rom", "anna", "maria", "otto"], "tags": ["O", "B-LOC", "B-PER", "I-PER", "B-PER"]}] * 8
+    data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0.25}
+    prepared = prepare(data=data, tokenizer=CHARACTERS)
+    names = prepared.objective.label_names
+    for split, spaces in (("train", ["O", "O", "I-PER", "O"]), ("validation", [None] * 4)):
+        row = prepared.rows[split][0]
+        text = prepared.tokenizer.convert_ids_to_tokens(row["input_ids"].tolist())
+        tags = [names[label] if label >= 0 else None for label in row["labels"].tolist()]
+        assert [tag for token, tag in zip(text, tags) if token == " "] == spaces
+        assert len([tag for tag in tags if tag is not None]) == 5 + sum(tag is not None for tag in spaces)
+
+
+def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepare, tmp_path):
+    import datasets
+
+    names = ["O", "S-PER", "B-PER", "I-PER", "E-PER"]
+    features = {"tokens": datasets.Sequence(datasets.Value("string"))}
+    features = datasets.Features(features | {"tags": datasets.Sequence(datasets.ClassLabel(names=names))})
+    row = {"tokens": ["anna", "by", "anna", "de", "rom"], "tags": [1, 0, 2, 3, 4]}
+    datasets.Dataset.from_list([row] * 20, features=features).to_parquet(tmp_path / "data" / "train.parquet")
+    data = {"dataset": str(tmp_path / "data"), "files": None, "test_files": None, "validation_fraction": 0.0}
+    rest = {"data": data, "tokenizer": CHARACTERS, "evaluation": {"every_steps": None}}
+    for task in ({}, {"label_names": names}, {"label_names": names, "class_weights": [1, 2, 3]}):
+        objective = (prepared := prepare(task=task, **rest)).objective
+        assert list(objective.config_fields()["id2label"].values()) == ["O", "B-PER", "I-PER"]
+        assert objective.config_fields()["label2id"] == {"O": 0, "B-PER": 1, "I-PER": 2}
+        found = dict(prepared.rows["train"].facts["tags"])
+        assert found["B-PER"] == 40 and prepared.rows["train"].facts["broken_tags"] == 0
+    with pytest.raises(UserError, match="must be 3 numbers, for O, B-PER, I-PER"):
+        prepare(task={"class_weights": [1, 1, 1, 1, 1]}, **rest)
+
+
+def test_of_last_tokens_no_strategy_is_advised(prepare, tmp_path):
+    objective = prepare("task.labelled_token=last").objective
+    assert "aggregation_strategy" not in objective.how_to_use(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["decoder", pytest.param("moe", marks=pytest.mark.slow)])
+def test_decoders_tag_words_at_their_last_token(tmp_path, command, capsys, family):
+    model = {"family": family} | ({"num_experts": 2} if family == "moe" else {})
+    recipe = task_recipe(tmp_path, "token_classification", model=model, task={"labelled_token": "last"})
+    assert command("train", recipe, "--dry-run") == 0
+    assert "gradients finite" in capsys.readouterr().out

@@ -1,0 +1,231 @@
+"""Whole words and spans of them: words are the tokenizer's own, stay whole, and are hidden at the rate that is set."""
+
+import json
+from pydoc_data.topics import topics
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
+from anyformer.pipelines.objectives.masked import MaskedCollator
+from anyformer.pipelines.objectives.masking import TokenHider
+from anyformer.pipelines.recipes.schema import TokenizerSection
+from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from anyformer.pipelines.tokenizers.word_marks import WordMarks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+KINDS = ("byte_bpe", "wordpiece", "unigram")
+OTHER_SCRIPTS = "Größe naïve 你好世界 Москва 3.5 don't (well-known) … “quoted” e-mail_x 100% ok"
+SHARES = {"mask_probability": 0.15, "mask_replace": 0.8, "random_replace": 0.1}
+TEXTS = [topics[name] for name in sorted(topics)[:12]]
+
+
+class Texts:
+    files = {}
+
+    def documents(self):
+        return iter([SimpleNamespace(text=text) for text in [*TEXTS, OTHER_SCRIPTS]])
+
+    def fingerprint(self):
+        return "topics"
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    return {
+        kind: train_or_load_tokenizer(
+            TokenizerSection(type=kind, vocab_size=700, framing="cls_sep"), Texts(), cache, progress=False
+        )
+        for kind in KINDS
+    }
+
+
+def encoded(tokenizer, text):
+    """(ids, the number of each token's word, as the tokenizer itself divides the text)"""
+    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    return np.array(encoding.ids), encoding.word_ids
+
+
+def row_of(tokenizer, text, number=0, length=None):
+    ids = torch.tensor(tokenizer(text)["input_ids"][:length])
+    return {"input_ids": ids, "labels": ids.clone(), "position_ids": torch.arange(len(ids)), "row_ids": number}
+
+
+# Words
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_begin_where_the_tokenizers_own_pre_tokenizer_divides(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    marks = WordMarks(tokenizer)
+    for text in [*TEXTS[:6], OTHER_SCRIPTS.replace("don't ", "")]:
+        ids, words = encoded(tokenizer, text)
+        true = np.array([i == 0 or words[i] != words[i - 1] for i in range(len(words))])
+        wrong = np.flatnonzero(marks.word_starts(ids) != true)
+        # A run of white space is one word here; pre-tokenizers leave its last character to itself.
+        blank = np.array([tokenizer.decode([number]).isspace() for number in ids])
+        assert all(blank[place] and blank[place - 1] for place in wrong), (
+            kind,
+            [tokenizer.convert_ids_to_tokens(ids[place - 1 : place + 1].tolist()) for place in wrong[:5]],
+        )
+
+
+@pytest.mark.parametrize(
+    ("entries", "starts"),
+    [
+        ("play ing Ġballs . Ċ The", [1, 0, 1, 1, 1, 1]),  # byte-level
+        ("caf Ã © Ġâ Ģ ľ", [1, 0, 0, 1, 0, 0]),  # characters in pieces
+        ("Ġ word Ġ Ġword", [1, 0, 1, 1]),  # a space alone goes with its word
+    ],
+)
+def test_marks_of_byte_level_vocabularies(entries, starts):
+    from tokenizers import Tokenizer, decoders, models
+
+    entries = entries.split()
+    backend = Tokenizer(models.BPE(vocab={entry: i for i, entry in enumerate(dict.fromkeys(entries))}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = SimpleNamespace(backend_tokenizer=backend, all_special_ids=[], get_vocab=lambda: backend.get_vocab())
+    ids = np.array([backend.token_to_id(entry) for entry in entries])
+    assert WordMarks(tokenizer).word_starts(ids).tolist() == [bool(start) for start in starts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_entry_with_a_space_before_it_is_the_same_text(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    marks, entries = WordMarks(tokenizer), tokenizer.convert_ids_to_tokens
+    changed = [number for number, other in enumerate(marks.after_space) if other != number]
+    marked = {entries(number): entries(int(marks.after_space[number])) for number in changed}
+    space = {"byte_bpe": "Ġ", "unigram": "▁"}.get(kind)
+    assert all(after == f"{space}{before}" for before, after in marked.items())
+    assert len(marked) > 20 if space else not marked
+
+
+# What is hidden
+
+
+@pytest.mark.parametrize("masking", ["whole_word", "span"])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(
+    text=st.integers(0, 11),
+    length=st.integers(3, 120),
+    probability=st.floats(0.02, 0.9),
+    seed=st.integers(0, 2**63),
+)
+def test_words_stay_whole_and_the_rate_holds(tokenizers, kind, masking, text, length, probability, seed):
+    tokenizer = tokenizers[kind]
+    row = row_of(tokenizer, TEXTS[text], length=length)
+    collate = MaskedCollator(tokenizer, True, seed=seed, masking=masking, **SHARES | {"mask_probability": probability})
+    labels = collate([row])["labels"][0].numpy()
+    predicted, ids = labels != IGNORE_INDEX, row["input_ids"].numpy()
+    ordinary = ~np.isin(ids, tokenizer.all_special_ids)
+    starts = WordMarks(tokenizer).word_starts(ids)
+    words = np.split(np.arange(len(ids)), np.flatnonzero(starts)[1:])
+    words = [word for word in words if ordinary[word[0]]]
+    assert all(predicted[word].all() or not predicted[word].any() for word in words)
+    assert not predicted[~ordinary].any() and (labels[predicted] == ids[predicted]).all()
+    number, wanted = int(predicted.sum()), max(1, round(probability * int(ordinary.sum())))
+    left = [len(word) for word in words if not predicted[word[0]]]
+    if number > wanted:  # not even the shortest word fits
+        assert number == min(map(len, words))
+    else:
+        assert number == wanted or wanted - number < min(left)
+
+
+def hidden_spans(hider, ids, probability, seed, begins=None):
+    choosable, number = np.ones(len(ids), dtype=bool), round(probability * len(ids))
+    return hider.spans(ids, choosable, number, np.random.default_rng(seed), begins)
+
+
+def test_spans_are_runs_of_words_whose_lengths_are_geometric(tokenizers):
+    tokenizer = tokenizers["wordpiece"]
+    hider, lengths = TokenHider(tokenizer, masking="span", **SHARES), []
+    ids, _ = encoded(tokenizer, max(TEXTS, key=len)[:20_000])
+    firsts, ends, _ = hider.words(ids, np.ones(len(ids), dtype=bool))
+    for seed in range(400):
+        spans = hidden_spans(hider, ids, 400 / len(ids), seed)
+        taken = [place for begin, end in spans for place in range(begin, end)]
+        assert len(set(taken)) == len(taken)  # no token twice
+        assert {begin for begin, _ in spans} <= set(firsts) and {end for _, end in spans} <= set(ends)
+        # Those drawn first, which nothing cuts short but a span before them.
+        lengths += [int(((firsts >= begin) & (firsts < end)).sum()) for begin, end in spans[:6]]
+    weights = 0.8 ** np.arange(10)
+    mean = float((weights * np.arange(1, 11)).sum() / weights.sum())
+    assert mean == pytest.approx(3.8, abs=0.01)  # as in the paper
+    assert max(lengths) == 10 and len(lengths) == 2400
+    assert np.mean(lengths) == pytest.approx(mean, abs=0.2)
+
+
+def test_no_span_crosses_into_another_document(tokenizers):
+    tokenizer = tokenizers["byte_bpe"]
+    hider = TokenHider(tokenizer, masking="span", **SHARES)
+    ids, _ = encoded(tokenizer, "word " * 200)
+    begins = np.zeros(len(ids), dtype=bool)
+    begins[::7] = True
+    for seed in range(20):
+        assert all(not begins[begin + 1 : end].any() for begin, end in hidden_spans(hider, ids, 0.5, seed, begins))
+
+
+@pytest.mark.parametrize("masking", ["whole_word", "span"])
+def test_80_10_10_is_drawn_for_each_token_of_a_word_and_for_a_span_at_once(tokenizers, masking):
+    tokenizer = tokenizers["wordpiece"]
+    hider = TokenHider(tokenizer, masking=masking, **SHARES)
+    counts, mixed = np.zeros(3), 0
+    for seed in range(300):
+        ids, _ = encoded(tokenizer, TEXTS[seed % 12][:4000])
+        true, labels = ids.copy(), np.full_like(ids, IGNORE_INDEX)
+        choosable = ~hider.is_special[ids]
+        spans = hider.spans(ids, choosable, round(0.15 * choosable.sum()), np.random.default_rng(seed))
+        hider.hide(ids, labels, choosable, np.random.default_rng(seed))
+        assert (labels != IGNORE_INDEX).sum() == sum(end - begin for begin, end in spans)
+        for begin, end in spans:
+            seen, real = ids[begin:end], true[begin:end]
+            kinds = np.where(seen == hider.mask_id, 0, np.where(seen == real, 2, 1))
+            counts += np.bincount(kinds, minlength=3)
+            mixed += 0 in kinds and bool((kinds > 0).any())
+    assert counts / counts.sum() == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
+    assert (mixed == 0) == (masking == "span")
+
+
+# The mask filled in at the end of a run
+
+
+def test_a_masked_run_ends_with_its_prompts_filled_in(tiny_recipe, command, tmp_path, capsys):
+    prompts = ["The [MASK] of a class", "<|mask|> is [MASK]"]
+    recipe = tiny_recipe(
+        model={"family": "encoder"},
+        objective={"name": "masked", "masking": "whole_word"},
+        training={"max_steps": 2},
+        evaluation={"metrics": ["perplexity"], "sample_prompts": prompts},
+    )
+    assert command("train", recipe) == 0
+    printed = capsys.readouterr().out
+    first, second = json.loads((tmp_path / "run" / "run.json").read_text())["samples"]
+    assert first["prompt"] == "The <|mask|> of a class" and second["prompt"] == "<|mask|> is <|mask|>"
+    assert len(first["text"].split(", ")) == 5 and first["text"].endswith("%")
+    assert len(second["text"].splitlines()) == 2
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert f"{first['prompt']}\n=> {first['text']}" in card and "text: The <|mask|> of a class" in card
+    assert first["text"] in printed and "predictions for 'The <|mask|> of a class'" in printed
+
+
+def test_what_fills_a_mask_is_what_the_models_distribution_says(tiny_recipe, tmp_path):
+    from anyformer.pipelines.objectives.prepare import prepare_data
+    from anyformer.pipelines.recipes.compose import load_recipe
+
+    sections = {"model": {"family": "encoder"}, "objective": {"name": "masked"}}
+    data = prepare_data(load_recipe(str(tiny_recipe(**sections, evaluation={"metrics": ["perplexity"]}))))
+    tokenizer, logits = data.tokenizer, torch.zeros(len(data.tokenizer))
+    word = tokenizer("class", add_special_tokens=False)["input_ids"][0]
+    logits[word] = 10.0
+    model = type(
+        "Model",
+        (),
+        {"device": "cpu", "__call__": lambda self, input_ids, **_: {"logits": logits.expand(*input_ids.shape, -1)}},
+    )()
+    share = logits.softmax(-1)[word].item()
+    text = data.objective.fill(model, f"a {tokenizer.mask_token} b")
+    assert text.startswith(f"{tokenizer.decode([word]).strip()} {share:.1%}, ")

@@ -1,0 +1,335 @@
+"""Reports of runs: what a page holds of a finished and a killed run, several compared, and that a browser draws it."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+import scipy
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.metrics.significance import mcnemar
+from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.reporting import comparison
+from anyformer.pipelines.reporting.charts import MOST, thinned
+from anyformer.pipelines.reporting.comparison import compare_runs
+from anyformer.pipelines.reporting.figures import draw_loss
+from anyformer.pipelines.reporting.metrics_table import Measured, newcombe
+from anyformer.pipelines.reporting.parameters import part_of
+from anyformer.pipelines.reporting.report import write_report
+from anyformer.pipelines.reporting.run_log import read_run, run_facts_of
+from anyformer.pipelines.training.log.report_page import ReportPage
+from anyformer.pipelines.training.log.sample_rows import as_png
+from processes import end_in_micro_batch
+
+import anyformer
+
+HOSTILE = "</script><b>bold & sure</b>"
+
+
+def line(step: int, tokens: int, loss: float, **more) -> dict:
+    rates = {"grad_norm": 1.0, "learning_rate": 1e-3, "tokens_per_second": 100.0, "mfu": 0.1, "memory_gb": 1.0}
+    return {"step": step, "time": 1000.0 + step, "loss": loss, "tokens": tokens} | rates | more
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Factory of a run's folder as a run leaves it, from facts alone."""
+
+    def make(name="run", *, lines=None, tail="", finished=True, settings=(), accuracy=0.8, **facts):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        overrides = ["data.files=reviews.jsonl", f"training.output_dir={folder}", *settings]
+        recipe = load_recipe("imdb_classify", overrides).to_dict()
+        run = {"recipe": recipe, "seed": 42, "versions": {"torch": "2"}, "world_size": 1, "total_steps": 8}
+        run["data"] = {"train": {"examples": 90, "tokens": 900, "classes": {"bad": 40, "good": 50}}}
+        run["data"] |= {"test": {"examples": 1000, "fill_rate": 0.5}, "fingerprint": "abc"}
+        if finished:
+            run |= {"status": "finished", "steps": 4, "best_step": 2, "wall_seconds": 9.0, "parameters": 12}
+            run |= {"metrics": {"test_loss": 0.5, "test_accuracy": accuracy}, "samples": [], "trained_parameters": 12}
+        else:
+            run |= {"status": "running"}
+        (folder / "run.json").write_text(json.dumps(run | facts))
+        if lines is None:
+            lines = [line(1, 10, 2.0), line(2, 20, 1.5), {"step": 2, "time": 1002.5, "validation_loss": 1.7}]
+            lines += [line(4, 40, float("nan")), {"step": 4, "time": 1004.0, "validation_loss": 1.6}]
+            lines += [
+                {"step": 4, "time": 1005.0, "train_runtime": 4.0},
+                {"step": 4, "time": 1006.0, "validation_loss": 9.0},
+            ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines) + tail)
+        return folder
+
+    return make
+
+
+def curves_of(page) -> dict:
+    return json.loads(
+        re.search(r'<script type="application/json" id="curves">(.*?)</script>', page.read_text(), re.S)[1]
+    )
+
+
+def loads_nothing(page) -> bool:
+    return not re.search(r"<link|@import|url\((?!#)|src=[\"'](?!data:)|import\(|fetch\(", page.read_text())
+
+
+def test_a_page_holds_what_the_folder_says_and_loads_nothing(recorded):
+    rows = {"legend": "", "rows": [f"\x1b[1;32m{HOSTILE}\x1b[0m"]}
+    samples = [{"prompt": HOSTILE, "text": HOSTILE, "reference": "so"}]
+    folder = recorded(settings=["training.learning_rate=0.5"], samples=samples)
+    (folder / "rows.json").write_text(json.dumps(rows))
+    (folder / "README.md").write_text(
+        f"---\ntags: [x]\n---\n# A card\n![tracked](https://there/pixel.png)\n{HOSTILE}\n"
+        "## How to load\n```python\nload()\n```\n"
+    )
+    write_report(folder)
+    page = folder / "report.html"
+    text = page.read_text()
+    assert loads_nothing(page) and "<b>bold" not in text and "load()" in text and "<img" not in text.split("<main>")[1]
+    loss = next(chart for chart in curves_of(page)["charts"] if chart["id"] == "loss")
+    training, validation = loss["series"]
+    assert training["y"] == [2.0, 1.5] and loss["marks"] == [{"x": 2, "label": "best"}]  # NaN is left out
+    assert validation["y"] == [1.7, 1.6]  # the measurement after training is no point of its curve
+    assert re.search(r"test</td><td[^>]*>accuracy</td><td>0.8000</td><td>0.774 to 0.824</td><td>1,000", text)  # Wilson
+    assert re.search(r'class="changed"><td>learning_rate</td><td class="words">0.5</td>', text)
+    assert "finished after 4 steps" in text and "bad 40, good 50" in text
+
+
+def test_a_killed_run_has_a_page_that_says_how_far_it_is(recorded):
+    lines = [line(1, 10, 2.0), line(2, 20, 1.5), line(3, 10, 1.2, time=5000.0), line(6, 40, 1.0, time=5003.0)]
+    folder = recorded(lines=lines, tail='{"step": 7, "lo', finished=False)
+    write_report(folder)
+    text = (folder / "report.html").read_text()
+    assert "not finished: step 6 of 8 (75%)" in text and "nothing measured" not in text
+    facts = run_facts_of(folder)
+    # It went on once: tokens are counted anew there, and the time between the processes is not the run's.
+    assert facts["tokens"] == 60 and facts["seconds"] == pytest.approx(0.1 + 1.0 + 0.1 + 3.0)
+    assert facts["settings"]["training.learning_rate"] == read_run(folder).recipe["training"]["learning_rate"]
+    assert facts["metrics"] == {} and facts["steps"] == 6 and facts["status"] == "running"
+    begun = recorded("begun", lines=[], finished=False)
+    write_report(begun)
+    assert "nothing measured yet; 8 steps to make" in (begun / "report.html").read_text()
+
+
+def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
+    slow, fast = recorded("slow"), recorded("fast", settings=["training.learning_rate=0.5"], accuracy=0.9)
+    out = tmp_path / "page.html"
+    assert compare_runs([slow, fast], out) == len(out.read_bytes())
+    text, drawn = out.read_text(), curves_of(out)
+    assert drawn["runs"] == ["slow", "fast"] and [one["name"] for one in drawn["charts"][0]["series"]] == [
+        "slow",
+        "fast",
+    ]
+    settings = text.split("Settings that differ</h2>")[1]
+    assert re.findall(r"<tr><td>([\w.]+)</td>", settings) == ["training.learning_rate"] and loads_nothing(out)
+    assert re.search(
+        r"slow</td><td class=\"left\">fast</td><td>\+0.100</td><td>0.069 to 0.131</td>.*yes.*Newcombe", text
+    )
+    for folder, wrong in ((slow, 200), (fast, 100)):
+        answers = [{"row": n, "prediction": int(n >= wrong), "reference": 1} for n in range(1000)]
+        (folder / "predictions.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    compare_runs([slow, fast], out)
+    p = mcnemar(np.arange(1000) >= 200, np.arange(1000) >= 100)[2]
+    assert f"McNemar, exact: p = {p:.4f}" in out.read_text()
+
+
+def test_a_chart_of_one_point_says_its_value(recorded):
+    folder = recorded(lines=[line(1, 10, 2.0), {"step": 1, "time": 1002.5, "validation_loss": 1.7}])
+    write_report(folder)
+    units = {chart["id"]: chart["unit"] for chart in curves_of(folder / "report.html")["charts"]}
+    assert units["loss"].endswith(", training 2, validation 1.7") and units["memory_gb"].endswith(", memory 1")
+
+
+@pytest.mark.parametrize("place", ["{variant}/seed-{seed}", "{variant}-s{seed}", "{seed}/{variant}"])
+def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(place, recorded, tmp_path):
+    """Welch's t-test over the seeds, which says nothing of fewer than three."""
+    values = {"slow": [0.70, 0.72, 0.74], "fast": [0.80, 0.81, 0.85], "new": [0.9, 0.91]}
+    rates = {"slow": 0.1, "fast": 0.2, "new": 0.3}
+    folders = [
+        recorded(
+            place.format(variant=variant, seed=seed),
+            settings=[f"training.seed={seed}", f"training.learning_rate={rates[variant]}"],
+            accuracy=accuracy,
+            lines=[line(step, 10, 1.0 + step + seed) for step in (1, 2)],
+        )
+        for variant, of_seeds in values.items()
+        for seed, accuracy in enumerate(of_seeds)
+    ]
+    compare_runs(folders, tmp_path / "page.html")
+    drawn, text = curves_of(tmp_path / "page.html"), (tmp_path / "page.html").read_text()
+    called = [f"learning_rate={rate}" for rate in rates.values()] if place.startswith("{seed}") else [*values]
+    assert drawn["runs"] == called
+    loss = {one["name"]: one for one in drawn["charts"][0]["series"]}
+    assert [loss[called[0]][of] for of in ("y", "low", "high")] == [[3, 4], [2, 3], [4, 5]] and len(loss) == 3
+    test = scipy.stats.ttest_ind(values["fast"], values["slow"], equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    rows = re.findall(r"<tr><td>test accuracy</td><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td>(.*?)</tr>", text)
+    told = {(first, second): re.sub("<[^>]*>", " ", rest).split() for first, second, rest in rows}
+    assert len(told) == 3 and told[called[0], called[1]][:4] == ["+0.100", f"{low:.3f}", "to", f"{high:.3f}"]
+    ranked = [f"{count * test.pvalue:.4f}" for count in (1, 2, 3)]  # Holm: by its rank among the three pairs
+    assert told[called[0], called[1]][4:7] == ["yes", "Welch,", "p"] and told[called[0], called[1]][-1] in ranked
+    assert all("too few seeds" in " ".join(told[pair]) for pair in told if called[2] in pair)
+
+
+def test_the_interval_of_a_difference_is_newcombes():
+    """56 of 70 against 48 of 80: Newcombe (1998), table II, method 10: 0.0524 to 0.3339."""
+    from anyformer.pipelines.metrics import wilson
+
+    second, first = (Measured("test", "accuracy", k / n, *wilson(k / n, n)) for k, n in ((56, 70), (48, 80)))
+    assert newcombe(first, second) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+
+
+def test_mistakes_are_one_sentence(recorded, command, tmp_path, capsys):
+    run, begun = recorded("here"), recorded("begun", lines=[], finished=False)
+    (tmp_path / "empty").mkdir()
+    broken = recorded("broken")
+    (broken / "run.json").write_text("{")
+    mistakes = {
+        (tmp_path / "nowhere",): "is no folder",
+        (tmp_path / "empty",): "holds no run, run.json is missing",
+        (tmp_path,): "name the runs in it, such as",
+        (broken,): "is not readable as JSON",
+        (run, run): "is named twice",
+        (run, begun): "has logged nothing yet, so there is nothing to compare",
+        (run, "--out", tmp_path): "is a folder; give the name of a file",
+        (run, "--out", tmp_path / "no" / "page.html"): "does not exist",
+        (begun, "--figures", tmp_path / "figures"): "has logged nothing yet, so there are no figures",
+    }
+    for words, sentence in mistakes.items():
+        assert command("report", *words) == 2
+        error = capsys.readouterr().err
+        assert sentence in error and len(error.strip().splitlines()) == 1
+    assert command("report", begun) == 0 and "nothing measured yet" in capsys.readouterr().out
+    (run / "predictions.jsonl").write_text("[]\n")
+    with pytest.raises(UserError, match="holds no predictions"):
+        comparison.kept_answers(read_run(run))
+
+
+def test_figures_are_drawn_as_png_and_svg_and_stand_in_the_card(recorded, command, tmp_path, capsys):
+    from anyformer.pipelines.publishing.model_card import render_model_card
+    from anyformer.pipelines.storage.model_folder import ModelFolder
+
+    lines = [{"step": n, "time": n, "loss": 1.0 / n, "learning_rate": 0.1 / n} for n in range(1, 60)]
+    run = recorded(lines=lines)
+    assert command("report", run, "--figures", tmp_path / "figures") == 0
+    drawn = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert drawn == {f"{name}.{kind}" for name in ("loss", "learning_rate") for kind in ("png", "svg")}
+    assert draw_loss(run) and (run / "loss.png").read_bytes()[:4] == b"\x89PNG"
+    ModelFolder.parameter_count, count = (lambda self: 12), ModelFolder.parameter_count
+    try:
+        assert "(loss.png)" in render_model_card(ModelFolder(run, {}))
+    finally:
+        ModelFolder.parameter_count = count
+
+
+def test_thinning_keeps_every_spike():
+    values = [0.0] * 100_000
+    values[54_321], values[77] = 9.0, -9.0
+    x, y = thinned(list(range(100_000)), values)
+    assert len(x) <= MOST + 2 and max(y) == 9.0 and min(y) == -9.0 and x == sorted(x) and x[-1] == 99_999
+
+
+def test_parameters_are_counted_by_what_they_are_for():
+    names = {
+        "model.embed_tokens.weight": "embeddings",
+        "model.layers.0.mlp.router.weight": "routers",
+        "model.layers.0.mlp.experts.gate_up_proj": "experts",
+        "decoder.layers.1.encoder_attn.k_proj.weight": "cross-attention",
+        "bert.encoder.layer.0.attention.output.LayerNorm.bias": "norms",
+        "bert.encoder.layer.0.output.dense.weight": "feed-forward",
+        "lm_head.weight": "heads",
+    }
+    assert {name: part_of(name) for name in names} == names
+
+
+def test_a_run_leaves_a_page_at_its_beginning_and_at_its_end(tiny_recipe, command, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    recipe = tiny_recipe(training={"max_steps": 4, "save_steps": 2})
+    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", 10**9)
+    end_in_micro_batch(2, command, "train", recipe, number=signal.SIGKILL, output=tmp_path / "killed.log")
+    text = (run / "report.html").read_text()
+    assert "begun, and nothing measured yet; 4 steps to make" in text
+    assert text.count('<pre class="row"') == 3 and "How to load" not in text
+    with monkeypatch.context() as broken:  # a page that cannot be written costs a sentence
+        broken.setattr("anyformer.pipelines.reporting.report.read_run", lambda folder: 1 / 0)
+        assert command("train", recipe) == 0
+    said = capsys.readouterr()
+    assert said.err.count("report.html of") == 2 and "report.html" in said.out  # while it trained, and at the end
+    assert command("report", run) == 0
+    text = (run / "report.html").read_text()
+    assert "finished after 4 steps" in text and 'id="grid"' in text and "from_pretrained" in text
+    assert len(curves_of(run / "report.html")["charts"][0]["series"][0]["x"]) == 4
+    assert not any(run.glob(".report*"))
+
+
+def test_a_vision_transformer_is_shown_on_an_image_of_its_data(
+    recorded, tiny_vit_config, monkeypatch, without_code_files
+):
+    from transformers import ViTImageProcessorPil
+
+    monkeypatch.setattr("anyformer.pipelines.reporting.maps.MOST_PARAMETERS", 10**9)
+    folder, config = recorded(), tiny_vit_config()
+    anyformer.AnyformerViTForImageClassification(config).save_pretrained(folder)
+    height, width = config.image_size if isinstance(config.image_size, (list, tuple)) else [config.image_size] * 2
+    ViTImageProcessorPil(size={"height": height, "width": width}).save_pretrained(folder)
+    image = as_png(torch.arange(3 * height * width, dtype=torch.uint8).view(3, height, width))
+    (folder / "rows.json").write_text(json.dumps({"legend": "", "rows": ["@@ .."], "image": image}))
+    write_report(folder)
+    text = (folder / "report.html").read_text()
+    assert 'id="grid"' in text and "an image of the training data" in text and '<pre class="shades"' in text
+
+
+def test_a_page_is_not_written_again_where_that_would_take_too_long(tmp_path):
+    page, written = ReportPage(tmp_path), []
+    page.write = written.append
+    page.took, page.written = 1e6, 0.0
+    page.refresh("state")
+    assert not written
+    page.took = 0.0
+    page.refresh("state")
+    assert written == ["state"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
+def test_a_browser_draws_the_curves_and_answers_keys_and_clicks(recorded, tmp_path):
+    many = [line(n, 10 * n, 5.0 / n, grad_norm=1.0 / n) for n in range(1, 200)]
+    folder = recorded(
+        "first", lines=[*many, {"step": 199, "validation_loss": 0.1}, {"step": 199, "train_runtime": 1.0}]
+    )
+    other = recorded("second", settings=["training.learning_rate=0.5"])
+    seeds = [recorded(f"seed-{n}", settings=[f"training.seed={n}"]) for n in (1, 2)]
+    write_report(folder)
+    compare_runs([folder, other], tmp_path / "both.html")
+    compare_runs([other, *seeds], tmp_path / "seeds.html")
+
+    def after(file, script: str) -> str:
+        clicked = tmp_path / "clicked.html"
+        clicked.write_text(file.read_text().replace("</body>", f"<script>{script}</script></body>"))
+        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--dump-dom"]
+        done = subprocess.run([*words, f"file://{clicked}"], capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout
+
+    page = folder / "report.html"
+    dom = after(page, "")
+    assert f'data-charts="{len(curves_of(page)["charts"])}"' in dom and dom.count("<svg") == len(
+        curves_of(page)["charts"]
+    )
+    press = "document.querySelector('#chart-loss .plot').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}));"
+    said = re.search(r'aria-live="polite">([^<]*)<', after(page, press))[1]
+    assert said.startswith("Loss, step 199, training 0.02") and "validation 0.1" in said
+    log = after(
+        page,
+        "document.querySelector('#chart-loss .head button').click();document.querySelector('[data-x=tokens]').click();",
+    )
+    assert 'aria-pressed="true" aria-label="logarithmic axis of Loss"' in log and ">tokens</text>" in log
+    table = after(page, "document.querySelector('#chart-loss details').open = true;")
+    assert re.search(r"<td>199</td><td>0.02513</td><td>0.1000</td>", table)
+    hidden = after(tmp_path / "both.html", "document.querySelector('[data-run=\"1\"]').click();")
+    banded = after(tmp_path / "seeds.html", press)
+    assert " 1.500 (1.500 to 1.500)" in re.search(r'aria-live="polite">([^<]*)<', banded)[1]
+    assert banded.count('class="band"') == len(curves_of(tmp_path / "seeds.html")["charts"])  # of one of two variants
+    assert hidden.count('class="series"') < dom.count('class="series"') * 2 and "second" in hidden

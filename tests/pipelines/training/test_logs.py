@@ -1,0 +1,253 @@
+"""Laws of what a run logs: names, steps, warm-up, and what trackers get of it."""
+
+import importlib.util
+import json
+import math
+import sqlite3
+import types
+
+import pytest
+import torch
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.metrics import wilson
+from anyformer.pipelines.recipes.schema import ParallelismSettings, Recipe, TrainingSection
+from anyformer.pipelines.reporting.charts import layers_of
+from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
+from anyformer.pipelines.training.engines.asked import engine_for
+from anyformer.pipelines.training.guards.gradient_norms import layer_of
+from anyformer.pipelines.training.learning_rate import begin_above_zero
+from anyformer.pipelines.training.log.trackers import Wandb
+from run_folders import lines_of
+from transformers import get_scheduler
+from transformers.integrations import WandbCallback
+
+SCHEDULES = {
+    "linear": {},
+    "cosine": {},
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "inverse_sqrt": {},
+    "constant_with_warmup": {},
+    "warmup_stable_decay": {"num_decay_steps": 4, "warmup_type": "cosine"},
+    "cosine_warmup_with_min_lr": {"min_lr_rate": 0.1, "warmup_lr_rate": 0.2},
+}
+
+
+def rates(name, warmup, mended, steps=20):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = get_scheduler(name, optimizer, warmup, steps, scheduler_specific_kwargs=SCHEDULES[name])
+    if mended:
+        begin_above_zero(scheduler, warmup)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        assert scheduler.get_last_lr() == [found[-1]]
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_step_of_a_warm_up_is_wasted_and_what_follows_keeps_its_rates(name):
+    theirs, ours = rates(name, 5, False), rates(name, 5, True)
+    assert 0 < ours[0] < ours[1] < ours[4] < 1 or theirs[0] > 0
+    assert ours[5:] == theirs[5:]
+    if name in ("linear", "cosine"):
+        assert ours[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
+    assert rates(name, 0, True) == rates(name, 0, False)
+
+
+def test_validations_the_last_step_and_the_end_are_logged_by_one_name(tiny_recipe, command, tmp_path, capsys):
+    training = {"max_steps": 12, "logging_steps": 7, "save_steps": 12, "optim": "muon", "warmup_steps": 0}
+    assert command("train", tiny_recipe(training=training, evaluation={"every_steps": 6})) == 0
+    lines = lines_of(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" in line] == [1, 7, 12]
+    trained = [line for line in lines if "loss" in line]
+    assert min(line["learning_rate"] for line in trained) > 0
+    # Each of the two rates by the name of its setting: 5e-3 for AdamW, 0.02 for Muon.
+    assert [line["muon_learning_rate"] / line["learning_rate"] for line in trained] == pytest.approx([4, 4, 4])
+    measured = [line for line in lines if "validation_loss" in line]
+    assert [line["step"] for line in measured] == [6, 12, 12]  # the last one on all rows
+    assert all(line["validation_perplexity"] > 1 for line in measured)
+    assert not any(name.startswith("eval_") for line in lines for name in line)
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    final, total = run["metrics"], run["data"]["validation"]["rows"]
+    assert {name: value for line in lines for name, value in line.items() if name in final} == final
+    printed = capsys.readouterr().out.splitlines()
+    some = f"on 8 of {total} rows"
+    assert sum("validation loss" in line and line.endswith(some) for line in printed) == 2
+    assert sum(f"validations during training were {some}" in line for line in printed) == 1
+    assert f"validations during training were {some}" in (tmp_path / "run" / "README.md").read_text()
+    assert (tmp_path / "run" / "report.html").read_text().count(f"validation {some}") == 1
+    assert any("muon at 0.02 (muon_learning_rate), adamw at 0.005 (learning_rate)" in line for line in printed)
+    steps = {line.split()[1]: line for line in printed if line.startswith("step ") and "epoch" in line}
+    assert f"lr {trained[0]['learning_rate']:.2e}, Muon {trained[0]['muon_learning_rate']:.2e}  " in steps["1/12"]
+    assert "ETA" not in steps["1/12"] and "ETA" in steps["7/12"] and "epoch 0." in steps["1/12"]
+
+
+def tensorboard_runs(folder) -> dict[str, dict]:
+    """{run: {name: [(step, value), ...]}} of the event files below a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for place in {path.parent for path in folder.rglob("events.out.tfevents.*")}:
+        events = EventAccumulator(str(place)).Reload()
+        scalars = {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+        found[str(place.relative_to(folder))] = scalars
+    return found
+
+
+def trackio_runs(folder) -> dict[str, dict]:
+    found = {}
+    for path in folder.glob("*.db"):
+        rows = sqlite3.connect(path).execute("select run_name, metrics from metrics order by id").fetchall()
+        for run, metrics in rows:
+            values = json.loads(metrics)
+            for name, value in values.items():
+                found.setdefault(run, {}).setdefault(name, []).append((values["train/global_step"], value))
+    return found
+
+
+@pytest.mark.parametrize("tracker", [pytest.param("tensorboard", marks=pytest.mark.slow), "trackio", "wandb"])
+def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recipe, command, tmp_path, monkeypatch):
+    if importlib.util.find_spec(tracker) is None:  # not imported here: trackio reads TRACKIO_DIR when it is
+        pytest.skip(f"extra `{tracker}` is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    recipe = tiny_recipe(training={"max_steps": 4}, evaluation={"every_steps": 2})
+    assert command("train", recipe, f"training.report_to={tracker}") == 0
+    if tracker == "wandb":
+        assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 1
+        return
+    runs = tensorboard_runs(tmp_path) if tracker == "tensorboard" else trackio_runs(tmp_path / "trackio")
+    assert list(runs) == [{"tensorboard": "run/tensorboard", "trackio": "run"}[tracker]]
+    (series,) = runs.values()
+    final = json.loads((tmp_path / "run" / "run.json").read_text())["metrics"]
+    for name in ("loss", "perplexity", "unigram_perplexity"):
+        assert series[f"validation/{name}"][-1] == (4, pytest.approx(final[f"validation_{name}"], rel=1e-6))
+    assert [step for step, _ in series["validation/perplexity"]] == [2, 4, 4]
+    assert [step for step, _ in series["train/loss"]] == [1, 2, 3, 4]
+    assert not any(name.startswith(("eval", "train/validation")) for name in series)
+
+
+# ------------------------------------------------------------------------------------------------ what the end says
+
+
+def test_a_model_no_better_than_counting_is_called_so():
+    metrics = {"validation_perplexity": 600.0, "validation_unigram_perplexity": 550.9}
+    (said,) = interpret({"metrics": metrics})
+    assert "counting tokens alone (550.9)" in said and "training.max_steps" in said
+    assert interpret({"metrics": metrics | {"validation_perplexity": 60.3}}) == []
+    run = {"metrics": {"test_accuracy": 0.6}, "data": {"test": {"classes": {"sad": 3, "glad": 7}}}}
+    assert "always answering glad" in interpret(run)[0] and "0.7000" in interpret(run)[0]
+    assert interpret(run | {"metrics": {"test_accuracy": 0.8}}) == []
+
+
+def test_a_better_validation_before_the_last_is_named_with_the_setting_that_keeps_it():
+    history = [
+        *(
+            {"step": step, "validation_loss": loss, "validation_perplexity": 2.0}
+            for step, loss in ((50, 3.4), (150, 3.2))
+        ),
+        {"step": 160, "loss": 2.0},
+        {"step": 200, "validation_loss": 3.5, "validation_perplexity": 2.0},
+    ]
+    run = {
+        "recipe": {"evaluation": {"metrics": ["perplexity"]}},
+        "validations": validations_of(history, ["perplexity"]),
+    }
+    (said,) = interpret(run)
+    assert "step 150 (loss 3.2000" in said and said.endswith("evaluation.best_metric=loss would keep that model")
+    for setting in ({"best_metric": "loss"}, {"average_checkpoints": 2}):
+        assert interpret(run | {"recipe": {"evaluation": setting}}) == []
+    assert interpret(run | {"validations": run["validations"][:2]}) == []  # the last one is the best
+    classes = [{"step": 5, "loss": 1.0, "accuracy": 0.9}, {"step": 9, "loss": 2.0, "accuracy": 0.95}]
+    assert interpret({"recipe": {"evaluation": {"metrics": ["accuracy"]}}, "validations": classes}) == []
+
+
+def test_a_share_of_examples_is_shown_with_wilsons_interval():
+    low, high = wilson(0.8, 100)  # as statsmodels' proportion_confint(80, 100, method="wilson")
+    assert (low, high) == (pytest.approx(0.7112, abs=1e-4), pytest.approx(0.8666, abs=1e-4))
+    assert wilson(1.0, 10)[1] == 1 and wilson(0.0, 10)[0] == 0
+    assert with_interval("accuracy", 0.8, {"examples": 100}) == "0.8000  (95 %: 0.711 to 0.867)"
+    several = {"examples": 900, "parts": {"trec": 100, "stsb": 800}}
+    assert with_interval("accuracy_trec", 0.8, several) == "0.8000  (95 %: 0.711 to 0.867)"
+    assert with_interval("accuracy", 0.8, {}) == "0.8000" and with_interval("f1", 0.8, {"examples": 9}) == "0.8000"
+
+
+class FakeWandb:
+    """What WandbCallback touches of wandb, offline: the runs that are begun and finished, and what is logged."""
+
+    def __init__(self):
+        self.run, self.runs = None, []
+
+    def init(self, **settings):
+        self.run = types.SimpleNamespace(name=settings["name"], logged=[])
+        self.runs.append(self.run)
+
+    def log(self, numbers):
+        self.run.logged.append(numbers)
+
+    def finish(self):
+        self.run = None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_wandb_gets_a_run_of_its_own_each_time_also_after_a_failure(fails, monkeypatch):
+    fake = FakeWandb()
+    begin = lambda self, args, *_, **kwargs: fake.run or fake.init(name=args.run_name)  # noqa: E731
+    monkeypatch.setattr(WandbCallback, "setup", begin)
+    state = types.SimpleNamespace(is_world_process_zero=True, global_step=3, is_hyper_param_search=False)
+    args = types.SimpleNamespace(run_name="mine")
+    for _ in range(2):
+        tracker = Wandb.__new__(Wandb)
+        tracker._wandb, tracker._initialized = fake, False
+        tracker._log_model = types.SimpleNamespace(is_enabled=False)
+        tracker.on_train_begin(args, state, None)
+        tracker.on_log(args, state, None, logs={"loss": 1.0, "validation_loss": 2.0})
+        if not fails:
+            tracker.on_train_end(args, state, None)
+            tracker.on_log(args, state, None, logs={"test_loss": 3.0})
+        tracker.close()
+        tracker.close()
+    assert [run.name for run in fake.runs] == ["mine", "mine"] and fake.run is None
+    assert fake.runs[1].logged[0] == {"train/loss": 1.0, "validation/loss": 2.0, "train/global_step": 3}
+    assert fails or fake.runs[1].logged[1] == {"test/loss": 3.0, "train/global_step": 3}
+
+
+def test_a_parameter_belongs_to_its_layer_under_any_wrapper():
+    assert layer_of("model.layers.3.mlp.experts.7.up_proj.weight") == "model.layers.3"
+    assert layer_of("encoder.block.0.layer.1.DenseReluDense.wi.weight") == "encoder.block.0"
+    assert layer_of("module._orig_mod.model.layers.11.input_layernorm.weight") == "model.layers.11"
+    assert layer_of("model.embed_tokens.weight") == "model.embed_tokens" and layer_of("scale") == "scale"
+
+
+def test_squares_of_the_norms_of_layers_sum_up_to_the_logged_norm(tiny_recipe, command, tmp_path):
+    """Also where gradients are clipped to much less."""
+    training = {"max_steps": 5, "max_grad_norm": 0.01, "logging_steps": 2, "log_gradient_norms_per_layer": True}
+    assert command("train", tiny_recipe(training=training)) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "gradients.jsonl").read_text().splitlines()]
+    logged = {
+        line["step"]: line["grad_norm"]
+        for line in map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+        if "grad_norm" in line
+    }
+    assert [line["step"] for line in lines] == list(logged) and len(lines) >= 3
+    for line in lines:
+        assert math.hypot(*line["layers"].values()) == pytest.approx(logged[line["step"]], rel=1e-5)
+        assert logged[line["step"]] > 0.1
+        (norms,) = layers_of(line).values()
+        assert [*norms] == [1, 2] and min(norms.values()) > 0
+    assert "Gradient norm by layer" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_engines_that_split_gradients_are_refused(monkeypatch):
+    section = TrainingSection(output_dir="x", log_gradient_norms_per_layer=True)
+    engine_for(section).check_run(Recipe(training=section), False)
+    section.parallelism = ParallelismSettings(tp=2)
+    with pytest.raises(UserError, match="parallelism splits them"):
+        engine_for(section).check_run(Recipe(training=section), False)
+    section.parallelism = None
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match="FSDP splits them"):
+        engine_for(section).check_run(Recipe(training=section), False)

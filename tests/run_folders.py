@@ -1,0 +1,30 @@
+"""What a run's folder holds."""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+
+def facts_of(run: Path) -> dict:
+    return json.loads((run / "run.json").read_text())
+
+
+def lines_of(run: Path) -> list[dict]:
+    """All whole lines of metrics.jsonl; none of a run that has not logged."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def saved_weights(run: Path, name="model.safetensors") -> dict:
+    return load_file(run / name)
+
+
+def assert_same(weights: dict, others: dict) -> None:
+    assert weights.keys() == others.keys()
+    for name, tensor in weights.items():
+        assert tensor.equal(others[name]), name
+
+
+def assert_same_weights(run: Path, other: Path, name="model.safetensors") -> None:
+    assert_same(saved_weights(run, name), saved_weights(other, name))
