@@ -41,7 +41,7 @@ from .guards.router_statistics import RouterStatistics
 from .guards.safety import Watch
 from .guards.stall_watchdog import StallWatchdog
 from .guards.stop_signal import StopSignal
-from .learning_rate import begin_above_zero, replace_shares
+from .learning_rate import OwnRates, begin_above_zero, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
@@ -148,6 +148,7 @@ class AnyformerTrainer(Trainer):
         self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
         self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
         self.resumed, self.epochs = ResumedSettings(), SetEpochCallback(self.train_dataset)
+        self.own_rates = OwnRates(self.own_optimizer)
         self.routers = RouterStatistics(folder, watch.router_warning, self.get_tp_size())
         self.parts = LossParts(loss_parts)
         self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
@@ -162,6 +163,7 @@ class AnyformerTrainer(Trainer):
             self.stop_signal,
             self.progress,
             self.epochs,
+            self.own_rates,
             MetricsFile(folder),
             self.routers,
             self.resumed,  # before those that read the best metric
@@ -268,19 +270,20 @@ class AnyformerTrainer(Trainer):
     def _plain_data(self):
         return plain_data_alone(self.engine.loads_by_itself and not self.trusts_checkpoints)
 
-    def _run_epoch(self, *args, resume_from_checkpoint=None, **kwargs):
+    def _run_epoch(self, *args, resume_from_checkpoint=None, epoch, epochs_trained, **kwargs):
         """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""
         self.engine.check_begun(self)
         if self.has_ended:
             self._load_rng_state(resume_from_checkpoint)
             self.control.should_training_stop = True
-            return None
-        if resume_from_checkpoint is not None:
+            return
+        if resume_from_checkpoint is not None and epoch == epochs_trained:
             before = processes_of(Path(resume_from_checkpoint))
             if before not in (None, self.args.world_size):  # the checkpoint has random states of other processes
                 draw_anew(self.args.seed, self.state.global_step, self.args.process_index // self.get_tp_size())
                 resume_from_checkpoint = self.args.output_dir  # which has none
-        return super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        epochs = {"epoch": epoch, "epochs_trained": epochs_trained}
+        super()._run_epoch(*args, resume_from_checkpoint=resume_from_checkpoint, **epochs, **kwargs)
 
     def _sync_replicated_trainable_parameters(self, model):
         if self.engine.repeats_weights:
@@ -350,8 +353,7 @@ class AnyformerTrainer(Trainer):
             self.state.epoch = float(self.position.passes)  # Trainer takes all steps for one pass
         if "loss" in logs:
             self.guard.check()
-            if self.own_optimizer is not None:  # Trainer logs that of the first group, such as Muon's, for all
-                logs.update(self.own_optimizer.rates_of(self.optimizer))
+            logs.update(self.own_rates.of_step)
             logs.update(self.throughput.collect(self.accelerator.reduce))
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
