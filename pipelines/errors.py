@@ -2,7 +2,7 @@
 
 import difflib
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 
@@ -41,7 +41,7 @@ def loading_reason(error: BaseException) -> str:
 
 
 @contextmanager
-def loading(what: str) -> Iterator[None]:
+def loading(what: str) -> Generator[None]:
     """What transformers raises for a checkpoint that cannot be loaded becomes a UserError about `what`."""
     try:
         yield

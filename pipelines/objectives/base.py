@@ -2,7 +2,8 @@
 
 An Objective owns every decision that depends on what is learned: its settings, the data it reads, rows and batches,
 the model's head, metrics, what is shown at the end. The rest of the pipelines calls this interface and asks for no
-names. Recipes are checked with it before any work, so numpy and torch are those of lazy.py.
+names. Recipes are checked with it before any work, so numpy and torch are those of lazy.py; what only a run needs is
+imported here inside methods, because each file that a command enters takes time.
 """
 
 from abc import ABC, abstractmethod
