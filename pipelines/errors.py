@@ -2,7 +2,8 @@
 
 import difflib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -39,6 +40,15 @@ def loading_reason(error: BaseException) -> str:
     return first_line(error).rstrip(".")
 
 
+@contextmanager
+def loading(what: str) -> Generator[None]:
+    """What transformers raises for a checkpoint that cannot be loaded becomes a UserError about `what`."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"{what} cannot be loaded: {loading_reason(error)}") from error
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """What of the known names is meant: what other libraries call so, else the most similar one."""
     from .aliases import ours_for
@@ -55,3 +65,10 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     if near is not None:
         return f"; did you mean {prefix}{near}?"
     return f"; known: {', '.join(known)}" if len(known) <= 24 else ""
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise UserError for the first of some keys of a file that is not known."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"{where}: {name!r} is not known{did_you_mean(name, known)}")

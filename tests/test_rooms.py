@@ -20,6 +20,7 @@ LEAVES = {
     "errors",
     "generation",
     "json_text",
+    "lazy",
     "optimizer_rows",
     "plots",
     "plugins",

@@ -16,10 +16,12 @@ from itertools import islice
 from typing import Any
 
 from ..errors import UserError
+from ..lazy import np
 from ..recipes.schema import DataSection
 from ..words import counted
+from .cells import texts_of
 from .documents import Corpus, Document
-from .examples import Example, Examples, ExampleSource, texts_of
+from .examples import Example, Examples, ExampleSource
 
 CHOICES = 4
 BLOCK = 1000  # documents, from which the wrong choices of each of them are taken
@@ -68,8 +70,6 @@ def next_sentences(documents: Iterable[Document], unfit: Counter[str]) -> Iterat
 
 
 def _of_block(block: list[Document], first: int, unfit: Counter[str]) -> Iterator[Example]:
-    import numpy as np
-
     def fits(sentence: str) -> bool:
         return SENTENCE[0] <= len(sentence) <= SENTENCE[1]
 

@@ -1,7 +1,7 @@
 """Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import count, islice
 from typing import Any
@@ -98,27 +98,6 @@ class Limits:
         return Document(text, source) if reason is None else Skipped(reason, source)
 
 
-def cell(row: dict[str, Any], name: str) -> Any:
-    """The value under a key of the row, or under keys within keys, joined by dots; raises KeyError."""
-    if name in row:
-        return row[name]
-    value: Any = row
-    for key in name.split("."):
-        if not isinstance(value, dict):
-            raise KeyError(name)
-        value = value[key]
-    return value
-
-
-def cell_names(row: dict[str, Any], before: str = "") -> list[str]:
-    """Every name that `cell` finds in the row, in order."""
-    names = []
-    for key, value in row.items():
-        names.append(f"{before}{key}")
-        names += cell_names(value, f"{before}{key}.") if isinstance(value, dict) else []
-    return names
-
-
 def text_document(value: Any, source: str, limits: Limits, field: str) -> Document | Skipped:
     """Check one cell of a table: nothing counts as empty, anything but text is a UserError that begins with `field`."""
     if value is None:
@@ -126,6 +105,19 @@ def text_document(value: Any, source: str, limits: Limits, field: str) -> Docume
     if not isinstance(value, str):
         raise UserError(f"{field}: {source} holds {type(value).__name__}, not text.")
     return limits.checked(value, source)
+
+
+def in_batches(items: Iterable[Any], size: int = 1000, weight: Callable[[Any], int] = lambda item: 1) -> Iterator[list]:
+    """The items in lists, each of which ends where its weight has come to `size`; the last one may be lighter."""
+    batch, total = [], 0
+    for item in items:
+        batch.append(item)
+        total += weight(item)
+        if total >= size:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def counted_from(place: int | None, items: Iterator[Any]) -> Iterator[tuple[Any, int]]:
@@ -227,3 +219,14 @@ class Corpus(ABC):
     def notes(self) -> list[str]:
         """Sentences a user should read once the documents have been iterated."""
         return [str(self.skipped), *self.skipped_by_name()] if self.skipped.total else []
+
+
+@dataclass(frozen=True)
+class Share:
+    """One machine's share of the work: share `number` of `of`, counted from 1."""
+
+    number: int
+    of: int
+
+    def holds(self, index: int) -> bool:
+        return index % self.of == self.number - 1

@@ -3,36 +3,18 @@
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..lazy import tokenizers, transformers
 from ..tokenizers.control_tokens import text_backend
 from ..tokenizers.load import tokenizer_fingerprint
-from .documents import Document
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+from .documents import Document, in_batches
 
 _BATCH = 500_000  # characters encoded at once, enough to keep all cores busy
 _PIECE = 200_000  # characters; a longer text is encoded in pieces, in parallel
 _WINDOW = 1000  # characters on either side of a cut whose tokens must not change
 _TRIES = 16
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """The documents in groups of half a million characters."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 class Encoder:
@@ -43,12 +25,12 @@ class Encoder:
     or end of a text specially. A text without such a line break is encoded whole.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
+    def __init__(self, tokenizer: "transformers.PreTrainedTokenizerFast"):
         self._own = tokenizer.backend_tokenizer
         self.fingerprint = tokenizer_fingerprint(tokenizer)
 
     @cached_property
-    def _backend(self) -> "Tokenizer":
+    def _backend(self) -> "tokenizers.Tokenizer":
         return text_backend(self._own)
 
     def encode_documents(
@@ -59,13 +41,14 @@ class Encoder:
         ahead: a thread encodes the next documents while the caller works on these. Then nothing else may use the
         tokenizer meanwhile: it refuses to be changed while it encodes.
         """
+        batches = in_batches(documents, _BATCH, lambda document: len(document.text))
         if not ahead:
-            for batch in _batches(documents):
+            for batch in batches:
                 yield from zip(batch, self.encode([document.text for document in batch]))
             return
         with ThreadPoolExecutor(1) as thread:
             before = []
-            for batch in _batches(documents):
+            for batch in batches:
                 coming = thread.submit(self.encode, [document.text for document in batch])
                 for earlier, ids in before:
                     yield from zip(earlier, ids.result())
@@ -83,16 +66,10 @@ class Encoder:
         return result
 
     def _encode_pieces(self, pieces: list[str]) -> Iterator[np.ndarray]:
-        group: list[str] = []
-        size = 0
-        for number, piece in enumerate(pieces, start=1):
-            group.append(piece)
-            size += len(piece)
-            # An encoding holds about a hundred bytes per token until its ids are taken out.
-            if size >= _BATCH or number == len(pieces):
-                for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
-                    yield np.array(encoding.ids, dtype=np.uint32)
-                group, size = [], 0
+        # An encoding holds about a hundred bytes per token until its ids are taken out.
+        for group in in_batches(pieces, _BATCH, len):
+            for encoding in self._backend.encode_batch_fast(group, add_special_tokens=False):
+                yield np.array(encoding.ids, dtype=np.uint32)
 
     def _pieces(self, text: str) -> list[str]:
         pieces, start = [], 0

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import islice
 
+from ..errors import UserError
 from ..recipes.schema import DataSection
 from .derived import open_derived
 from .documents import Limits
@@ -63,5 +64,7 @@ def open_examples(
         mine = rule if split != "test" else None
         most = data.max_documents if split == "train" or mine is not None else None
         splits[split] = Examples(split, source, rule=mine, validation=split == "validation", most=most)
-        splits[split].check_not_empty()
+        if next(iter(splits[split]), None) is None:  # or the first ones lack a column
+            what = f" (data.validation_fraction={mine.fraction} leaves none)" if mine else ""
+            raise UserError(f"data: {source.name} holds no example for {split}{what}")
     return splits

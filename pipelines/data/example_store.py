@@ -2,10 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -13,17 +13,14 @@ import pyarrow.compute
 import torch
 from torch.utils.data import Dataset
 
+from ..lazy import transformers
 from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 _FORMAT = 2  # raise it when the files or the way to make them change
-BATCH = 1000  # examples encoded at once
 ARROW = "examples.arrow"
 
 
@@ -46,9 +43,7 @@ class EncodedExamples(MappedStore, Rows, Dataset):
         return len(self._table)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        index %= len(self)
+        index = self.inside(index)
         chunk = int(np.searchsorted(self._ends, index, side="right"))
         place = index - (int(self._ends[chunk - 1]) if chunk else 0)
         return {name: to_tensor(chunks[chunk][place]) for name, chunks in self._chunks.items()}
@@ -72,6 +67,14 @@ class EncodedExamples(MappedStore, Rows, Dataset):
         return self._table[column].to_numpy()
 
 
+def schema_of(columns: dict[str, str]) -> pyarrow.Schema:
+    """The schema of columns {name: type}, as Arrow names types: int8, float32, string; int32[] is a list of int32."""
+    types = {name: pyarrow.type_for_alias(kind.removesuffix("[]")) for name, kind in columns.items()}
+    return pyarrow.schema(
+        [(name, pyarrow.list_(own) if columns[name].endswith("[]") else own) for name, own in types.items()]
+    )
+
+
 def to_tensor(cell: pyarrow.Scalar) -> torch.Tensor:
     """An int64 tensor: of shape () for a number, (T,) for a list."""
     if pyarrow.types.is_list(cell.type):
@@ -86,7 +89,7 @@ def encode_examples(
     schema: pyarrow.Schema,
     batches: Callable[[Examples], Iterable[dict[str, list]]],
     facts: Callable[[dict[str, list]], dict[str, int | dict]],
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: "transformers.PreTrainedTokenizerFast",
 ) -> EncodedExamples:
     """The examples that `batches` makes of `source`, column-wise, stored under cache/examples/key.
 
@@ -120,15 +123,3 @@ def add_up(total: dict, more: dict) -> None:
             add_up(total.setdefault(name, {}), value)
         else:
             total[name] = total.get(name, 0) + value
-
-
-def in_batches(items: Iterable, size: int = BATCH) -> Iterator[list]:
-    """Lists of `size` items; the last one is shorter."""
-    batch = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

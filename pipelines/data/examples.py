@@ -13,7 +13,8 @@ from ..errors import UserError, did_you_mean
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.checksums import States, hashed_files
-from .documents import UTF8, Corpus, Document, Limits, SkipCounts, cell, cell_names
+from .cells import cell, cell_names
+from .documents import UTF8, Corpus, Document, Limits, SkipCounts
 from .file_formats import FILE_FORMATS, NOT_UTF8, FileFormat, check_opens, format_of, names_of_classes
 from .files import file_identities, name_of_files, readable
 from .hub_datasets import HubSource
@@ -64,10 +65,10 @@ class ExampleSource(ABC):
                 raise UserError(f"task.{field}={column!r}: no such column in {place}{known}{near}")
 
 
-class ExampleFiles(ExampleSource):
-    """Files of a format with rows, also compressed with gzip; patterns and `without` as for FileSource.
+class ExamplesInFiles(ExampleSource):
+    """Files that hold examples, or are some; patterns and `without` as for FileSource. A subclass checks them at once.
 
-    Raises UserError where a pattern matches nothing, or a file cannot be read, is of another kind or lacks a column.
+    Raises UserError where a pattern matches nothing, and as `check` does.
     """
 
     def __init__(
@@ -80,7 +81,21 @@ class ExampleFiles(ExampleSource):
     ):
         self.field, self.columns, self.limits = field, columns, limits
         self.paths = list(find_files(field, patterns, without))
-        self.name = name_of_files(self.paths)
+        self.check()
+
+    @abstractmethod
+    def check(self) -> None:
+        """Set the name. Raise UserError for a file of another kind."""
+
+
+class ExampleFiles(ExamplesInFiles):
+    """Files of a format with rows, also compressed with gzip.
+
+    Raises UserError where a file cannot be read, is of another kind or lacks a column.
+    """
+
+    def check(self) -> None:
+        self.name, field = name_of_files(self.paths), self.field
         for path in self.paths:
             file_format = format_of(path)
             if file_format is None:
@@ -231,69 +246,15 @@ class Examples:
             "most": self.most
         }
 
-    def check_not_empty(self) -> None:
-        """Raise UserError where there is no example, or the first ones lack a column."""
-        if next(iter(self), None) is None:
-            what = f" (data.validation_fraction={self.rule.fraction} leaves none)" if self.rule else ""
-            raise UserError(f"data: {self.name} holds no example for {self.split}{what}")
-
-
-def text_of(row: dict, column: str, field: str, place: str) -> str:
-    """The text in a column; raises UserError for anything else."""
-    value = row[column]
-    if not isinstance(value, str):
-        held = "null" if value is None else type(value).__name__
-        raise UserError(f"task.{field}={column!r}: {place} holds {held}, not text")
-    return value
-
-
-def filled_text_of(row: dict, column: str, field: str, place: str) -> str:
-    """The text in a column; raises UserError for anything else, and for a text without a visible character."""
-    text = text_of(row, column, field, place)
-    if not text.strip():
-        raise UserError(f"task.{field}={column!r}: {place} holds an empty text; remove the example")
-    return text
-
-
-def texts_of(row: dict, column: str, field: str, place: str, noun: str = "text") -> list[str]:
-    """The list of texts in a column; raises UserError for anything else. noun: what each of them is."""
-    values = row[column]
-    if not isinstance(values, list):
-        held = "null" if values is None else type(values).__name__
-        raise UserError(f"task.{field}={column!r}: {place} holds {held}, not a list of {noun}s")
-    for number, value in enumerate(values, start=1):
-        if not isinstance(value, str):
-            held = "null" if value is None else type(value).__name__
-            raise UserError(f"task.{field}={column!r}: {place}, {noun} {number} is {held}, not text")
-    return values
-
 
 class ExampleTexts(Corpus):
-    """The texts of some columns as documents, for a tokenizer to be trained on. columns: field -> column.
-
-    read: (row, column, field, place) -> the text in a column; raises UserError where there is none.
-    """
-
-    def __init__(self, examples: Examples, columns: dict[str, str], read: Callable = text_of):
-        self.examples, self.columns, self.read = examples, columns, read
-        self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
-
-    def documents(self) -> Iterator[Document]:
-        for place, row in self.examples:
-            for field, column in self.columns.items():
-                yield Document(self.read(row, column, field, place), place)
-
-    def identity(self) -> Any:
-        return {"examples": self.examples.identity(), "texts": self.columns}
-
-
-class RenderedTexts(Corpus):
     """Texts made of examples, as documents for a tokenizer to be trained on.
 
-    render: (place, row) -> its texts. key: JSON that changes whenever they do for equal examples.
+    render: (place, row) -> its texts; raises UserError where there is none. key: JSON that changes whenever they do for
+    equal examples.
     """
 
-    def __init__(self, examples: Examples, render: Callable[[str, dict], list[str]], key: Any):
+    def __init__(self, examples: Examples, render: Callable[[str, dict], list[str]], key: dict[str, Any]):
         self.examples, self.render, self.key = examples, render, key
         self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
 
@@ -303,7 +264,7 @@ class RenderedTexts(Corpus):
                 yield Document(text, place)
 
     def identity(self) -> Any:
-        return {"examples": self.examples.identity(), "rendered": self.key}
+        return {"examples": self.examples.identity(), **self.key}
 
 
 def examples_fingerprint(examples: Examples) -> str:

@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError, first_line
-from .documents import Limits, cell
+from ..lazy import datasets, pyarrow
+from .cells import cell
+from .documents import Limits
 from .files import bounded_lines, open_file, readable
 
 NOT_UTF8 = "not UTF-8; data.encoding=cp1252, or what it is, reads another encoding"
@@ -301,26 +303,21 @@ class Parquet(FileFormat):
 
     def _names(self, fields: Iterable, before: str = "") -> Iterator[str]:
         """The names of columns and, joined by dots, of fields in them."""
-        import pyarrow
-
         for field in fields:
             yield f"{before}{field.name}"
             if pyarrow.types.is_struct(field.type):
                 yield from self._names(field.type, f"{before}{field.name}.")
 
     def class_names(self, field, path, column):
-        from datasets import Features
-
         with self._open(field, path) as parquet:
-            features = Features.from_arrow_schema(parquet.schema_arrow)
+            features = datasets.Features.from_arrow_schema(parquet.schema_arrow)
         return names_of_classes(features, column)
 
     @staticmethod
     def _open(field: str, path: Path):
-        import pyarrow
-        import pyarrow.parquet
+        from pyarrow.parquet import ParquetFile
 
         try:
-            return pyarrow.parquet.ParquetFile(path)
+            return ParquetFile(path)
         except pyarrow.ArrowInvalid as error:
             raise UserError(f"{field}: {path} is not a Parquet file ({first_line(error).rstrip('.')}).") from None

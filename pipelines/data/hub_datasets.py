@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .documents import Document, Limits, Skipped, Source, cell, cell_names, counted_from, text_document
+from ..lazy import datasets
+from .cells import cell, cell_names
+from .documents import Document, Limits, Skipped, Source, counted_from, text_document
 
 
 class HubSource(Source):
@@ -37,7 +39,9 @@ class HubSource(Source):
         self.split_field, self.text_field, self.streaming = split_field, text_field, streaming
         self.name = dataset
         self.rows = self._load()
-        self._check_column(self.rows.column_names)
+        columns = self.rows.column_names
+        if None not in (columns, text_field) and self._column(columns) not in columns:
+            raise self._no_such_column(columns)
 
     def items(self) -> Iterator[Document | Skipped]:
         return (item for item, _ in self.items_from())
@@ -89,15 +93,13 @@ class HubSource(Source):
 
     @cached_property
     def _builder(self):
-        from datasets import load_dataset_builder
-
         local = Path(os.path.expanduser(self.dataset))
         if (local / "dataset_info.json").exists() or (local / "dataset_dict.json").exists():
             raise UserError(
                 f"{self.where}.dataset={self.dataset!r} was written by save_to_disk; write it with to_parquet instead."
             )
         path = str(local) if local.is_dir() else self.dataset
-        return load_dataset_builder(path, self.config_name, revision=self.revision)
+        return datasets.load_dataset_builder(path, self.config_name, revision=self.revision)
 
     def _load(self):
         """The steps of datasets.load_dataset, which keeps the builder, and so the revision it found, to itself."""
@@ -119,10 +121,6 @@ class HubSource(Source):
         if splits and name not in splits and name != "all":
             field = f"{self.where}.{self.split_field}={self.split!r}"
             raise UserError(f"{field}: {self.dataset} has no such split{did_you_mean(name, splits)}")
-
-    def _check_column(self, columns: list[str] | None) -> None:
-        if columns is not None and self.text_field is not None and self._column(columns) not in columns:
-            raise self._no_such_column(columns)
 
     def _no_such_column(self, columns: list[str]) -> UserError:
         field = f"{self.where}.text_field={self.text_field!r}"

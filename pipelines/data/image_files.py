@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..lazy import datasets
 from ..recipes.schema import DataSection
 from ..storage.checksums import content_hash
 from ..words import counted
 from .documents import Limits
 from .example_splits import open_examples
-from .examples import Example, ExampleFiles, Examples, ExampleSource, HubExamples
+from .examples import Example, ExampleFiles, Examples, ExamplesInFiles, ExampleSource, HubExamples
 from .file_formats import FileFormat
 from .files import readable
 from .patterns import find_files
@@ -27,25 +28,18 @@ def is_image_file(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-class ImageFiles(ExampleSource):
+class ImageFiles(ExamplesInFiles):
     """Image files, whose class is the name of the folder they lie in: `data/*/*.png`.
 
     Raises UserError where a pattern matches nothing, or matches images and other files together.
     """
 
-    def __init__(
-        self,
-        patterns: str | list[str],
-        columns: dict[str, str],
-        limits: Limits,
-        field: str,
-        without: Collection[str] = (),
-    ):
-        self.field, self.columns, self.limits = field, columns, limits
-        self.paths = list(find_files(field, patterns, without))
+    def check(self) -> None:
         other = next((path for path in self.paths if not is_image_file(path)), None)
         if other is not None:
-            raise UserError(f"{field} names images and other files ({other}); a pattern such as *.png leaves them out")
+            raise UserError(
+                f"{self.field} names images and other files ({other}); a pattern such as *.png leaves them out"
+            )
         folders = sorted({path.parent.name for path in self.paths})
         self.name = (
             f"{counted(len(self.paths), 'image')} in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"
@@ -82,10 +76,9 @@ class HubImages(HubExamples):
     """A data set on the Hub or in a folder (also a folder of image folders); images stay encoded until `decode`."""
 
     def _rows(self):
-        from datasets import Image
-
         rows, column = super()._rows(), self.columns.get("image_field")
-        return rows.cast_column(column, Image(decode=False)) if isinstance(rows.features.get(column), Image) else rows
+        is_image = isinstance(rows.features.get(column), datasets.Image)
+        return rows.cast_column(column, datasets.Image(decode=False)) if is_image else rows
 
 
 def open_images(data: DataSection, columns: dict[str, str]) -> dict[str, Examples]:

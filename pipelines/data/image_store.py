@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from ..errors import UserError
 from ..storage.checksums import States
+from .cells import kind_of
 from .mapped_store import META, MappedStore
 
 PIXELS, LABELS = "pixels.bin", "labels.npy"
@@ -135,4 +136,4 @@ def _opened(value: Any, field: str, place: str):
         return PIL.Image.open(io.BytesIO(value))
     if isinstance(value, str):
         return PIL.Image.open(os.path.expanduser(value))
-    raise UserError(f"{field}: {place} holds {'null' if value is None else type(value).__name__}, not an image")
+    raise UserError(f"{field}: {place} holds {kind_of(value)}, not an image")

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
-from .sample_ids import row_ids
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, pad, real_places, row_ids
 
 POOL = 50  # batches whose rows are sorted together: lengths in a batch are similar, the order stays mostly random
 MOST_OF_SHORT = 4  # times the rows of the longest batch: short texts may be answered at length
@@ -64,12 +63,6 @@ def batches_by_tokens(items: Iterable, rows: int, length: Callable = len) -> lis
     return batches
 
 
-def pad(sequences: list[torch.Tensor], value: int, left: bool = False) -> torch.Tensor:
-    """Sequences of shape (T_i,) -> (B, max T_i), filled up with `value`."""
-    side = "left" if left else "right"
-    return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=value, padding_side=side)
-
-
 class PaddingCollator:
     """Rows -> one batch, padded to its longest row: input_ids, labels and the rows' other tensors.
 
@@ -90,10 +83,5 @@ class PaddingCollator:
             values = [row[name] for row in rows]
             left = self.labels_left if name == "labels" else self.left
             batch[name] = torch.stack(values) if values[0].dim() == 0 else pad(values, self.padding.get(name, 0), left)
-        lengths = torch.tensor([len(row["input_ids"]) for row in rows])
-        longest = batch["input_ids"].shape[1]
-        if (lengths < longest).any():
-            places = torch.arange(longest)
-            inside = places >= longest - lengths[:, None] if self.left else places < lengths[:, None]
-            batch["attention_mask"] = inside.long()
-        return batch | row_ids(rows)
+        inside = real_places([len(row["input_ids"]) for row in rows], batch["input_ids"].shape[1], self.left)
+        return batch | ({} if inside.all() else {"attention_mask": inside.long()}) | row_ids(rows)

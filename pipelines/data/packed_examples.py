@@ -64,11 +64,11 @@ class PackedExamples(Rows, Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         members = [self.examples[number] for number in self._rows[index]]
-        tokens, labels = (torch.cat([each[name] for each in members]).numpy() for name in ("input_ids", "labels"))
+        tokens, labels = (torch.cat([each[name] for each in members]) for name in ("input_ids", "labels"))
         borders = np.cumsum([len(each["input_ids"]) for each in members])[:-1]
-        arrays = row(tokens, borders, self.length, self.pad_token_id)
-        arrays["labels"][: len(labels)][labels == IGNORE_INDEX] = IGNORE_INDEX
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        packed = row(tokens.numpy(), borders, self.length, self.pad_token_id)
+        packed["labels"][: len(labels)][labels == IGNORE_INDEX] = IGNORE_INDEX
+        return packed
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
         return [(example, 0, int(self._lengths[example])) for example in self._rows[number]]

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from ..errors import UserError
 from ..storage.cache import sha
 from ..words import counted
-from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts
 from .documents import Corpus
 from .encoding import Encoder
 from .rows import Rows
@@ -75,16 +75,10 @@ class RowStarts:
         return starts, np.minimum(starts + self.length, self.total)
 
 
-def row_starts(offsets: np.ndarray, length: int, shifts_labels: bool = True) -> np.ndarray:
-    """First token of each row, int64; the last row may be short. offsets: (documents + 1,) as in TokenStore."""
-    starts = RowStarts(offsets, length, shifts_labels)
-    return starts(np.arange(len(starts)))
-
-
 def row(
     tokens: np.ndarray, borders: np.ndarray, length: int, pad: int, shifts_labels: bool = True
-) -> dict[str, np.ndarray]:
-    """One row as int64 arrays of shape (length,): input_ids, labels, position_ids.
+) -> dict[str, torch.Tensor]:
+    """One row as int64 tensors of shape (length,): input_ids, labels, position_ids.
 
     tokens: of the row, without padding. borders: places in the row where documents begin, its first token excepted.
     labels are aligned with the tokens; padding is ignored. With shifts_labels the first token of each document part has
@@ -104,16 +98,8 @@ def row(
         labels[0] = IGNORE_INDEX
         labels[borders] = IGNORE_INDEX
     positions = np.arange(length) - np.maximum.accumulate(starts)
-    return {"input_ids": input_ids, "labels": labels, "position_ids": positions}
-
-
-def document_parts(position_ids: np.ndarray) -> list[tuple[int, int]]:
-    """(first place, place after the last) of each document's part of a row, whose positions begin with 0.
-
-    Padding at the row's end counts as one.
-    """
-    starts = np.flatnonzero(position_ids == 0).tolist()
-    return list(zip(starts, [*starts[1:], len(position_ids)]))
+    arrays = {"input_ids": input_ids, "labels": labels, "position_ids": positions}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def check_length(length: int) -> None:
@@ -142,14 +128,13 @@ class PackedDataset(Rows, Dataset):
         store: TokenStore,
         sequence_length: int,
         tail: Tail = "drop",
-        pad_token_id: int | None = None,
+        pad_token_id: int = 0,
         *,
         shifts_labels: bool = True,
     ):
-        check_tail(tail, pad_token_id)
         self.store, self.sequence_length, self.tail = store, sequence_length, tail
         self.shifts_labels = shifts_labels
-        self.pad_token_id = 0 if pad_token_id is None else pad_token_id  # with tail=drop no row needs it
+        self.pad_token_id = pad_token_id
         self._starts = RowStarts(store.offsets, sequence_length, shifts_labels)
         self._rows = len(self._starts)
         if tail == "drop" and self._rows and self._starts(self._rows - 1) + sequence_length > store.num_tokens:
@@ -169,8 +154,7 @@ class PackedDataset(Rows, Dataset):
         first, last = np.searchsorted(offsets, (start + 1, end))
         borders = offsets[first:last] - start
         tokens = self.store.tokens[start:end]
-        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
 
     def segments(self, index: int) -> list[tuple[int, int, int]]:
         """The document parts of a row, in order: (index of the document, first token in it, number of tokens)."""
@@ -204,9 +188,7 @@ class PackedDataset(Rows, Dataset):
         }
 
     def _bounds(self, index: int) -> tuple[int, int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        start = int(self._starts(index % len(self)))
+        start = int(self._starts(self.inside(index)))
         return start, min(start + self.sequence_length, self.store.num_tokens)
 
     def _in_pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -282,7 +264,6 @@ class StreamingPackedDataset(Rows, IterableDataset):
         shifts_labels: bool = True,
     ):
         pad_token_id = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
-        check_tail(tail, pad_token_id)
         check_length(sequence_length)
         self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
         self.name = corpus.name
@@ -306,10 +287,8 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
         """Numbered within the row, where their positions begin anew."""
-        positions = row["position_ids"].tolist()
-        starts = [i for i, p in enumerate(positions) if p == 0 or i == 0]
-        ends = [*starts[1:], len(positions)]
-        return [(part, positions[s], e - s) for part, (s, e) in enumerate(zip(starts, ends))]
+        parts = document_parts(row["position_ids"].numpy())
+        return [(part, 0, end - begin) for part, (begin, end) in enumerate(parts)]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; Trainer and accelerate call this."""
@@ -380,8 +359,7 @@ class StreamingPackedDataset(Rows, IterableDataset):
 
     def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:
         borders = np.array(borders, dtype=np.int64)
-        arrays = row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
 
 
 def packing_report(dataset: PackedDataset) -> str:
@@ -403,8 +381,3 @@ def too_short(name: str, sequence_length: int, num_tokens: int) -> UserError:
         f"objective.sequence_length={sequence_length} is longer than the whole text of {name} "
         f"({num_tokens:,} tokens); at most {num_tokens} works, or set objective.tail=pad."
     )
-
-
-def check_tail(tail: str, pad_token_id: int | None) -> None:
-    if tail == "pad" and pad_token_id is None:
-        raise UserError("objective.tail=pad needs a tokenizer with a padding token; this one has none.")

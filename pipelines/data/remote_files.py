@@ -27,10 +27,6 @@ _STATE = ("size", "ETag", "etag", "Last-Modified", "LastModified", "last_modifie
 _STATE += ("mtime", "updated", "created", "blob_id", "generation", "VersionId")
 
 
-def is_url(pattern: str) -> bool:
-    return _URL.match(pattern) is not None
-
-
 def is_copy(path: Path) -> bool:
     """Whether a file is a copy from a URL; the folder that it lies in says nothing about it."""
     return path.parent.parent.name == KIND
@@ -47,7 +43,7 @@ def with_local_copies(
     """
     result = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if not is_url(pattern):
+        if not _URL.match(pattern):
             result.append(pattern)
             continue
         try:

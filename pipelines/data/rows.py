@@ -31,6 +31,12 @@ class Rows:
         """What a resumed run compares: the fingerprint."""
         return self.fingerprint
 
+    def inside(self, index: int) -> int:
+        """The number, from 0, of a row that may be counted from the end. Raises IndexError where there is none."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return index % len(self)
+
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
         """The documents in row `number`: (document, first token of it in the row, tokens); none of an example."""
         return []

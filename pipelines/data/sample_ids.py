@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
 from .endless import EndlessStream
 
 NO_ROW = None  # index of a row that only gives a process something to do
@@ -83,26 +83,3 @@ class PaddedEvalDataset(Dataset):
         number = self.order[index] if index < len(self.rows) else index
         row = self.rows[number] if index < len(self.rows) else without_labels(self.rows[0])
         return row | {ROW_IDS: number, EPOCH: 0}
-
-
-def row_generators(rows: list[dict], seed: int) -> list[np.random.Generator]:
-    """A random generator for each row, a pure function of the seed, the row's epoch and its sample id.
-
-    A row is thus changed alike in every batch, process and worker, and after resuming; and differently in each epoch.
-    A row without a sample id counts by its place in the list, one without an epoch is in epoch 0.
-    """
-    keys = [(seed, int(row.get(EPOCH, 0)), int(row.get(ROW_IDS, place))) for place, row in enumerate(rows)]
-    if max(map(max, keys), default=0) < 2**32:
-        keys = np.array(keys, dtype=np.uint32)  # the same generators; numpy takes a third longer to read Python's ints
-    return [np.random.default_rng(key) for key in keys]
-
-
-def row_ids(rows: list[dict]) -> dict:
-    """{"row_ids": the sample ids of a batch's rows}, or {} where they have none.
-
-    Those of a stream stay tensors: accelerate sends a stream's batches to the other processes, and sends only tensors.
-    """
-    if ROW_IDS not in rows[0]:
-        return {}
-    ids = [row[ROW_IDS] for row in rows]
-    return {ROW_IDS: torch.stack(ids) if torch.is_tensor(ids[0]) else ids}

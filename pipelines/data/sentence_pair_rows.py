@@ -7,7 +7,7 @@ made two segments.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,11 +15,9 @@ from torch.utils.data import Dataset
 
 from ..errors import UserError
 from ..storage.cache import sha
+from ..tokenizers.word_marks import WordMarks
 from .rows import Rows
-
-if TYPE_CHECKING:
-    from ..tokenizers.word_marks import WordMarks
-    from .token_store import TokenStore
+from .token_store import TokenStore
 
 Kind = Literal["next_sentence", "sentence_order"]
 _FORMAT = 1  # raise it when the way to make pairs changes
@@ -53,7 +51,7 @@ class SentencePairRows(Rows, Dataset):
     Raises UserError where no pair can be made, or next_sentence has no other document.
     """
 
-    def __init__(self, store: "TokenStore", marks: "WordMarks", length: int, kind: Kind):
+    def __init__(self, store: TokenStore, marks: WordMarks, length: int, kind: Kind):
         self.store, self.marks, self.length, self.kind = store, marks, length, kind
         self.name, self.notes = store.name, store.notes
         self.offsets = np.unique(store.offsets)  # documents without tokens begin nowhere
@@ -79,10 +77,9 @@ class SentencePairRows(Rows, Dataset):
         return len(self.pieces)
 
     def __getitem__(self, index: int) -> dict:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        tokens = torch.from_numpy(self.tokens(tuple(self.pieces[index])))
-        return {"input_ids": tokens, "labels": tokens.clone(), "piece": int(index) % len(self), "rows": self}
+        piece = self.inside(index)
+        tokens = torch.from_numpy(self.tokens(tuple(self.pieces[piece])))
+        return {"input_ids": tokens, "labels": tokens.clone(), "piece": int(piece), "rows": self}
 
     def segment(self, place: tuple[int, int]) -> np.ndarray:
         """The tokens of a segment, int64; a first one without the space before it, as at a document's beginning, gets
@@ -162,7 +159,7 @@ class SentencePairRows(Rows, Dataset):
         return int(starts[chosen]), int(starts[chosen] + sizes[best[chosen], chosen])
 
 
-def cut_long(starts: np.ndarray, total: int, tokens, marks: "WordMarks", length: int) -> np.ndarray:
+def cut_long(starts: np.ndarray, total: int, tokens, marks: WordMarks, length: int) -> np.ndarray:
     """Beginnings of sentences and, in those of more than `length` tokens, of parts that are not longer.
 
     A part ends where the last of its words ends, or after `length` tokens where it is all one word.

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from .documents import Document, Limits, Skipped, Source, cell, cell_names, counted_from, text_document
+from .cells import cell, cell_names
+from .documents import Document, Limits, Skipped, Source, counted_from, text_document
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from .files import bounded_lines, file_identities, length_of, name_of_files, open_file, readable
 from .patterns import find_files

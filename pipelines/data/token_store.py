@@ -4,16 +4,14 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
+from ..lazy import transformers
 from .documents import SkipCounts
 from .mapped_store import META, MappedStore
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 _PIECE = 2**17  # offsets, or bytes, that are read at once
 TOKENS, OFFSETS = "tokens.bin", "offsets.bin"
@@ -69,7 +67,7 @@ class TokenStore(MappedStore):
 
 
 def framing_tokens(
-    tokenizer: "PreTrainedTokenizerFast", *, add_bos: bool, add_eos: bool
+    tokenizer: "transformers.PreTrainedTokenizerFast", *, add_bos: bool, add_eos: bool
 ) -> tuple[int | None, int | None]:
     """Ids of the beginning-of-text and end-of-text tokens, None where not asked for. Raises UserError where missing.
 

@@ -9,36 +9,23 @@ the whole corpus, which is byte for byte what one process would have written, an
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from ..lazy import transformers
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens, notes_of
-from .documents import Corpus
+from .documents import Corpus, Share
 from .encoded_stream import BEGINNING, Border, EncodedStream, Framing
 from .encoding import Encoder
 from .mapped_store import META
 from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 _FORMAT = 2  # raise it when the files or the way to make them change
 SHARD_BYTES = 2**26  # of text: some seconds of work
 PART_BYTES = 2**30  # of files: what a machine reads alone
-
-
-@dataclass(frozen=True)
-class Share:
-    """One machine's share of the work: share `number` of `of`, counted from 1."""
-
-    number: int
-    of: int
-
-    def holds(self, index: int) -> bool:
-        return index % self.of == self.number - 1
 
 
 WHOLE = Share(1, 1)
@@ -46,32 +33,29 @@ WHOLE = Share(1, 1)
 
 def tokenize_corpus(
     corpus: Corpus,
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: "transformers.PreTrainedTokenizerFast",
     cache_dir: Path,
     *,
-    add_bos: bool,
-    add_eos: bool,
     progress: bool,
-    num_proc: int | None = None,
+    **options: Any,
 ) -> TokenStore:
-    """The tokens of every document, framed as [beginning] tokens [end] where asked for.
+    """The tokens of every document; options: as of Tokenization, and errors as its."""
+    return Tokenization(corpus, tokenizer, cache_dir, **options).store(progress)
+
+
+class Tokenization:
+    """A corpus that is to be tokenised, each document framed as [beginning] tokens [end] where asked for.
 
     Tokenised once per corpus, tokenizer and framing, under cache_dir/tokens. num_proc: processes that encode; None:
     one, with the tokenizer's threads. The store is the same for any number.
     Raises UserError where the tokenizer has no such framing token, a file of the corpus cannot be read, or the cache
     cannot be written.
     """
-    frame = {"add_bos": add_bos, "add_eos": add_eos}
-    return Tokenization(corpus, tokenizer, cache_dir, num_proc=num_proc, **frame).store(progress)
-
-
-class Tokenization:
-    """A corpus that is to be tokenised, as tokenize_corpus says."""
 
     def __init__(
         self,
         corpus: Corpus,
-        tokenizer: "PreTrainedTokenizerFast",
+        tokenizer: "transformers.PreTrainedTokenizerFast",
         cache_dir: Path,
         *,
         add_bos: bool,

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import transformers
 from rich.table import Table
+from scipy.special import softmax
 
 import anyformer
 
@@ -229,8 +231,6 @@ def prompt_of(solved: Sequence[Question], question: Question, words: list[str]) 
 
 def class_scores(model, tokenizer, prompts: list[str], words: list[str], batch_size: int, normalized: bool):
     """((questions, classes) log-likelihoods of the words, how many prompts were cut)."""
-    import numpy as np
-
     answers = bool(model.config.is_encoder_decoder)
     pairs = encode_pairs(tokenizer, [(prompt, f" {word}") for prompt in prompts for word in words], answers)
     most = most_tokens(model.config)
@@ -242,8 +242,6 @@ def class_scores(model, tokenizer, prompts: list[str], words: list[str], batch_s
 
 def measured(recipe: Recipe, scores, questions: list[Question]) -> dict[str, dict]:
     """{"metrics", "intervals"} of the recipe's metrics; probabilities are of the words among themselves."""
-    from scipy.special import softmax
-
     true = [question.answer for question in questions]
     with kept_comparisons() as compared:
         metrics, _ = compute_metrics(

@@ -9,6 +9,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
+from ..data.batch_keys import pad, real_places
 from ..data.length_batching import batches_by_tokens
 from ..objectives.text import UNLIMITED
 from ..words import watched
@@ -172,8 +173,5 @@ def _of_answers(model, pairs: list[Pair], batch_size: int, most: int) -> list[fl
 
 def _padded(rows, device) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask) of rows padded at their ends with token 0, which nothing before it can see."""
-    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
-    return ids.to(device), mask.to(device)
+    ids = pad(list(rows), 0)
+    return ids.to(device), real_places(list(map(len, rows)), ids.shape[1]).long().to(device)

@@ -23,17 +23,18 @@ Asked = dict[str, tuple[Recipe, str, int | None]]  # as Suite.recipes gives them
 
 @dataclass
 class SuiteResult:
-    """Every task of a suite, measured. model: as it was named, `runs/{task}` where each task has its own."""
+    """Every task of a suite, measured. model: as it was named, `runs/{task}` where each task has its own; or two."""
 
     suite: str
-    model: str
-    results: dict[str, Evaluation]
+    model: str | tuple[str, str]
+    results: dict[str, Evaluation] | dict[str, ModelComparison]
     seconds: float
 
     def facts(self) -> dict[str, Any]:
         """All as JSON."""
+        who = {"model": self.model} if isinstance(self.model, str) else {"models": list(self.model)}
         tasks = {name: result.facts() for name, result in self.results.items()}
-        return {"suite": self.suite, "model": self.model, "seconds": self.seconds, "tasks": tasks}
+        return {"suite": self.suite, **who, "seconds": self.seconds, "tasks": tasks}
 
 
 def evaluate_suite(suite: Suite, model: str, recipes: Asked) -> SuiteResult:
@@ -67,25 +68,7 @@ def print_suite(result: SuiteResult) -> None:
     console.print(table)
 
 
-# ---------------------------------------------------------------------------------------------- two models
-
-
-@dataclass
-class SuiteComparison:
-    """Two models compared on every task of a suite. models: as they were named."""
-
-    suite: str
-    models: tuple[str, str]
-    results: dict[str, ModelComparison]
-    seconds: float
-
-    def facts(self) -> dict[str, Any]:
-        """All as JSON."""
-        tasks = {name: result.facts() for name, result in self.results.items()}
-        return {"suite": self.suite, "models": list(self.models), "seconds": self.seconds, "tasks": tasks}
-
-
-def compare_on_suite(suite: Suite, models: tuple[str, str], recipes: tuple[Asked, Asked]) -> SuiteComparison:
+def compare_on_suite(suite: Suite, models: tuple[str, str], recipes: tuple[Asked, Asked]) -> SuiteResult:
     """Compare two models on the tasks of a suite, after all of them have been checked.
 
     Each test's `p_holm` is its p after Holm's correction for the number of tests of all tasks. A task whose examples
@@ -108,14 +91,14 @@ def compare_on_suite(suite: Suite, models: tuple[str, str], recipes: tuple[Asked
     tested = [row for result in results.values() for row in (result.differences or {}).values() if "p" in row]
     for row, p in zip(tested, holm([row["p"] for row in tested])):
         row["p_holm"] = p
-    return SuiteComparison(suite.name, models, results, round(time.time() - started, 1))
+    return SuiteResult(suite.name, models, results, round(time.time() - started, 1))
 
 
-def print_suite_comparison(result: SuiteComparison) -> None:
+def print_suite_comparison(result: SuiteResult) -> None:
     """One table: a row for each metric of each task, as A B TASK has it."""
     console = wide_console(soft_wrap=True)
     console.print(f"{result.suite}, {human_time(result.seconds)}", markup=False)
-    console.print("A: {}\nB: {}".format(*result.models), markup=False)
+    console.print("A: {}\nB: {}".format(*result.model), markup=False)
     table = Table("task", "metric", "A", "B", "B - A", "p", "p, Holm", "test", "examples", title=None, show_edge=False)
     for column in (*table.columns[2:7], table.columns[8]):
         column.justify = "right"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, refuse_unknown
 from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import Recipe, doc
 from ..recipes.types import as_mapping, build, show
@@ -79,9 +79,7 @@ def read_suite(name_or_path: str) -> Suite:
     """
     data, stem = read_yaml_file(name_or_path, "suites", "suite")
     where = f"suite {stem}"
-    for key in data:
-        if key not in KEYS:
-            raise UserError(f"{where}: {key!r} is not known{did_you_mean(key, KEYS)}")
+    refuse_unknown(data, KEYS, where)
     entries = data.get("suite")
     if not isinstance(entries, list) or not entries:
         raise UserError(f"{where}: suite={show(entries)} must be a list of recipes, such as [imdb_classify]")
@@ -97,9 +95,7 @@ def read_suite(name_or_path: str) -> Suite:
 def _task(entry: Any, where: str, folder: Path) -> SuiteTask:
     entry = {"recipe": entry} if isinstance(entry, str) else as_mapping(entry, where)
     own = [known.name for known in fields(SuiteTask) if known.name != "settings"]
-    for key in entry:
-        if key not in (*own, *SECTIONS):
-            raise UserError(f"{where}: {key!r} is not known{did_you_mean(key, [*own, *SECTIONS])}")
+    refuse_unknown(entry, [*own, *SECTIONS], where)
     if not isinstance(entry.get("recipe"), str):
         raise UserError(f"{where}: recipe={show(entry.get('recipe'))} must name a recipe")
     task = build(SuiteTask, {key: value for key, value in entry.items() if key in own}, where)

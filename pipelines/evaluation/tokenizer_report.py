@@ -7,17 +7,18 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..data.documents import in_batches
 from ..errors import UserError, loading_reason, nearest
 from ..generation import HUB_NAME, RUNS
+from ..lazy import np, transformers
 from ..objectives.showing import pieces_text, token_text
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
@@ -26,9 +27,6 @@ from ..recipes.schema import DataSection, Recipe, parts_of_recipe
 from ..storage.cache import cache_folder
 from ..storage.checkpoints import write_atomically
 from ..words import counted
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 SPLITS = ("validation", "test", "train")
 LONGEST = 6  # tokens that are named
@@ -181,18 +179,16 @@ def _sample(corpus, name: str, most: int) -> Sample:
 # ---------------------------------------------------------------------------------------------------- measuring
 
 
-def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
+def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "transformers.PreTrainedTokenizerFast":
     """The tokenizer of a recipe (trained, or taken from the cache) or of a folder or Hub repository."""
     if place.is_recipe:
         place.recipe.trust_remote_code |= trust_remote_code
         objective = objective_of(place.recipe)
         objective.prepare(objective.open(), cache_folder(place.recipe.data.cache_dir), progress)
         return objective.tokenizer
-    from transformers import AutoTokenizer
-
     folder = Path(place.name).expanduser()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here
         if folder.is_dir():
             raise UserError(f"{place.name!r}: no tokenizer in this folder ({loading_reason(error)})") from error
@@ -204,17 +200,15 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "P
     return tokenizer
 
 
-def measure_tokenizer(tokenizer: "PreTrainedTokenizerFast", sample: Sample, name: str = "") -> Measured:
+def measure_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast", sample: Sample, name: str = "") -> Measured:
     """Encode the texts, without special tokens around them, and decode them again."""
-    import numpy as np
-
     from ..tokenizers.load import plain_backend
 
     backend = plain_backend(tokenizer)
     vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_ids)
     used = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
     seconds, failures = 0.0, 0
-    for group in _groups(sample.texts):
+    for group in in_batches(sample.texts, _BATCH, len):
         start = time.perf_counter()
         encodings = backend.encode_batch_fast(group, add_special_tokens=False)
         seconds += time.perf_counter() - start
@@ -238,18 +232,6 @@ def measure_tokenizer(tokenizer: "PreTrainedTokenizerFast", sample: Sample, name
         never_used=float(np.mean(used[entries] == 0)) if entries else 0.0,
         longest_tokens=_longest(tokenizer, backend, entries),
     )
-
-
-def _groups(texts: list[str]) -> Iterator[list[str]]:
-    group, size = [], 0
-    for text in texts:
-        group.append(text)
-        size += len(text)
-        if size >= _BATCH:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _longest(tokenizer, backend, entries: list[int]) -> list[str]:

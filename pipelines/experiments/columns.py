@@ -11,6 +11,7 @@ from ..accounting.caches import cache_size
 from ..adapters import load_config, load_model
 from ..errors import UserError, did_you_mean
 from ..generation import free_positions
+from ..lazy import torch, transformers
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..reporting.charts import OF_ROUTERS, OF_TRAINING
@@ -44,11 +45,8 @@ def cache_bytes_per_token(folder: Path) -> float | None:
 
 def decoding_tokens_per_second(folder: Path) -> float:
     """Tokens a second that the model writes greedily in one row, from 16 tokens on, on this machine."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
     config = load_config(folder)
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     model = load_model(kind, folder, dtype="auto").to(device).eval()
     ids = (torch.arange(PROMPT, device=device) % config.vocab_size)[None]
@@ -96,12 +94,10 @@ def check_columns(names: list[str], recipe: Recipe) -> None:
 
 def measure_columns(names: list[str], folders: list[Path]) -> None:
     """Measure what is not known yet of each finished run, and keep it in its columns.json."""
-    from transformers.utils import logging
-
     import anyformer
 
     anyformer.register()
-    logging.disable_progress_bar()  # "Loading weights" would stand between the lines of the table
+    transformers.utils.logging.disable_progress_bar()  # "Loading weights" would stand between the lines of the table
     known = {folder: read_run(folder).columns for folder in folders}
     for name in names:
         column, open_ones = COLUMNS[name], [folder for folder in folders if name not in known[folder]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, refuse_unknown
 from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import doc
 from ..recipes.strict_yaml import parse_yaml
@@ -115,9 +115,7 @@ def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> 
 def _sweep_of_file(name_or_path: str, given: dict) -> Sweep:
     data, stem = read_yaml_file(name_or_path, "experiments", "sweep")
     where, known = f"sweep {stem}", [*SweepSettings.__dataclass_fields__, *SECTIONS, "vary", "variants"]
-    for key in data:
-        if key not in known:
-            raise UserError(f"{where}: {key!r} is not known{did_you_mean(key, known)}")
+    refuse_unknown(data, known, where)
     own = {key: value for key, value in data.items() if key in SweepSettings.__dataclass_fields__}
     sweep = Sweep(build(SweepSettings, {**own, **given}, where))
     beside = Path(name_or_path).expanduser().parent / sweep.settings.recipe
@@ -129,9 +127,7 @@ def _sweep_of_file(name_or_path: str, given: dict) -> Sweep:
             raise UserError(f"{where}: vary.{key}={show(value)} is no list of values; write [a, b], or set it above")
     for name, sections in as_mapping(data.get("variants"), f"{where}: variants").items():
         place = f"{where}: variants.{name}"
-        for key in as_mapping(sections, place):
-            if key not in SECTIONS:
-                raise UserError(f"{place}: {key!r} is not known{did_you_mean(key, SECTIONS)}")
+        refuse_unknown(as_mapping(sections, place), SECTIONS, place)
         sweep.variants[str(name)] = _settings_of(as_mapping(sections, place), place)
     return sweep
 

@@ -1,6 +1,6 @@
 """Random changes of training images: shifts, mirror images, mixup and cutmix, on whole batches.
 
-What happens to a row depends on the seed, the epoch and the row's number alone (data/sample_ids.py), so it is
+What happens to a row depends on the seed, the epoch and the row's number alone (data/batch_keys.py), so it is
 the same again after a kill, in another process, and in a batch of other rows. Therefore the image that one is mixed
 with comes from the whole training set, not from the batch.
 """
@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ..data.batch_keys import IGNORE_INDEX
-from ..data.sample_ids import row_generators, row_ids
+from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 
 # B rows, C channels, H height, W width, K classes
 

@@ -13,7 +13,7 @@ import transformers
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from ..adapters import load_config
-from ..data.example_store import in_batches
+from ..data.documents import in_batches
 from ..data.examples import Examples, examples_fingerprint
 from ..data.image_store import ImageStore, decode, store_images
 from ..errors import UserError, loading_reason

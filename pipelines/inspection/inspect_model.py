@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from ..adapters import HEADS_OF_TASKS, is_adapter, load_config, load_model, task_of
-from ..errors import UserError, loading_reason
+from ..errors import UserError, loading
 from ..generation import locate_model
+from ..lazy import transformers
 from ..transformers_logging import errors_only
 from ..words import short_number, watched
 from .maps_page import write_page
@@ -16,19 +17,14 @@ def open_model(name: str, trust_remote_code: bool = False):
     import anyformer
 
     anyformer.register()
-    try:
-        with errors_only():  # an adapter's head is in its own file, which transformers looks into afterwards
-            config = load_config(name, trust_remote_code=trust_remote_code)
-            kind = class_of(name, config)
-            return load_model(kind, name, trust_remote_code=trust_remote_code).eval()
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"MODEL={name} cannot be loaded: {loading_reason(error)}") from error
+    # Errors only: an adapter's head is in its own file, which transformers looks into afterwards.
+    with loading(f"MODEL={name}"), errors_only():
+        kind = class_of(name, load_config(name, trust_remote_code=trust_remote_code))
+        return load_model(kind, name, trust_remote_code=trust_remote_code).eval()
 
 
 def class_of(name: str, config):
     """The class to load a saved model with: that of its config; of an adapter what it was trained for."""
-    import transformers
-
     import anyformer
 
     trained_for = HEADS_OF_TASKS.get(task_of(name)) if is_adapter(name) else None
@@ -53,10 +49,7 @@ def inspect_model(
         layers: numbers of the layers whose maps the page holds; None: all.
         target: what an encoder-decoder writes; None: what it generates.
     """
-    from transformers import AutoImageProcessor, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     model, chosen = open_model(locate_model(name), trust_remote_code), None if layers is None else set(layers)
     config = model.config
     count = getattr(config, "num_hidden_layers", 0)
@@ -64,10 +57,10 @@ def inspect_model(
     if wrong:
         raise UserError(f"--layers {wrong[0]}: the model has {count} layers, from 0 to {count - 1}")
     if getattr(config, "patch_size", None) is not None:
-        processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+        processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
         views = [view_of_image(model, processor, Path(file), chosen) for file in watched(shown, "images")]
     else:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         views = [view_of_text(model, tokenizer, text, word, chosen, target) for text in watched(shown, "texts")]
     parameters = sum(p.numel() for p in model.parameters())
     about = f"{type(model).__name__}, {short_number(parameters)} parameters"

@@ -20,21 +20,16 @@ def write_page(path: Path, facts: dict) -> int:
         part("page.html"),
         TITLE=html.escape(facts["model"]),
         ABOUT=html.escape(facts["about"]),
-        STYLE=look() + maps_style(),
+        STYLE=style(),
         MAPS=maps_of(facts["views"]),
     )
     write_atomically(path, page)
     return len(page.encode())
 
 
-def look() -> str:
-    """The style that our pages share: colours of light and dark, texts, tables, buttons."""
-    return part("look.css")
-
-
-def maps_style() -> str:
-    """The style of what maps_of gives."""
-    return part("maps.css")
+def style() -> str:
+    """The style that our pages share (colours of light and dark, texts, tables, buttons), and that of maps_of."""
+    return part("look.css") + part("maps.css")
 
 
 def maps_of(views: list[dict], level: str = "h2") -> str:

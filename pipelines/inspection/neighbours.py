@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import transformers
 from torch.nn.functional import normalize
 
 from ..errors import UserError
@@ -76,13 +77,10 @@ def neighbours_of(
         UserError: a file that cannot be read, in which the word is not, or without another sentence; no such layer; a
             model without input embeddings of tokens.
     """
-    from transformers import AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     sentences = sentences_of(file, word)
     model = open_model(name, trust_remote_code)
-    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     table = model.get_input_embeddings()
     if not isinstance(table, torch.nn.Embedding):
         raise UserError(f"MODEL={name} has no embeddings of tokens, which --neighbours compares; name a model of texts")

@@ -35,6 +35,15 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Converted:
+    """A native field whose value is one of our field `ours`, and the other way round, by a function each."""
+
+    ours: str
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True)
 class Computed:
     """Native fields and fields of ours that follow from each other by a computation.
 
@@ -70,8 +79,8 @@ class ArchitectureMap:
 
     native: its `model_type`. preset: the file in configs/models of its best-known size.
     fixed: fields of ours that the architecture decides.
-    fields: native field, or several of them, dotted where nested -> field of ours, MustEqual, Same, Choice, Computed or
-        IRRELEVANT. Fields that no config class declares are optional.
+    fields: native field, or several of them, dotted where nested -> field of ours, MustEqual, Same, Choice, Converted,
+        Computed or IRRELEVANT. Fields that no config class declares are optional.
     weights: native module, `*` for the layer number, without the base model's prefix -> modules of ours.
     family: which of ours it belongs to.
     heads: Auto class -> rows of what is behind the base model.
@@ -108,6 +117,8 @@ class ArchitectureMap:
                     ours.setdefault(row, value)
                 case Choice() if value in row.values:
                     ours[row.ours] = row.values[value]
+                case Converted():
+                    ours[row.ours] = row.read(value)
                 case Computed():
                     ours |= row.read(native)
                 case MustEqual() if value != row.value:
@@ -135,6 +146,8 @@ class ArchitectureMap:
                 case Choice():
                     wanted = getattr(ours, row.ours)
                     native[name] = next((n for n, o in row.values.items() if o == wanted), next(iter(row.values)))
+                case Converted():
+                    native[name] = row.write(getattr(ours, row.ours))
                 case Computed():
                     native |= row.write(ours)
         native |= {n: native[row.native] for n, row in self.fields.items() if isinstance(row, Same) and n in declared}
@@ -179,17 +192,19 @@ class ArchitectureMap:
         return {name.split(".")[0] for name in names} | set(COMMON_FIELDS)
 
 
+def same(*names: str) -> dict[str, str]:
+    """Fields of one name on both sides."""
+    return dict(zip(names, names))
+
+
 def classifier_dropout(native: str) -> dict[tuple[str, ...], Computed]:
     """A native field for the dropout before a task head that, unlike ours, cannot be left out."""
-
-    def read(config) -> dict[str, Any]:
-        return {"classifier_dropout": getattr(config, native)}
 
     def write(ours) -> dict[str, Any]:
         own = ours.classifier_dropout
         return {native: ours.hidden_dropout if own is None else own}
 
-    return {(native,): Computed(read, write)}
+    return {(native,): Computed(lambda config: {"classifier_dropout": getattr(config, native)}, write)}
 
 
 def native_fields(native: PreTrainedConfig) -> set[str]:

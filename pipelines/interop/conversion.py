@@ -2,14 +2,13 @@
 
 import copy
 import os
-from contextlib import contextmanager
 
 import torch
 import transformers
 from anyformer.modeling.families import FAMILIES
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from ..errors import UserError, loading_reason
+from ..errors import UserError, loading
 from ..recipes.introspection import family_row
 from .families import HEADS, WITHOUT_AUTO_CLASS, family_name, is_ours, native_class_names, native_classes
 from .matching import ARCHITECTURES, architecture_of, native_config, our_config
@@ -58,7 +57,7 @@ def from_native(model_or_path: PreTrainedModel | str | os.PathLike, **from_pretr
     weights = stack_slices(weights)
     if getattr(native.config, "tie_word_embeddings", False):  # otherwise copies are separate, and unused
         for name, ours in copies:
-            if not _same_tensor(source[name], weights[ours]):
+            if source[name].data_ptr() != weights[ours].data_ptr() and not torch.equal(source[name], weights[ours]):
                 raise UserError(f"{architecture.native} with {name} that differs from its twin has no anyformer twin")
     # Read from the weights: transformers leaves a separate head untied, whatever the config says.
     for name, other in tied.items():
@@ -101,7 +100,7 @@ def to_native(model: PreTrainedModel) -> PreTrainedModel:
 def load_config(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> PreTrainedConfig:
     """Return the config of a checkpoint, ours or native; raise UserError for one without a twin."""
     where = {name: value for name, value in from_pretrained_kwargs.items() if name in WHERE}
-    with _loading(name_or_path):
+    with loading(f"MODEL={name_or_path}"):
         config = AutoConfig.from_pretrained(name_or_path, **({"trust_remote_code": False} | where))
     if not is_ours(config):
         architecture_of(config)
@@ -119,22 +118,16 @@ def load_model(name_or_path: str | os.PathLike, **from_pretrained_kwargs) -> Pre
     config = load_config(name_or_path, **from_pretrained_kwargs)
     heads = [family_row(_family(config)).pretraining, "AutoModel"]
     if config.architectures:
-        heads = [_auto_class_of_config(config)]
+        heads = [_auto_class_named(config.architectures[0], config)]
+        if heads[0] is None:
+            raise UserError(f"a checkpoint of {config.architectures[0]} has no counterpart")
     for head in heads:
         auto_class = getattr(transformers, WITHOUT_AUTO_CLASS.get((config.model_type, head), head))
-        with _loading(name_or_path):
+        with loading(f"MODEL={name_or_path}"):
             model, report = auto_class.from_pretrained(name_or_path, output_loading_info=True, **from_pretrained_kwargs)
         if not report["missing_keys"]:
             return model
     raise UserError(f"MODEL={name_or_path} lacks the weight {min(report['missing_keys'])}")
-
-
-@contextmanager
-def _loading(name_or_path: str | os.PathLike):
-    try:
-        yield
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"MODEL={name_or_path} cannot be loaded: {loading_reason(error)}") from error
 
 
 def auto_class_of(model: PreTrainedModel) -> str:
@@ -164,14 +157,6 @@ def _auto_class_named(class_name: str, config) -> str | None:
         if class_name in ARCHITECTURES[config.model_type].class_fields:
             return next(auto for auto in names if class_name in native_classes(config.model_type, auto))
     return next((auto for auto, name in names.items() if name == class_name), None)
-
-
-def _auto_class_of_config(config) -> str:
-    """The Auto class of the architecture a checkpoint names."""
-    name = _auto_class_named(config.architectures[0], config)
-    if name is None:
-        raise UserError(f"a checkpoint of {config.architectures[0]} has no counterpart")
-    return name
 
 
 def _family(config) -> str:
@@ -210,10 +195,6 @@ def _prefix(cls, names) -> str:
     """The attribute of a class that holds its base model, with a dot; "" for base models and classes without one."""
     prefix = f"{cls.base_model_prefix}."
     return prefix if any(name.startswith(prefix) for name in names) else ""
-
-
-def _same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() or torch.equal(one, other)
 
 
 def _build(

@@ -9,8 +9,9 @@ from anyformer.modeling.families import FAMILIES
 
 from ..adapters import is_adapter
 from ..backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_flash
-from ..errors import UserError, loading_reason
+from ..errors import UserError, loading
 from ..generation import locate_model
+from ..lazy import transformers
 from ..publishing.model_card import write_model_card
 from ..publishing.publish import MODULE_FILES, MODULE_FOLDERS
 from ..publishing.run_facts import RunFacts
@@ -57,14 +58,12 @@ def convert(
         raise UserError(
             f"MODEL={source} is an adapter; make a whole model of it first, with anyformer merge {source} OUT"
         )
-    from transformers.utils import logging
-
     import anyformer
 
     from .conversion import from_native, load_config, load_model, to_native
 
     anyformer.register()
-    logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     trust = {"trust_remote_code": trust_remote_code}
     direction = direction_of(source, load_config(source, **trust), to)
     parts = [saved_tokenizer(source, **trust), saved_image_processor(source, to=direction, **trust)]
@@ -199,34 +198,30 @@ def copy_modules(source: Path, destination: Path) -> None:
 
 def saved_tokenizer(source: str, trust_remote_code: bool):
     """The source's tokenizer, or None. Saved again rather than copied: some are found by the config's model_type."""
-    from transformers import AutoTokenizer
-    from transformers.utils import cached_file
-
     names = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-    there = (cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names)
+    there = (
+        transformers.utils.cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names
+    )
     if not any(there):
         return None
-    try:
-        return forget_loading(AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code))
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"MODEL={source}: its tokenizer cannot be loaded: {loading_reason(error)}") from error
+    with loading(f"MODEL={source}: its tokenizer"):
+        return forget_loading(transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code))
 
 
 def saved_image_processor(source: str, to: str, trust_remote_code: bool):
     """The source's image processor, or None; for a native model transformers' own, where it computes the same."""
-    from transformers import ViTImageProcessorPil
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
-    from transformers.utils import IMAGE_PROCESSOR_NAME, cached_file
 
-    if cached_file(source, IMAGE_PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
+    utils = transformers.utils
+    if utils.cached_file(source, utils.IMAGE_PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
         return None
-    try:
+    with loading(f"MODEL={source}: its image processor"):
         processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"MODEL={source}: its image processor cannot be loaded: {loading_reason(error)}") from error
     if to != "native" or getattr(processor, "num_channels", None) != 3:  # transformers' makes no image grey
         return processor
-    fields = {name: value for name, value in processor.to_dict().items() if hasattr(ViTImageProcessorPil, name)}
+    fields = {
+        name: value for name, value in processor.to_dict().items() if hasattr(transformers.ViTImageProcessorPil, name)
+    }
     for name in ("image_mean", "image_std"):
         fields[name] = list(fields[name]) * (3 if len(fields[name]) == 1 else 1)
-    return ViTImageProcessorPil(**fields, do_convert_rgb=True)
+    return transformers.ViTImageProcessorPil(**fields, do_convert_rgb=True)

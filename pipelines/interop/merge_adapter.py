@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..adapters import base_of, is_adapter, load_config, load_merged, need_peft
 from ..errors import UserError, loading_reason
+from ..lazy import transformers
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import RunFacts
 from .convert_checkpoint import destination_folder, save, saved_image_processor, saved_tokenizer
@@ -25,13 +26,10 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
     or not at all. Raises UserError as check_adapter does, and where adapter or base cannot be loaded.
     """
     destination = check_adapter(source, destination)
-    import transformers
-    from transformers.utils import logging
-
     import anyformer
 
     anyformer.register()
-    logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     trust = {"trust_remote_code": trust_remote_code}
     try:
         config = load_config(source, **trust)

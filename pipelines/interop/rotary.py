@@ -37,14 +37,9 @@ def _write(ours) -> dict[str, Any]:
     return {"rope_parameters": {key: value for key, value in flat.items() if key != "partial_rotary_factor"}}
 
 
-def _read_with_part(native) -> dict[str, Any]:
-    return {"rope_parameters": dict(native.rope_parameters)}
-
-
-def _write_with_part(ours) -> dict[str, Any]:
-    # Written even where it is whole: GPT-NeoX's default is a quarter.
-    return {"rope_parameters": {"partial_rotary_factor": 1.0, **(flat_rope(ours) or {})}}
-
-
 ROTARY = Computed(_read, _write)
-ROTARY_WITH_PART = Computed(_read_with_part, _write_with_part)
+ROTARY_WITH_PART = Computed(
+    lambda native: {"rope_parameters": dict(native.rope_parameters)},
+    # Written even where it is whole: GPT-NeoX's default is a quarter.
+    lambda ours: {"rope_parameters": {"partial_rotary_factor": 1.0, **(flat_rope(ours) or {})}},
+)

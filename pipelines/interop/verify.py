@@ -110,7 +110,8 @@ def scale_and_difference(model, twin, inputs: dict[str, torch.Tensor]) -> tuple[
 @torch.no_grad()
 def _outputs(model, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     with _in_float64(model), _by_its_mask(model):
-        out = model(**{name: _in_double(tensor).to(model.device) for name, tensor in inputs.items()})
+        double = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+        out = model(**{name: tensor.to(model.device) for name, tensor in double.items()})
     found = [next((out[name].cpu() for name in names if name in out), None) for names in OUTPUTS]
     return [_of_real_tokens(tensor, inputs) for tensor in found if tensor is not None]
 
@@ -174,10 +175,6 @@ def _has_only_tables(module) -> bool:
     """
     tables = module._non_persistent_buffers_set
     return bool(tables) and tables == set(module._buffers) and not module._parameters
-
-
-def _in_double(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _of_real_tokens(tensor: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

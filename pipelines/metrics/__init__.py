@@ -123,51 +123,30 @@ _OF_CLASSES = {
     "precision": ("Precision", "share of the predictions of a class that are right"),
     "recall": ("Recall", "share of the examples of a class that are found"),
 }
-METRICS.add(
-    "perplexity",
-    MetricRow("tokens", "exp of the mean loss per predicted token", of_losses=methodcaller("perplexity"), lower=True),
-)
-METRICS.add(
+
+
+def _of_losses(name: str, compares: str, description: str, **flags) -> None:
+    """Register the method `name` of what objectives/perplexity.py has for tokens or pixels."""
+    METRICS.add(name, MetricRow(compares, description, of_losses=methodcaller(name), lower=True, **flags))
+
+
+OF_TEXT = {"every_token": True, "whole_text": True}
+_of_losses("perplexity", "tokens", "exp of the mean loss per predicted token")
+_of_losses(
     "unigram_perplexity",
-    MetricRow(
-        "tokens",
-        "that of a model which only counts how often each token occurs in the training text",
-        of_losses=methodcaller("unigram_perplexity"),
-        lower=True,
-        every_token=True,
-        whole_text=True,
-        needs_train=True,
-    ),
+    "tokens",
+    "that of a model which only counts how often each token occurs in the training text",
+    needs_train=True,
+    **OF_TEXT,
 )
-METRICS.add(
+_of_losses(
     "word_perplexity",
-    MetricRow(
-        "tokens",
-        "exp of the summed loss per word and line end, so that tokenizers can be compared",
-        of_losses=methodcaller("word_perplexity"),
-        lower=True,
-        every_token=True,
-        whole_text=True,
-    ),
+    "tokens",
+    "exp of the summed loss per word and line end, so that tokenizers can be compared",
+    **OF_TEXT,
 )
-METRICS.add(
-    "bits_per_pixel",
-    MetricRow(
-        "pixels",
-        "mean loss per pixel in bits, of images reduced to the recipe's colours",
-        of_losses=methodcaller("bits_per_pixel"),
-        lower=True,
-    ),
-)
-METRICS.add(
-    "bits_per_dimension",
-    MetricRow(
-        "pixels",
-        "that for each of the three numbers of a colour; of grey images the same",
-        of_losses=methodcaller("bits_per_dimension"),
-        lower=True,
-    ),
-)
+_of_losses("bits_per_pixel", "pixels", "mean loss per pixel in bits, of images reduced to the recipe's colours")
+_of_losses("bits_per_dimension", "pixels", "that for each of the three numbers of a colour; of grey images the same")
 METRICS.add(
     "linear_probe",
     MetricRow(
@@ -223,18 +202,17 @@ for _name, _words in (
 ):
     _description = f"{_name} of entities by seqeval, 0 to 1: {_words}; right means same words and type"
     _needs = ("seqeval", "metrics")
-    _built_in(f"entity_{_name}", "tags", "Entities", _description, f"{_name}_score", needs=_needs, of_entities=True)
+    _built_in(f"entity_{_name}", "tags", "Entities", _description, _name, needs=_needs, of_entities=True)
 _built_in("answer_exact_match", "answers", "AnswerExactMatch", "SQuAD's share of answers that are right, 0 to 1")
 _built_in("answer_f1", "answers", "AnswerF1", "SQuAD's mean F1 of the answers' words, 0 to 1")
 _built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a reference", interval=wilson)
 
 
-def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", num_classes: int | None = None) -> None:
+def check_metrics(names: Iterable[str], compares: str, num_classes: int | None = None) -> None:
     """Check names before anything is computed; nothing heavy is imported.
 
     Args:
         compares: what the task predicts, one of COMPARED.
-        field: setting that holds the names, for errors.
         num_classes: how many classes there are, where that is known.
 
     Raises:
@@ -243,16 +221,16 @@ def check_metrics(names: Iterable[str], compares: str, field: str = "metrics", n
     fitting = [name for name, row in METRICS.items() if row.fits(compares)]
     for name in names:
         if name not in METRICS:
-            raise UserError(f"{field}={name!r} is not known{did_you_mean(name, fitting)}")
+            raise UserError(f"evaluation.metrics={name!r} is not known{did_you_mean(name, fitting)}")
         if name not in fitting:
             raise UserError(
-                f"{field}={name!r} compares {METRICS[name].compares}, but this task predicts {compares}; "
+                f"evaluation.metrics={name!r} compares {METRICS[name].compares}, but this task predicts {compares}; "
                 f"known: {', '.join(fitting)}"
             )
         if METRICS[name].missing() is not None:
-            raise UserError(f"{field}={name!r} {METRICS[name].missing()}")
+            raise UserError(f"evaluation.metrics={name!r} {METRICS[name].missing()}")
         if METRICS[name].two_classes and num_classes is not None and num_classes > 2:
-            raise UserError(f"{field}={name!r} is of two classes, here are {num_classes}; use {name}_macro")
+            raise UserError(f"evaluation.metrics={name!r} is of two classes, here are {num_classes}; use {name}_macro")
 
 
 def load_metric(name: str, **kwargs) -> Any:

@@ -4,6 +4,8 @@ import re
 import string
 from collections import Counter
 
+import numpy as np
+
 from .offline_metric import FEATURES, MeanMetric
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -45,8 +47,6 @@ class AnswerExactMatch(AnswerMetric):
         return float(normalized(given) == normalized(true))
 
     def right(self, predictions, references):
-        import numpy as np
-
         return np.array(self.each(predictions, references), dtype=bool)
 
 

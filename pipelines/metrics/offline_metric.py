@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import datasets
 import evaluate
+import numpy as np
 
 
 class OfflineMetric(evaluate.Metric, abc.ABC):
@@ -49,7 +50,6 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
 
         The bootstrap calls it a thousand times, so a subclass that can does not go over the examples again.
         """
-        import numpy as np
 
         def score(weights) -> float:
             drawn = np.repeat(np.arange(len(references)), weights)
@@ -62,22 +62,37 @@ class OfflineMetric(evaluate.Metric, abc.ABC):
         return None
 
 
-class MeanMetric(OfflineMetric):
+class CountedMetric(OfflineMetric):
+    """A metric of sums over the examples. Subclasses implement `counts` and `of_sums`."""
+
+    @abc.abstractmethod
+    def counts(self, predictions: list, references: list) -> list[tuple[float, ...]]:
+        """Some numbers of each example."""
+
+    @abc.abstractmethod
+    def of_sums(self, *sums: float) -> float:
+        """The metric, from the sums of these numbers."""
+
+    def score(self, predictions, references):
+        return self.of_sums(*map(sum, zip(*self.counts(predictions, references))))
+
+    def weighted(self, predictions, references):
+        counts = np.asarray(self.counts(predictions, references))
+        return lambda weights: float(self.of_sums(*(weights @ counts).tolist()))
+
+
+class MeanMetric(CountedMetric):
     """A metric that is the mean of a number of each example. Subclasses implement `each`."""
 
     @abc.abstractmethod
     def each(self, predictions: list, references: list) -> list[float]:
         """The numbers of the examples."""
 
-    def score(self, predictions, references):
-        found = self.each(predictions, references)
-        return sum(found) / len(found)
+    def counts(self, predictions, references):
+        return [(value, 1) for value in self.each(predictions, references)]
 
-    def weighted(self, predictions, references):
-        import numpy as np
-
-        found = np.asarray(self.each(predictions, references), dtype=float)
-        return lambda weights: float(weights @ found / weights.sum())
+    def of_sums(self, total, number):
+        return total / number
 
 
 def pairs_of(dtype: str, several: bool = False) -> datasets.Features:

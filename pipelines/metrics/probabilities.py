@@ -1,5 +1,7 @@
 """Metrics of the probabilities that a model gives to each class."""
 
+import numpy as np
+
 from .offline_metric import FEATURES, OfflineMetric
 
 BINS = 15  # as Guo et al. 2017, section 2
@@ -11,8 +13,6 @@ class ProbabilityMetric(OfflineMetric):
     features = [FEATURES["probabilities"]]
 
     def _compute(self, *, predictions, references, **options) -> dict[str, float]:
-        import numpy as np
-
         return super()._compute(predictions=np.asarray(predictions), references=np.asarray(references), **options)
 
 
@@ -23,13 +23,9 @@ class ExpectedCalibrationError(ProbabilityMetric):
     """
 
     def score(self, predictions, references):
-        import numpy as np
-
         return self.weighted(predictions, references)(np.ones(len(references)))
 
     def weighted(self, predictions, references):
-        import numpy as np
-
         predictions, references = np.asarray(predictions, dtype=float), np.asarray(references)
         confidence, right = predictions.max(-1), predictions.argmax(-1) == references
         number = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)

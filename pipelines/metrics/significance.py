@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..lazy import np
 from ..plugins import METRICS
 from ..words import watched
-
-if TYPE_CHECKING:
-    import numpy as np
 
 COVERED = 95  # per cent of an interval
 _KEPT: ContextVar[list["Comparison"] | None] = ContextVar("comparisons", default=None)
@@ -79,8 +77,6 @@ def keep(comparison: Comparison) -> None:
 
 def resamples(examples: int, number: int, seed: int) -> "Iterator[np.ndarray]":
     """`number` times (examples,): how often each example is among as many drawn with replacement."""
-    import numpy as np
-
     draw = np.random.default_rng([seed, examples])
     for _ in range(number):
         yield np.bincount(draw.integers(examples, size=examples), minlength=examples)
@@ -88,8 +84,6 @@ def resamples(examples: int, number: int, seed: int) -> "Iterator[np.ndarray]":
 
 def resampled_scores(comparison: Comparison, names: list[str], number: int, seed: int) -> "dict[str, np.ndarray]":
     """{metric: (number,) scores of the resamples}."""
-    import numpy as np
-
     scorers = {name: METRICS[name].load().weighted(*comparison.inputs(name)) for name in names}
     examples = len(comparison.references)
     draws = zip(watched(range(number), "resampling"), resamples(examples, number, seed))
@@ -99,8 +93,6 @@ def resampled_scores(comparison: Comparison, names: list[str], number: int, seed
 
 def percentiles(scores: "np.ndarray") -> tuple[float, float] | None:
     """The bounds that hold the middle 95 % of some scores; None where no score is a number."""
-    import numpy as np
-
     scores = scores[np.isfinite(scores)]
     if not len(scores):
         return None
@@ -161,7 +153,6 @@ def differences(first: Comparison, second: Comparison, number: int, seed: int) -
     right), the others by the paired bootstrap: p is twice the share of resamples in which the difference is not on its
     side of 0, with one resample added to each side. Both comparisons are of the same examples in the same order.
     """
-    import numpy as np
 
     names = [name for name in first.metrics if name in second.metrics]
     scores = [resampled_scores(each, names, number, seed) if number else {} for each in (first, second)]

@@ -3,6 +3,7 @@
 import abc
 
 import datasets
+import numpy as np
 
 from .offline_metric import MeanMetric, OfflineMetric, pairs_of
 
@@ -33,8 +34,6 @@ class SacrebleuMetric(TextMetric):
 
     def weighted(self, predictions, references):
         """From the counts of each text, which sacrebleu's own bootstrap adds up as well (sacrebleu 2.4 to 2.6)."""
-        import numpy as np
-
         scorer = self.scorer()
         counts = np.array(scorer._extract_corpus_statistics(predictions, streams_of(references)))
         return lambda weights: scorer._compute_score_from_stats((weights @ counts).tolist()).score
@@ -82,6 +81,4 @@ class ExactMatch(MeanMetric, TextMetric):
         return [p == r if isinstance(r, str) else p in r for p, r in zip(predictions, references)]
 
     def right(self, predictions, references):
-        import numpy as np
-
         return np.array(self.each(predictions, references))

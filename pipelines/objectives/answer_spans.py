@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from ..lazy import torch
+
 Span = tuple[int, int]  # begin and end of characters, or first and last token
 
 
@@ -35,8 +37,6 @@ def best_spans(start, end, context: Span, longest: int, number: int) -> list[tup
     start, end: (T,) scores of each token as first and as last one of the answer; a span has the sum of the two. Spans
     lie inside the context and have at most `longest` tokens.
     """
-    import torch
-
     first, after = context
     size = after - first
     if size == 0:

@@ -2,7 +2,8 @@
 
 An Objective owns every decision that depends on what is learned: its settings, the data it reads, rows and batches,
 the model's head, metrics, what is shown at the end. The rest of the pipelines calls this interface and asks for no
-names. Standard library at import: recipes are checked with it, so torch is imported inside methods.
+names. Recipes are checked with it before any work, so numpy and torch are those of lazy.py; what only a run needs is
+imported here inside methods, because each file that a command enters takes time.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from anyformer.modeling.families import Family
 
-from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
 from ..plugins import METRICS
 from ..recipes.introspection import family_names, family_row
@@ -24,10 +24,13 @@ from ..recipes.types import default_of, show
 from ..words import counted
 
 if TYPE_CHECKING:
-    from ..data.tokenization import Share
+    from ..data.documents import Share
+    from ..data.rows import Rows
     from .losses import OwnLoss
 
 SAMPLES = 3  # generated texts that are shown at the end
+# Bounds of settings, as `doc` takes them: of shares and probabilities, and of the tokens of a text.
+SHARE, TOKENS = {"at_least": 0, "at_most": 1}, {"at_least": 2, "at_most": 2**20}
 
 
 @dataclass
@@ -88,13 +91,16 @@ class Objective(ABC):
     continues_prompts: whether evaluation.sample_prompts are put to the finished model.
     predicts_each_position: whether every token is predicted from those before it (perplexity by position).
     hub_task: the Hub's name of what the model is for, where its head does not say it. loss_unit: what the loss counts.
-    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. picture: file of the run's
-    folder that is shown as its sample. row_noun: what a row is called. sequences_per_row: how many the model reads for
-    it, such as both texts of a pair. unused_weights: how the names of weights begin that the model has and the
-    objective makes no use of. hub_tags: tags of a published model, beside our own.
+    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. sample_words: what stands
+    before the prompt in the heading above a sample. picture: file of the run's folder that is shown as its sample.
+    row_noun: what a row is called. legend_words: what the marks of `show` mean, as showing.legend takes it. use: the
+    command that puts the finished model to work, {folder} in it. sequences_per_row: how many the model reads for it,
+    such as both texts of a pair. unused_weights: how the names of weights begin that the model has and the objective
+    makes no use of. hub_tags: tags of a published model, beside our own.
     shares_batches: whether its rows may stand in a batch beside other objectives' (mixture.py): they are of plain text,
     its batches hold what mixture.KEYS names alone, and the loss is the model's.
     in_stages: whether the last stage of a pipeline can compute its loss: that of a causal model, from its batch alone.
+    finishes_on: the processes on which `finish` has something to do with the saved model: "none", "one" or "all".
     in_parts_of_rows: whether processes may each hold a part of a row, whose labels stand beside their own tokens.
 
     After `prepare`: `processor` is saved with the model (a tokenizer or an image processor), `tokenizer` is it or None.
@@ -119,13 +125,17 @@ class Objective(ABC):
     hub_task: ClassVar[str | None] = None
     loss_unit: ClassVar[str] = "nats per token"
     samples_are_answers: ClassVar[bool] = False
+    sample_words: ClassVar[str] = "sample after"
     picture: ClassVar[str | None] = None
     row_noun: ClassVar[str] = "row"
+    legend_words: str = ""
+    use: ClassVar[str] = "anyformer train RECIPE model.name_or_path={folder}"
     sequences_per_row: int = 1
     unused_weights: ClassVar[tuple[str, ...]] = ()
     hub_tags: ClassVar[tuple[str, ...]] = ()
     shares_batches: ClassVar[bool] = False
     in_stages: ClassVar[bool] = False
+    finishes_on: str = "none"
     in_parts_of_rows: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs):
@@ -308,7 +318,7 @@ class Objective(ABC):
         return None
 
     @abstractmethod
-    def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, source: Any, split: str, cache: Path, progress: bool = False) -> "Rows":
         """The rows of one split; those of `train` are asked for first. Raises UserError."""
 
     def prepare_share(self, source: Any, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
@@ -322,19 +332,19 @@ class Objective(ABC):
         """Raise UserError where the rows cannot be prepared in shares."""
         raise UserError(f"--shard is for plain text, and {self.setting} reads examples; leave it out")
 
-    def completed(self, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
+    def completed(self, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
         """The rows of all splits, with what is dear to compute: by now no mistake can be in any of them."""
         return rows
 
     @abstractmethod
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        """What makes a batch of rows. packed: whether some row holds several documents."""
+        """What makes a batch of rows. packed: whether some row holds several documents, where that matters."""
 
     @abstractmethod
     def processor_fingerprint(self) -> str:
         """Equal for processors that make the same model inputs of everything."""
 
-    def describe(self, rows: Rows) -> str:
+    def describe(self, rows: "Rows") -> str:
         """The rows of one split in a line or two, for people."""
         return f"{counted(len(rows), self.row_noun)} of {rows.name}"
 
@@ -372,8 +382,15 @@ class Objective(ABC):
 
     def scorer(self) -> Any | None:
         """What measures the predictions of an evaluation pass: has predictions(logits, labels) and
-        compute_metrics(predictions). None: the loss alone is measured."""
-        return None
+        compute_metrics(predictions), as an objective may itself. None: the loss alone is measured."""
+        return self if hasattr(self, "predictions") else None
+
+    def compare(self, *compared: Any) -> dict[str, float]:
+        """The metrics of what is compared, predictions and references first, as metrics.compute_metrics takes it."""
+        from ..metrics import compute_metrics
+
+        numbers, self.signatures = compute_metrics(self.metrics, *compared)
+        return numbers
 
     def named(self, value: Any) -> Any:
         """A prediction or reference of the metrics as JSON that people read, such as the name of a class."""
@@ -407,7 +424,7 @@ class Objective(ABC):
             "parts_of": self.parts_of,
         }
 
-    def parts_of(self, rows: Rows) -> tuple[Sequence[str], Callable[[int], str]] | None:
+    def parts_of(self, rows: "Rows") -> tuple[Sequence[str], Callable[[int], str]] | None:
         """(names of the parts that rows are of, number of a row -> its part): each part's own loss is logged.
 
         rows: of any split. None: there is one part.
@@ -423,20 +440,20 @@ class Objective(ABC):
         """What `measure` computes from answers; each validation does so where evaluation.best_metric is one of them."""
         return []
 
-    def unanswered(self, rows: Rows, numbers: Sequence[int]) -> list[str]:
+    def unanswered(self, rows: "Rows", numbers: Sequence[int]) -> list[str]:
         """Those of metrics_of_answers that the rows `numbers` do not measure."""
         return []
 
-    def some_rows(self, rows: Rows, most: int) -> list[int]:
+    def some_rows(self, rows: "Rows", most: int) -> list[int]:
         """Numbers of the rows that are measured where `most` is the limit."""
         return evenly_spread(len(rows), most)
 
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
         """The splits whose rows it takes to measure `split`: itself, and `train` where a metric compares with it."""
-        return [split]
+        return [split, "train"] if any(METRICS[name].needs_train for name in metrics) else [split]
 
     def metrics_of_pass(
-        self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None
+        self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
     ) -> dict[str, float]:
         """Those of `metrics` that follow from one pass over the rows.
 
@@ -445,11 +462,7 @@ class Objective(ABC):
         """
         return {name: result[name] for name in metrics if name in result}
 
-    def finishes_on(self) -> str:
-        """The processes on which `finish` has something to do with the saved model: "none", "one" or "all"."""
-        return "none"
-
-    def finish(self, finished: FinishedModel, splits: dict[str, Rows]) -> tuple[dict[str, float], list[dict]]:
+    def finish(self, finished: FinishedModel, splits: "dict[str, Rows]") -> tuple[dict[str, float], list[dict]]:
         """({"validation_bleu": ...}, samples): what the finished model is measured by and what is shown of it."""
         metrics = {}
         for split, rows in splits.items():
@@ -459,16 +472,16 @@ class Objective(ABC):
         return metrics, self.samples(finished, splits)
 
     def measure(
-        self, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train: Rows | None
+        self, finished: FinishedModel, rows: "Rows", numbers: Sequence[int], train: "Rows | None"
     ) -> dict[str, float]:
         """The recipe's metrics that need the finished model itself, of the rows `numbers`."""
         return {}
 
-    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
+    def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
         """What is shown of the finished model: {"prompt", "text", and "reference" where there is one}."""
         return []
 
-    def draw(self, finished: FinishedModel, rows: Rows, path: Path) -> bool:
+    def draw(self, finished: FinishedModel, rows: "Rows", path: Path) -> bool:
         """Write a picture of what the model makes of some rows; return whether there is one."""
         return False
 
@@ -480,7 +493,7 @@ class Objective(ABC):
 
     def sample_title(self, prompt: str) -> str:
         """The heading above a sample."""
-        return f"sample after {prompt!r}"
+        return f"{self.sample_words} {prompt!r}"
 
     @classmethod
     def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -489,18 +502,21 @@ class Objective(ABC):
 
     def how_to_use(self, folder: Path) -> str:
         """One line that puts the finished model to work."""
-        return f"anyformer train RECIPE model.name_or_path={folder}"
+        return self.use.format(folder=folder)
 
     def legend(self):
-        """What the marks of `show` mean: a rich Text or a string."""
-        return ""
+        """What the marks of `show` mean: a rich Text."""
+        from .showing import legend
 
-    def show(self, console, rows: Rows, number: int, row: dict) -> None:
+        return legend(self.legend_words)
+
+    def show(self, console, rows: "Rows", number: int, row: dict) -> None:
         """Print row `number`, for `anyformer preview`."""
         console.print(f"{self.row_noun} {number}: {row}", markup=False)
 
-    def collated(self, rows: Rows, number: int, row: dict) -> dict:
+    def collated(self, rows: "Rows", number: int, row: dict) -> dict:
         """The batch of this row alone, as training sees it in its first epoch."""
+
         from ..data.batch_keys import EPOCH, ROW_IDS
 
         return self.collator(rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])

@@ -1,7 +1,5 @@
 """Next-token prediction over packed rows."""
 
-from pathlib import Path
-
 from ..plugins import register_objective
 from .text import TextObjective
 
@@ -23,23 +21,15 @@ class Causal(TextObjective):
     shares_batches = True
     in_stages = True
     in_parts_of_rows = True
+    legend_words = (
+        "a colour per document, [unpredicted]underlined[/]: not predicted (no context in this row), │ where a document "
+        "ends: no attention across, [padding]struck through[/]: padding; labels stand beside their own token, and the "
+        "model shifts them by one"
+    )
+    use = 'anyformer generate {folder} "your prompt"'
 
     def collator(self, packed: bool) -> "CausalCollator":
         return CausalCollator(packed)
-
-    def how_to_use(self, folder: Path) -> str:
-        return f'anyformer generate {folder} "your prompt"'
-
-    def legend(self):
-        from .showing import NOT_PREDICTED, PADDING, marked
-
-        return marked(
-            "a colour per document, ",
-            ("underlined", NOT_PREDICTED),
-            ": not predicted (no context in this row), │ where a document ends: no attention across, ",
-            ("struck through", PADDING),
-            ": padding; labels stand beside their own token, and the model shifts them by one",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         from .showing import documents_line, head_table, is_label, print_lines, row_text
@@ -66,6 +56,6 @@ class CausalCollator:
     def __call__(self, rows: list[dict]) -> dict:
         import torch
 
-        from ..data.sample_ids import row_ids
+        from ..data.batch_keys import row_ids
 
         return {key: torch.stack([row[key] for row in rows]) for key in self.keys} | row_ids(rows)

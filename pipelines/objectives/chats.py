@@ -5,18 +5,19 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from ..data.documents import Corpus, Document, SkipCounts
+from ..data.cells import kind_of
+from ..data.documents import Corpus
+from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
+from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
-from .base import SAMPLES, FinishedModel
+from ..words import at_limit, counted
+from .base import SAMPLES, TOKENS, FinishedModel
 from .text_task import TextTask
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
 
 # For a tokenizer that has none: the role in a line of its own, then the text, ended by the end-of-text token. All of
 # these are in every vocabulary, so a model of any tokenizer learns them without a new embedding, and generation stops
@@ -47,17 +48,21 @@ class ChatSettings(ObjectiveSettings):
         "column of a text that belongs to it, put after an empty line where there is one; null: none", "input"
     )
     system: str | None = doc("text of a system message before each conversation that has none")
-    max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, at_least=2, at_most=2**20)
+    max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, **TOKENS)
 
 
 class ChatTask(TextTask):
-    """A subclass says which columns hold answers, and makes rows of conversations."""
+    """A subclass says which columns hold answers, and makes rows of conversations. noun: what a row is made of."""
 
     auto_class = "AutoModelForCausalLM"
     special_tokens = "none"
+    noun: ClassVar[str] = "conversation"
     hub_task = "text-generation"
+    finishes_on = "one"
     continues_prompts = True
     samples_are_answers = True
+    sample_words = "answer to"
+    use = 'anyformer generate {folder} "your question" --chat'
 
     def columns(self) -> dict[str, str]:
         section = self.settings
@@ -71,9 +76,6 @@ class ChatTask(TextTask):
                 f"task.input_field={section.input_field!r} belongs to task.prompt_field, which is null; set both so"
             )
         super().check()
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
 
     # ---- messages
 
@@ -101,11 +103,10 @@ class ChatTask(TextTask):
         if isinstance(value, str):
             value = list_in_json(value) if role is None else [{"role": role, "content": value}]
         if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-            held = "null" if row[column] is None else type(row[column]).__name__
             wanted = "neither a text nor a list of messages {role, content}"
             if role is None:
                 wanted = "which is no list of messages {role, content}, nor its JSON"
-            raise UserError(f"{where} holds {held}, {wanted}")
+            raise UserError(f"{where} holds {kind_of(row[column])}, {wanted}")
         for message in value:
             for name in ("role", "content"):
                 if not isinstance(message.get(name), str):
@@ -138,9 +139,21 @@ class ChatTask(TextTask):
 
     # ---- tokens
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def corpus(self, source) -> Corpus:
+        from ..data.examples import ExampleTexts
+
+        def texts(place: str, row: dict) -> list[str]:
+            # With the template's marks, of which a vocabulary of characters has to hold every one.
+            return [
+                "".join(f"<|{part['role']}|>\n{part['content']}\n" for part in messages)
+                for messages in self.conversations(place, row)
+            ]
+
+        return ExampleTexts(source, texts, {"texts": "chats", "system": self.settings.system})
+
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         """Raises UserError for a tokenizer without end-of-text token, or with a template that cannot be used."""
-        self.processor = self.train_or_load_tokenizer(ChatTexts(splits["train"], self), cache, progress)
+        self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         self.need_tokens(eos="an end-of-text")
         tokenizer = self.tokenizer
         if tokenizer.chat_template is None:
@@ -228,40 +241,40 @@ class ChatTask(TextTask):
                     begin += len(part)
             yield ids, offsets
 
-    def encoded(self, source: "Examples", split: str, cache: Path, columns: list[tuple]) -> "EncodedExamples":
-        """What `_batches` makes of a split, stored: these columns of numbers (name, pyarrow type).
+    def encoded(self, source, split: str, cache: Path, columns: dict[str, str]) -> Rows:
+        """What `_batches` makes of a split, stored: these columns of numbers, as schema_of takes them.
 
         A split that is not trained on also has the prompt and the answer of each row as texts.
         """
-        import pyarrow
-
-        from ..data.example_store import encode_examples
+        from ..data.example_store import encode_examples, schema_of
         from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
 
         if split != "train":
-            columns = [*columns, ("prompt", pyarrow.string()), ("answer", pyarrow.string())]
-        schema = pyarrow.schema(columns)
-        settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, schema.names]
+            columns = columns | {"prompt": "string", "answer": "string"}
+        settings = [self.settings.max_length, self.settings.system, self.tokenizer.chat_template, list(columns)]
         key = sha([self.name, examples_fingerprint(source), self.processor_fingerprint(), settings])
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
+        rows = encode_examples(cache, key, source, schema_of(columns), self._batches, self._facts, self.tokenizer)
+        if not len(rows):
+            raise UserError(
+                f"task.max_length={self.settings.max_length}: no {self.noun} of {source.name} leaves room for an "
+                f"answer; set it higher"
+            )
+        return rows
+
+    def described(self, rows: Rows, tokens: str) -> str:
+        """The encoded conversations in a line. tokens: how many each has, in words."""
+        number, left_out = rows.facts["examples"], rows.facts["left_out"]
+        limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
+        more = f"; {counted(left_out, 'more')} left out, whose prompt alone is longer" if left_out else ""
+        return f"{counted(number, self.noun)} of {rows.name}, {tokens}; {limit}{more}"
 
     @abstractmethod
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         """The rows of the examples, column-wise, some at a time."""
 
     @abstractmethod
     def _facts(self, batch: dict[str, list]) -> dict:
         """Numbers of one batch that are worth telling."""
-
-    def no_room(self, what: str, examples: "Examples") -> UserError:
-        """The error for a split of which no example leaves room for an answer."""
-        longest = self.settings.max_length
-        return UserError(
-            f"task.max_length={longest}: no {what} of {examples.name} leaves room for an answer; set it higher"
-        )
-
-    # ---- the model
 
     def prepare_model(self, model) -> None:
         """Let generation stop at the mark that ends an answer."""
@@ -285,9 +298,6 @@ class ChatTask(TextTask):
         super().check_model_length(most)
         self.check_prompts(most)
 
-    def finishes_on(self) -> str:
-        return "one"
-
     def samples(self, finished: FinishedModel, splits: dict[str, Any]) -> list[dict]:
         """Answers to the first conversations of the validation, or to evaluation.sample_prompts."""
         prompts = [([{"role": "user", "content": text}], None) for text in self.recipe.evaluation.sample_prompts]
@@ -305,8 +315,6 @@ class ChatTask(TextTask):
 
     def answer(self, model, messages: Messages) -> str:
         """The model's likeliest answer, of evaluation.sample_tokens tokens at most."""
-        import torch
-
         from ..generation import free_positions
 
         inputs = self.tokenizer.apply_chat_template(
@@ -318,12 +326,6 @@ class ChatTask(TextTask):
         with torch.inference_mode():
             output = model.generate(**inputs, max_new_tokens=room, do_sample=False)
         return self.tokenizer.decode(output[0, length:], skip_special_tokens=True)
-
-    def sample_title(self, prompt: str) -> str:
-        return f"answer to {prompt!r}"
-
-    def how_to_use(self, folder: Path) -> str:
-        return f'anyformer generate {folder} "your question" --chat'
 
 
 def joined(prompt: str) -> UserError:
@@ -342,20 +344,3 @@ def list_in_json(text: str) -> list | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, list) else None
-
-
-class ChatTexts(Corpus):
-    """The texts of conversations as documents, for a tokenizer to be trained on."""
-
-    def __init__(self, examples: "Examples", task: ChatTask):
-        self.examples, self.task = examples, task
-        self.split, self.name, self.skipped = examples.split, examples.name, SkipCounts()
-
-    def documents(self) -> Iterator[Document]:
-        for place, row in self.examples:
-            for messages in self.task.conversations(place, row):
-                # With the template's marks, of which a vocabulary of characters has to hold every one.
-                yield Document("".join(f"<|{part['role']}|>\n{part['content']}\n" for part in messages), place)
-
-    def identity(self) -> Any:
-        return {"examples": self.examples.identity(), "texts": "chats", "system": self.task.settings.system}

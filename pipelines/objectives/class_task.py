@@ -4,14 +4,15 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ..errors import UserError, did_you_mean
+from ..lazy import torch
+from ..metrics import check_metrics
+from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-
-if TYPE_CHECKING:
-    from ..data.examples import Examples
+from .losses import WeightedClasses
 
 
 @dataclass
@@ -41,33 +42,21 @@ class ClassScores:
     default_metrics = ("accuracy",)
     validates_metrics = True
 
-    def scorer(self):
-        return self
-
     def predictions(self, logits, labels):
         """(B, C) and (B,) -> (B, 2): the class a row is given, and the one it has.
 
         (B, 2 + C), with the probabilities of the classes, where a metric compares them.
         """
-        import torch
-
         found = torch.stack([logits.argmax(-1), labels], dim=-1)
-        if not self._compares_probabilities():
+        if not any(METRICS[name].compares == "probabilities" for name in self.metrics):
             return found
         return torch.cat([found.float(), logits.float().softmax(-1)], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of the predictions of all rows, an array of shape (rows, 2) or (rows, 2 + C)."""
-        from ..metrics import compute_metrics
-
         given, true = predictions[:, :2].astype(int).T.tolist()
         probabilities = predictions[:, 2:] if predictions.shape[1] > 2 else None
-        return compute_metrics(self.recipe.evaluation.metrics, given, true, probabilities)[0]
-
-    def _compares_probabilities(self) -> bool:
-        from ..plugins import METRICS
-
-        return any(METRICS[name].compares == "probabilities" for name in self.recipe.evaluation.metrics)
+        return self.compare(given, true, probabilities)
 
 
 class ClassTask(ClassScores):
@@ -125,14 +114,10 @@ class ClassTask(ClassScores):
             )
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
         names = self.settings.label_names
-        check_metrics(
-            self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(names) if names else None
-        )
+        check_metrics(self.metrics, self.compares, len(names) if names else None)
 
-    def adopt(self, config, source: "Examples") -> None:
+    def adopt(self, config, source) -> None:
         """The classes of the model that is measured, in the order of its outputs.
 
         Raises UserError where the recipe, or else the data, has other classes or another order of them.
@@ -150,9 +135,7 @@ class ClassTask(ClassScores):
                 f"task.label_names='[{', '.join(model)}]'"
             )
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
-        from ..metrics import check_metrics
-
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.data_names = self.settings.label_names or names_in_data(
             self.label_setting, self.label_column, splits, cache, self.classes_in
@@ -166,7 +149,7 @@ class ClassTask(ClassScores):
         self._learned = [self._numbers[name] for name in self.learned_names(self.data_names)]  # of each in the data
         names_were_given = self.settings.label_names is not None and not self._names_are_the_models
         self._labels_are_names = not names_were_given and numbers_name(self.data_names, self.label_column, splits)
-        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics", len(self.label_names))
+        check_metrics(self.metrics, self.compares, len(self.label_names))
 
     def named(self, value: int) -> str:
         return self.label_names[value]
@@ -191,8 +174,6 @@ class ClassTask(ClassScores):
 
     def class_histogram(self, labels) -> dict[str, int]:
         """How many of some class numbers are of which class, by name."""
-        import torch
-
         found = torch.bincount(torch.as_tensor(labels, dtype=torch.long), minlength=len(self.label_names)).tolist()
         return dict(zip(self.label_names, found))
 
@@ -228,8 +209,6 @@ class ClassTask(ClassScores):
         return [sum(counts) / (len(counts) * count) for count in counts]
 
     def loss(self):
-        from .losses import WeightedClasses
-
         return None if self.given_weights is None else WeightedClasses(self.class_weights())
 
 
@@ -247,7 +226,8 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
         value = int(value)
     if isinstance(value, str):
         if value not in numbers:
-            raise UserError(f"{field}: {place} is of the unknown class {value!r}{near(value, list(numbers))}")
+            near = did_you_mean(value, list(numbers)) or f"; there are {len(numbers)} classes"
+            raise UserError(f"{field}: {place} is of the unknown class {value!r}{near}")
         return numbers[value]
     if not isinstance(value, int):
         raise UserError(f"{field}: {place} holds {held(value)}, which is no class (a whole number or a name)")
@@ -259,7 +239,7 @@ def class_number(value: Any, field: str, place: str, numbers: dict[str, int], la
     return int(value)
 
 
-def numbers_name(names: list[str], column: str, splits: "dict[str, Examples]") -> bool:
+def numbers_name(names: list[str], column: str, splits) -> bool:
     """Whether classes whose names were taken from the data are named after the numbers in it."""
     return all(name.isdecimal() for name in names) and splits["train"].source.class_names(column) is None
 
@@ -267,10 +247,6 @@ def numbers_name(names: list[str], column: str, splits: "dict[str, Examples]") -
 def are_unnamed(names: list[str]) -> bool:
     """Whether classes have numbers alone, and are called LABEL_0, LABEL_1, ..., as transformers does."""
     return names == [f"LABEL_{number}" for number in range(len(names))]
-
-
-def near(name: str, known: list[str]) -> str:
-    return did_you_mean(name, known) or f"; there are {len(known)} classes"
 
 
 def held(value: Any) -> str:
@@ -286,7 +262,7 @@ def the_value(value: Any, place: str) -> list[tuple[str, Any]]:
 def names_in_data(
     setting: str,
     column: str,
-    splits: "dict[str, Examples]",
+    splits,
     cache: Path,
     classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
     section: str = "task",
@@ -317,7 +293,7 @@ def names_in_data(
     return json.loads((folder / "names.json").read_text())
 
 
-def _scan(field: str, column: str, splits: "dict[str, Examples]", classes_in: Callable) -> list[str]:
+def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
     found, kind = set(), None
     for split, examples in splits.items():
         for place, row in examples.only(column):

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
+from ..tokenizers.special_tokens import MASK
+from .base import SHARE
 from .reconstruction import Reconstruction, SourceTargetCollator
 from .text import TextSettings
 
@@ -23,14 +26,11 @@ class DenoisingSettings(TextSettings):
     )
     mask_rate: float = doc("token masking: share of the tokens that the mask token hides", 0.0, at_least=0, below=1)
     delete_rate: float = doc("token deletion: share of the tokens that are left out", 0.0, at_least=0, below=1)
-    permute_rate: float = doc(
-        "sentence permutation: share of the sentences that change places", 1.0, at_least=0, at_most=1
-    )
+    permute_rate: float = doc("sentence permutation: share of the sentences that change places", 1.0, **SHARE)
     rotate_rate: float = doc(
         "document rotation: share of the documents that begin at a random token, their beginning at the end",
         0.0,
-        at_least=0,
-        at_most=1,
+        **SHARE,
     )
 
 
@@ -49,6 +49,10 @@ class Denoising(Reconstruction):
 
     name = "denoising"
     Settings = DenoisingSettings
+    legend_words = (
+        "source: what the encoder reads, sentences in another order, [predicted]<|mask|>[/] where tokens are hidden or "
+        "nothing was; target: the text as it was; as in the first epoch, other noise in each further one"
+    )
 
     def check(self) -> None:
         super().check()
@@ -63,8 +67,6 @@ class Denoising(Reconstruction):
             raise UserError(f"{words} are shares of the same tokens; together they must be at most 1")
 
     def further_tokens(self) -> list[str]:
-        from ..tokenizers.special_tokens import MASK
-
         return [MASK]
 
     def use_tokenizer(self, tokenizer) -> None:
@@ -77,18 +79,7 @@ class Denoising(Reconstruction):
         return self.settings.sequence_length - 1
 
     def collator(self, packed: bool) -> "DenoisingCollator":
-        """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         return DenoisingCollator(self.tokenizer, self.settings, self.seed, self.batch_lengths())
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "source: what the encoder reads, sentences in another order, ",
-            ("<|mask|>", PREDICTED),
-            " where tokens are hidden or nothing was; target: the text as it was; as in the first epoch, other noise "
-            "in each further one",
-        )
 
 
 class DenoisingCollator(SourceTargetCollator):
@@ -107,8 +98,6 @@ class DenoisingCollator(SourceTargetCollator):
         self.sentences = SentenceEnds(tokenizer) if settings.permute_rate else None
 
     def corrupt(self, tokens, starts, generator) -> tuple:
-        import numpy as np
-
         section = self.settings
         parts = [self._unframed(part) for part in np.split(tokens, starts[1:])]
         lengths = [len(content) for _, content, _ in parts]
@@ -132,8 +121,6 @@ class DenoisingCollator(SourceTargetCollator):
 
     def _hide(self, content, infilled: int, masked: int, deleted: int, generator):
         """The content with that many tokens infilled, masked and deleted."""
-        import numpy as np
-
         spans = span_lengths(infilled, self.settings.mean_span_length, generator)
         gaps = np.sort(generator.integers(len(content) - infilled + 1, size=len(spans)))  # before which kept token
         begins = gaps + np.cumsum(spans) - spans
@@ -150,8 +137,6 @@ class DenoisingCollator(SourceTargetCollator):
 
 def counts(lengths: list[int], rate: float):
     """How many items of each part a rate comes to, rounded so that of all parts together none is over."""
-    import numpy as np
-
     ends = np.floor(np.cumsum([0, *lengths]) * rate + 0.5).astype(np.int64)
     return np.diff(ends)
 
@@ -162,8 +147,6 @@ def span_lengths(total: int, mean: float, generator):
     At most `total` of them, so that a text with a mask for each is not longer than it was: those of no token that are
     over are left out, which a mean of 3 does in no text of some length.
     """
-    import numpy as np
-
     lengths, left = [], total
     while left > 0:
         lengths.append(min(int(generator.poisson(mean)), left))
@@ -176,8 +159,6 @@ def span_lengths(total: int, mean: float, generator):
 
 def permuted(content, sentences, rate: float, generator):
     """The content with round(rate * sentences) of its sentences in each other's places; `sentences`: their lengths."""
-    import numpy as np
-
     number = round(rate * len(sentences))
     if number < 2:
         return content

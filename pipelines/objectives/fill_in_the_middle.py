@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts, pad, row_generators, row_ids
 from ..errors import UserError
+from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from .base import SHARE
+from .showing import arranged_text, documents_line, is_label
 from .text import TextObjective, TextSettings
 
 ADDED = 4  # tokens that a rearranged document may have more: three sentinels and the end of the text
@@ -14,12 +17,8 @@ ADDED = 4  # tokens that a rearranged document may have more: three sentinels an
 
 @dataclass
 class FillInTheMiddleSettings(TextSettings):
-    fim_rate: float = doc(
-        "share of the documents that are rearranged; the rest is read as it is", 0.5, at_least=0, at_most=1
-    )
-    spm_rate: float = doc(
-        "share of those with the suffix first; the others begin with the prefix", 0.5, at_least=0, at_most=1
-    )
+    fim_rate: float = doc("share of the documents that are rearranged; the rest is read as it is", 0.5, **SHARE)
+    spm_rate: float = doc("share of those with the suffix first; the others begin with the prefix", 0.5, **SHARE)
     shortest: int = doc("documents, or parts of them in a row, with fewer tokens stay as they are", 16, at_least=2)
     prefix_token: str = doc("special token before the text's beginning", "<|fim_prefix|>")
     middle_token: str = doc("special token before what is to be filled in", "<|fim_middle|>")
@@ -90,22 +89,18 @@ class FillInTheMiddle(TextObjective):
         prefix, middle, suffix = self.settings.sentinels
         return f'anyformer generate {folder} "{prefix}the beginning{suffix}the end{middle}"'
 
-    def legend(self):
-        from .showing import NOT_PREDICTED, PADDING, PREDICTED, marked
+    @property
+    def legend_words(self) -> str:
+        from rich.markup import escape
 
-        return marked(
-            "a colour per document, ",
-            *((f"{token} ", PREDICTED) for token in self.settings.sentinels),
-            "where one is rearranged, ",
-            ("underlined", NOT_PREDICTED),
-            ": not predicted, │ where a document ends: no attention across, ",
-            ("struck through", PADDING),
-            ": padding; as in the first epoch, other cuts in each further one",
+        sentinels = " ".join(f"[predicted]{escape(token)}[/]" for token in self.settings.sentinels)
+        return (
+            f"a colour per document, {sentinels} where one is rearranged, [unpredicted]underlined[/]: not predicted, │ "
+            f"where a document ends: no attention across, [padding]struck through[/]: padding; as in the first epoch, "
+            f"other cuts in each further one"
         )
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import arranged_text, documents_line, is_label
-
         batch = self.collator(packed=True)([{ROW_IDS: number, EPOCH: 0} | row])
         changed = {name: batch[name][0] for name in ("input_ids", "labels", "position_ids")}
         predicted = int(is_label(changed["labels"]).sum())
@@ -132,13 +127,6 @@ class FillInTheMiddleCollator:
         self.packed, self.seed, self.length = packed, seed, length
 
     def __call__(self, rows: list[dict]) -> dict:
-        import numpy as np
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
-        from ..data.packing import document_parts
-        from ..data.sample_ids import row_generators, row_ids
-
         changed = []
         for row, generator in zip(rows, row_generators(rows, self.seed)):
             pair = np.stack([row["input_ids"].numpy(), row["labels"].numpy()])
@@ -146,29 +134,17 @@ class FillInTheMiddleCollator:
             if len(parts) > 1 and (parts[-1][1] == IGNORE_INDEX).all():
                 parts.pop()  # padding, or one token that predicts and is predicted by nothing
             changed.append([self.rearrange(part, generator) for part in parts])
-        longest = max(sum(part.shape[1] for part in parts) for parts in changed)
-        length = max(self.length or 0, longest)
-        batch = {
-            "input_ids": np.full((len(rows), length), self.pad, dtype=np.int64),
-            "labels": np.full((len(rows), length), IGNORE_INDEX, dtype=np.int64),
-            "position_ids": np.zeros((len(rows), length), dtype=np.int64),
-        }
-        for place, parts in enumerate(changed):
-            ids, labels = np.concatenate(parts, axis=1)
-            lengths = [part.shape[1] for part in parts]
-            batch["input_ids"][place, : len(ids)], batch["labels"][place, : len(ids)] = ids, labels
-            positions = [np.arange(n) for n in (*lengths, length - len(ids))]
-            batch["position_ids"][place] = np.concatenate(positions)
-        if not self.packed:
-            del batch["position_ids"]
-        return {name: torch.from_numpy(array) for name, array in batch.items()} | row_ids(rows)
+        ids, labels = zip(*(np.concatenate(parts, axis=1) for parts in changed))
+        batch = {"input_ids": pad(ids, self.pad, width=self.length)}
+        batch["labels"] = pad(labels, IGNORE_INDEX, width=self.length)
+        if self.packed:
+            width, lengths = batch["labels"].shape[1], [[part.shape[1] for part in parts] for parts in changed]
+            positions = [np.concatenate([np.arange(n) for n in (*own, width - sum(own))]) for own in lengths]
+            batch["position_ids"] = torch.from_numpy(np.stack(positions))
+        return batch | row_ids(rows)
 
     def rearrange(self, part, generator):
         """A document's part (2, T), tokens above their labels, as it is or with its middle at the end."""
-        import numpy as np
-
-        from ..data.batch_keys import IGNORE_INDEX
-
         draw, by_suffix = generator.random(2)
         content = part[:, :-1] if part[0, -1] == self.eos else part
         size = content.shape[1]

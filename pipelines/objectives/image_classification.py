@@ -2,19 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..data.rows import Rows
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
+from .base import SHARE
 from .class_task import ClassSettings, ClassTask
 from .how_to_use import pipeline_command
-from .images import ImageObjective, NormalizedSettings
-
-if TYPE_CHECKING:
-    from ..data.examples import Examples
-    from ..images.augmentation import ImageCollator
+from .images import ImageObjective, NormalizedSettings, StoredImages
+from .showing import image_text, shares_text
 
 
 @dataclass
@@ -22,7 +18,7 @@ class ImageClassificationSettings(ClassSettings, NormalizedSettings):
     crop_padding: int = doc(
         "training images are shifted at random by up to so many pixels", 0, at_least=0, at_most=2**16
     )
-    horizontal_flip: float = doc("probability that a training image is mirrored", 0.0, at_least=0, at_most=1)
+    horizontal_flip: float = doc("probability that a training image is mirrored", 0.0, **SHARE)
     mixup_alpha: float = doc(
         "each training image is blended with another, by shares of Beta(alpha, alpha); 0: off",
         0.0,
@@ -53,6 +49,10 @@ class ImageClassification(ClassTask, ImageObjective):
     row_noun = "example"
     loss_unit = "nats per example"
     Settings = ImageClassificationSettings
+    legend_words = (
+        "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
+        "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
+    )
     _train = None  # images of the training rows, with which others are mixed
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class ImageClassification(ClassTask, ImageObjective):
     def columns(self) -> dict[str, str]:
         return {"image_field": self.settings.image_field, "label_field": self.settings.label_field}
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "ImageRows":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> "ImageRows":
         """Decoded images with their class numbers; those of the training split are for augmentation."""
         from ..images.processors import prepare_images, settle_normalisation
 
@@ -81,7 +81,7 @@ class ImageClassification(ClassTask, ImageObjective):
             settle_normalisation(self.processor, store)
         return ImageRows(store, augment=split == "train")
 
-    def collator(self, packed: bool) -> "ImageCollator":
+    def collator(self, packed: bool):
         """For rows of all splits."""
         from ..images.augmentation import Augmentation, ImageCollator
         from ..images.processors import normalisation
@@ -107,19 +107,7 @@ class ImageClassification(ClassTask, ImageObjective):
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("image-classification", folder, "your_image.png")
 
-    def legend(self):
-        from .showing import SHADES, marked
-
-        return marked(
-            "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe "
-            "says), darker to brighter ",
-            (SHADES, "bold"),
-            ", two characters for a pixel or a block of them, and what has to be answered",
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import image_text, shares_text
-
         batch, names = self.collated(rows, number, row), self.label_names
         pixels = batch["pixel_values"][0]
         console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
@@ -133,21 +121,15 @@ class ImageClassification(ClassTask, ImageObjective):
         )
 
 
-class ImageRows(Rows):
+class ImageRows(StoredImages):
     """The rows of a store; `augment` in a row tells the collator that it is one of the training set's."""
 
     def __init__(self, store, augment: bool):
-        self.store, self.augment = store, augment
-        self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
-
-    def __len__(self) -> int:
-        return len(self.store)
+        super().__init__(store)
+        self.augment = augment
 
     def __getitem__(self, index: int) -> dict:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        row = self.store[index]
-        return row | {"augment": True} if self.augment else row
+        return self.__getitems__([self.inside(index)])[0]
 
     def __getitems__(self, indices: list[int]) -> list[dict]:
         """Rows read together."""

@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from ..data.rows import Rows
 from ..errors import UserError, need_package
 from ..recipes import introspection
 from ..recipes.schema import ObjectiveSettings, TokenizerSection, doc
 from ..recipes.types import show
 from .base import Objective, check_examples
-
-if TYPE_CHECKING:
-    from ..data.examples import Examples
 
 
 @dataclass
@@ -49,13 +47,13 @@ class ImageObjective(Objective):
             if value != default and not (field == "name_or_path" and value == self.recipe.model.name_or_path):
                 raise UserError(f"tokenizer.{field} has no effect with {self.setting}; images have no text")
 
-    def open(self) -> "dict[str, Examples]":
+    def open(self) -> dict[str, Any]:
         from ..data.image_files import open_images
 
         need_package(self.setting, "pillow", "vision", module="PIL")
         return open_images(self.recipe.data, self.columns())
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         from ..images.processors import image_shape, recipe_image_processor
 
         self.shape = image_shape(self.recipe)
@@ -80,5 +78,14 @@ class ImageObjective(Objective):
             channels = model.fields.get("num_channels", default)
             if len(values) != channels:
                 raise UserError(f"{path}={show(values)} must be {channels} numbers, as model.num_channels says")
-            if field == "image_std" and min(values) <= 0:
-                raise UserError(f"{path}={show(values)} must be above 0")
+
+
+class StoredImages(Rows):
+    """The images of a store (data/image_store.py) as rows; a subclass says what a row is."""
+
+    def __init__(self, store):
+        self.store = store
+        self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
+
+    def __len__(self) -> int:
+        return len(self.store)

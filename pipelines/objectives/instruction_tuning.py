@@ -4,18 +4,16 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..data.batch_keys import IGNORE_INDEX
+from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..words import at_limit, counted
+from ..words import counted
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
+from .showing import is_label, row_text
 from .text import TokenPredictions
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.packed_examples import PackedExamples
 
 
 @dataclass
@@ -40,6 +38,10 @@ class InstructionTuning(TokenPredictions, ChatTask):
     Settings = InstructionTuningSettings
     shifts_labels = True
     loss_unit = "nats per token of the answers"
+    legend_words = (
+        "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned: the "
+        "answers and what ends them; [padding]struck through[/]: padding"
+    )
 
     def columns(self) -> dict[str, str]:
         section = self.settings
@@ -57,25 +59,17 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
     # ---- rows
 
-    def rows(
-        self, source: "Examples", split: str, cache: Path, progress: bool = False
-    ) -> "EncodedExamples | PackedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The conversations as input_ids and labels (-100 but for answers), one or several to a row."""
-        import pyarrow
-
-        ids = pyarrow.list_(pyarrow.int32())
-        encoded = self.encoded(source, split, cache, [("input_ids", ids), ("labels", ids)])
+        encoded = self.encoded(source, split, cache, {"input_ids": "int32[]", "labels": "int32[]"})
         if not self.settings.packing:
             return encoded
         from ..data.packed_examples import PackedExamples
 
         return PackedExamples(encoded, self.settings.max_length, self.padding)
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.batch_keys import IGNORE_INDEX
-        from ..data.example_store import in_batches
-
-        longest, kept = self.settings.max_length, 0
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
+        longest = self.settings.max_length
         for batch in in_batches(examples):
             columns: dict[str, list] = {name: [] for name in ("input_ids", "labels", "prompt", "answer", "left_out")}
             asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
@@ -87,10 +81,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
                     columns["labels"].append([number if own else IGNORE_INDEX for number, own in zip(ids, learned)])
                     columns["prompt"].append(json.dumps(messages[:-1], ensure_ascii=False))
                     columns["answer"].append(messages[-1]["content"])
-            kept += len(columns["input_ids"])
             yield columns
-        if not kept:
-            raise self.no_room("conversation", examples)
 
     def _facts(self, batch: dict[str, list]) -> dict:
         return {
@@ -107,16 +98,11 @@ class InstructionTuning(TokenPredictions, ChatTask):
 
         return CausalCollator(packed) if self.settings.packing else PaddingCollator(self.padding)
 
-    def describe(self, rows: "EncodedExamples | PackedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         number = facts["examples"]
-        text = (
-            f"{counted(number, 'conversation')} of {rows.name}, {facts['tokens'] / number:.0f} tokens each, of which "
-            f"{facts['answer_tokens'] / number:.0f} are answers; "
-            f"{at_limit(facts['at_max_length'], number, f'max_length={self.settings.max_length}')}"
-        )
-        if facts["left_out"]:
-            text += f"; {counted(facts['left_out'], 'more')} left out, whose prompt alone is longer"
+        answers = f"{facts['answer_tokens'] / number:.0f} are answers"
+        text = self.described(rows, f"{facts['tokens'] / number:.0f} tokens each, of which {answers}")
         if "fill_rate" in facts:
             text += f"\npacked into {counted(len(rows), 'row')}, {facts['fill_rate']:.1%} filled"
         return text
@@ -126,20 +112,7 @@ class InstructionTuning(TokenPredictions, ChatTask):
     def step_words(self) -> str:
         return f"rows x {self.settings.max_length} tokens" if self.settings.packing else "conversations"
 
-    def legend(self):
-        from .showing import NOT_PREDICTED, PADDING, marked
-
-        return marked(
-            "a colour per conversation; ",
-            ("underlined", NOT_PREDICTED),
-            ": read, but not learned; the rest is learned: the answers and what ends them; ",
-            ("struck through", PADDING),
-            ": padding",
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import is_label, row_text
-
         documents = rows.documents(number, row) or [(number, 0, len(row["input_ids"]))]
         learned = int(is_label(row["labels"]).sum())
         what = counted(len(documents), "conversation")

@@ -4,42 +4,39 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
+from ..data.cells import filled_text_of
+from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
+from .base import TOKENS
 from .how_to_use import pipeline_command
+from .showing import sequence_text
 from .text_task import TextTask
-
-if TYPE_CHECKING:
-    import pyarrow
-
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
 
 
 @dataclass
 class LabelledTextSettings(ObjectiveSettings):
     text_field: str = doc("column that holds the text", "text")
     text_pair_field: str | None = doc("column of a second text, judged together with the first")
-    max_length: int = doc(
-        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
-    )
+    max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
 
 
 class LabelledTexts(TextTask):
-    """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many."""
+    """A subclass says what a label is: its type on disk, its value in an example, and what is worth telling of many.
 
+    label_type: as schema_of takes it.
+    """
+
+    label_type: ClassVar[str]
     auto_class = "AutoModelForSequenceClassification"
     hub_task = "text-classification"
     # A pooled vector comes from the token that the family reads: a decoder's last, a decoder stack's end-of-text token.
     framing_of_head = {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"}
-
-    @abstractmethod
-    def label_type(self) -> "pyarrow.DataType":
-        """How labels are stored."""
 
     @abstractmethod
     def label_identity(self) -> Any:
@@ -70,43 +67,21 @@ class LabelledTexts(TextTask):
         pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
         return {"text_field": section.text_field, **pair}
 
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The examples as what `encoded` gives, and labels."""
-        import pyarrow
+        columns = self.encoded_columns() | {"labels": self.label_type}
+        return self.stored(source, cache, columns, [self.settings.max_length, self.label_identity(), list(columns)])
 
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        schema = pyarrow.schema([*self.text_schema(), ("labels", self.label_type())])
-        key = sha(
-            [
-                examples_fingerprint(source),
-                self.processor_fingerprint(),
-                [self.settings.max_length, self.label_identity(), schema.names],
-            ]
-        )
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
-
-    def text_schema(self) -> "list[tuple[str, pyarrow.DataType]]":
-        """The columns that `encoded` gives: input_ids and, for a pair of texts, token_type_ids."""
-        import pyarrow
-
+    def encoded_columns(self) -> dict[str, str]:
+        """The columns that `encoded` gives, as schema_of takes them; token_type_ids are of pairs of texts."""
         pair = self.settings.text_pair_field is not None and "token_type_ids" in self.tokenizer.model_input_names
-        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-        return [("input_ids", ids), *([("token_type_ids", byte)] if pair else [])]
+        return {"input_ids": "int32[]"} | ({"token_type_ids": "int8[]"} if pair else {})
 
     def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
         """The texts of some examples, one list for each column, as columns of rows."""
         return tokenizer(*texts, truncation=True, max_length=self.settings.max_length, padding=False)
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-        from ..data.examples import filled_text_of
-
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         columns = self.text_columns()
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
@@ -135,7 +110,7 @@ class LabelledTexts(TextTask):
             **self.label_facts(batch["labels"]),
         }
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         return (
             f"{counted(facts['examples'], 'example')} of {rows.name}, "
@@ -155,7 +130,5 @@ class LabelledTexts(TextTask):
 
     def show_label(self, console, number: int, row: dict, label: str) -> None:
         """Print a row as the model reads it, under its number, length and label."""
-        from .showing import sequence_text
-
         console.rule(f"row {number}: {len(row['input_ids'])} tokens, {label}", align="left")
         console.print(sequence_text(row["input_ids"].tolist(), self.tokenizer))

@@ -22,21 +22,16 @@ def features(model, rows, indices, layer: int, batch_size: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def probe_layer(wanted: int | None, layers: int) -> int:
-    """The layer whose input is probed: as asked, else the middle one."""
-    return layers // 2 if wanted is None else wanted
-
-
 def linear_probe(model, train, test, *, layer: int | None = None, batch_size: int = 64, seed: int = 0) -> float:
     """Accuracy on all rows of `test` of a regression fitted to at most MOST rows of `train`, drawn by the seed.
 
-    Both have `labels`.
+    Both have `labels`. layer: whose input is read; None: the middle one.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    layer = probe_layer(layer, model.config.num_hidden_layers)
+    layer = model.config.num_hidden_layers // 2 if layer is None else layer
     number = min(MOST, len(train))
     chosen = np.sort(np.random.default_rng(seed).permutation(len(train))[:number])
     was_training = model.training

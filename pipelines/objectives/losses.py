@@ -1,16 +1,14 @@
 """Losses that a task computes from its model's outputs, where the model computes none or another one.
 
 Each is a sum over a batch beside what it is divided by. Trainer divides by that of all batches of an optimizer step on
-all processes, so accumulating and more processes change nothing. torch is imported inside methods (see base.py).
+all processes, so accumulating and more processes change nothing.
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ..data.batch_keys import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    import torch
+from ..lazy import torch
 
 
 class OwnLoss(ABC):
@@ -59,8 +57,6 @@ class WeightedClasses(OwnLoss):
         self.of_classes = weights
 
     def _of_classes(self, like):
-        import torch
-
         return torch.tensor(self.of_classes, device=like.device)
 
     def weights(self, batch):
@@ -72,10 +68,8 @@ class WeightedClasses(OwnLoss):
         return (weights[labels.masked_fill(~counted, 0)] * counted).reshape(len(labels), -1).sum(dim=-1)
 
     def total(self, outputs, batch, label_smoothing=0.0):
-        from torch.nn.functional import cross_entropy
-
         labels, logits = batch["labels"], self.logits(outputs, batch).flatten(0, -2).float()
-        return cross_entropy(
+        return torch.nn.functional.cross_entropy(
             logits,
             labels.flatten(0, -2) if labels.is_floating_point() else labels.flatten(),
             weight=self._of_classes(logits),
@@ -100,8 +94,6 @@ class SeveralLabels(OwnLoss):
         return batch["labels"].ne(IGNORE_INDEX).sum(dim=-1)
 
     def total(self, outputs, batch, label_smoothing=0.0):
-        import torch
-
         logits, labels = self.logits(outputs, batch).float(), batch["labels"]
         counted = labels.ne(IGNORE_INDEX)
         targets = labels.masked_fill(~counted, 0).to(logits.dtype)
@@ -123,16 +115,12 @@ class Spans(OwnLoss):
 
     def logits(self, outputs, batch):
         """(B, 2, T): the scores of each token as first and as last one."""
-        import torch
-
         return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1)
 
     def weights(self, batch):
         return batch["labels"].ne(IGNORE_INDEX).sum(dim=-1)
 
     def total(self, outputs, batch, label_smoothing=0.0):
-        import torch
-
         labels, logits = batch["labels"], self.logits(outputs, batch).float()
         counted = labels.ne(IGNORE_INDEX)
         hidden = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))[:, None].eq(0)
@@ -164,9 +152,7 @@ class Cosine(OwnLoss):
 
     def logits(self, outputs, batch):
         """(B, 1): the cosines."""
-        from torch.nn.functional import cosine_similarity
-
-        return cosine_similarity(*self.vectors(outputs, batch))[:, None]
+        return torch.nn.functional.cosine_similarity(*self.vectors(outputs, batch))[:, None]
 
     def weights(self, batch):
         return batch["labels"].ne(IGNORE_INDEX)
@@ -196,9 +182,7 @@ class InBatchNegatives(Cosine):
         return self._positive(batch)
 
     def total(self, outputs, batch, label_smoothing=0.0):
-        from torch.nn.functional import normalize
-
         positive = self._positive(batch)
-        first, second = (normalize(each[positive], dim=-1) for each in self.vectors(outputs, batch))
+        first, second = (torch.nn.functional.normalize(each[positive], dim=-1) for each in self.vectors(outputs, batch))
         scores = first @ second.T * self.scale
         return (scores.logsumexp(dim=-1) - scores.diagonal()).sum()

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
+from ..lazy import np, torch
 from ..plugins import register_objective
-from .masking import MaskingObjective, MaskingSettings, TokenHider
+from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider
 from .text import TextSettings
 
 
@@ -25,15 +27,13 @@ class Masked(MaskingObjective):
     auto_class = "AutoModelForMaskedLM"
     shares_batches = True
     Settings = MaskedSettings
+    legend_words = (
+        "what each token really is; a colour per document, │ where one ends: no attention across; predicted are "
+        + HIDDEN
+    )
 
     def collator(self, packed: bool) -> "MaskedCollator":
         return MaskedCollator(self.tokenizer, packed, seed=self.seed, **self.hiding())
-
-    def legend(self):
-        return self.hidden_legend(
-            "what each token really is; a colour per document, │ where one ends: no attention across; predicted are ",
-            "as in the first epoch, others in each further one",
-        )
 
     def show(self, console, rows, number: int, row: dict) -> None:
         title = f"row {number}: {len(row['input_ids'])} tokens"
@@ -44,7 +44,7 @@ class MaskedCollator:
     """Rows -> one batch: input_ids with hidden tokens, labels (B, T) that name them (-100 elsewhere).
 
     Tokens that are neither special nor padding are hidden by a TokenHider, which gets `hiding`. Which ones depends on
-    the seed, the epoch and the row's number alone (data/sample_ids.py).
+    the seed, the epoch and the row's number alone (data/batch_keys.py).
 
     packed: position_ids restart with each document and with padding, so that padding is a document of its own and no
     attention_mask is needed. Otherwise there is an attention_mask in batches with a padded row, and only there.
@@ -54,12 +54,6 @@ class MaskedCollator:
         self.packed, self.seed, self.hider = packed, seed, TokenHider(tokenizer, **hiding)
 
     def __call__(self, rows: list[dict]) -> dict:
-        import numpy as np
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
-        from ..data.sample_ids import row_generators, row_ids
-
         input_ids = np.stack([row["input_ids"].numpy() for row in rows])
         tokens = np.stack([row["labels"].numpy() for row in rows])  # -100: padding
         labels = np.full_like(tokens, IGNORE_INDEX)

@@ -5,12 +5,14 @@ from pathlib import Path
 
 from anyformer.modeling.families import FAMILIES
 
-from ..data.rows import Rows
+from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..errors import UserError
+from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from .images import ImageObjective, NormalizedSettings
+from .images import ImageObjective, NormalizedSettings, StoredImages
+from .showing import patches_text
 
 
 @dataclass
@@ -30,6 +32,10 @@ class MaskedImage(ImageObjective):
     hub_task = "image-feature-extraction"
     loss_unit = "mean distance per hidden pixel value"
     Settings = MaskedImageSettings
+    legend_words = (
+        "a training image as the model sees it, [predicted]▒[/] where a patch is hidden and has to be predicted; as in "
+        "the first epoch, others in each further one"
+    )
 
     def check(self) -> None:
         super().check()
@@ -62,7 +68,6 @@ class MaskedImage(ImageObjective):
         return MaskedImageRows(store)
 
     def collator(self, packed: bool) -> "MaskedImageCollator":
-        """packed has no meaning here: each row is one image."""
         from ..images.processors import normalisation
 
         mean, std = normalisation(self.processor, self.shape[0])
@@ -76,18 +81,7 @@ class MaskedImage(ImageObjective):
             f"{hidden} of {self.patches} patches hidden"
         )
 
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "a training image as the model sees it, ",
-            ("▒", PREDICTED),
-            " where a patch is hidden and has to be predicted; as in the first epoch, others in each further one",
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import patches_text
-
         batch = self.collated(rows, number, row)
         pixels, masked = batch["pixel_values"][0], batch["bool_masked_pos"][0]
         console.rule(f"row {number}: {int(masked.sum())} of {len(masked)} patches hidden", align="left")
@@ -99,43 +93,25 @@ def hidden_patches(ratio: float, patches: int) -> int:
     return max(1, round(ratio * patches))
 
 
-class MaskedImageRows(Rows):
+class MaskedImageRows(StoredImages):
     """Rows {"pixel_values" uint8 (C, H, W), "labels" ()}: the label only says, by -100, which rows fill a batch up."""
 
-    def __init__(self, store):
-        self.store = store
-        self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
-
-    def __len__(self) -> int:
-        return len(self.store)
-
     def __getitem__(self, index: int) -> dict:
-        import torch
-
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        return {"pixel_values": self.store.images([index])[0], "labels": torch.tensor(0)}
+        return {"pixel_values": self.store.images([self.inside(index)])[0], "labels": torch.tensor(0)}
 
 
 class MaskedImageCollator:
     """Rows -> one batch: pixel_values float32 (B, C, H, W), normalised, and bool_masked_pos (B, N).
 
-    Which patches are hidden depends on the seed, the epoch and the row's number alone (data/sample_ids.py). labels
+    Which patches are hidden depends on the seed, the epoch and the row's number alone (data/batch_keys.py). labels
     (B, N) are 0 at hidden patches and -100 elsewhere, so that Trainer counts them; the model does not see them.
     """
 
     def __init__(self, ratio: float, patches: int, *, mean: list[float], std: list[float], seed: int):
-        import torch
-
         self.hidden, self.patches, self.seed = hidden_patches(ratio, patches), patches, seed
         self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
-        from ..data.sample_ids import row_generators, row_ids
-
         masked = torch.zeros(len(rows), self.patches, dtype=torch.bool)
         for place, (row, generator) in enumerate(zip(rows, row_generators(rows, self.seed))):
             chosen = generator.permutation(self.patches)[: self.hidden]

@@ -2,22 +2,26 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import np, torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.special_tokens import MASK
-from .base import FinishedModel
+from .base import SHARE, FinishedModel
 from .how_to_use import pipeline_command
+from .showing import documents_line, is_label, masked_table, masked_text, print_lines
 from .text import TextObjective
-
-if TYPE_CHECKING:
-    from ..data.rows import Rows
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
 PREDICTIONS = 5  # words that are shown for a mask
 OF_SPANS = ("span_probability", "max_span_length")
+HIDDEN = (  # the end of a legend
+    "[predicted]⟦word⟧[/]: the model sees the mask token, [predicted]⟦word→other⟧[/]: it sees another token, "
+    "[predicted]⟦word=⟧[/]: it sees the word itself; as in the first epoch, others in each further one"
+)
 
 
 @dataclass
@@ -25,10 +29,8 @@ class MaskingSettings(ObjectiveSettings):
     """Which tokens are hidden, and what stands in their place."""
 
     mask_probability: float = doc("share of a row's tokens that is predicted", 0.15, above=0, below=1)
-    mask_replace: float = doc("share of those that the mask token hides", 0.8, at_least=0, at_most=1)
-    random_replace: float = doc(
-        "share of those that a random token replaces; the rest stays", 0.1, at_least=0, at_most=1
-    )
+    mask_replace: float = doc("share of those that the mask token hides", 0.8, **SHARE)
+    random_replace: float = doc("share of those that a random token replaces; the rest stays", 0.1, **SHARE)
     masking: Literal["token", "whole_word", "span"] = doc(
         "what is chosen at once: a token, all tokens of a word, or a span of whole words (SpanBERT)", "token"
     )
@@ -49,6 +51,7 @@ class MaskingObjective(TextObjective):
     loss_unit = "nats per masked token"
     continues_prompts = True
     samples_are_answers = True
+    sample_words = "predictions for"
 
     def check(self) -> None:
         super().check()
@@ -104,7 +107,7 @@ class MaskingObjective(TextObjective):
             found.append(text)
         return found
 
-    def samples(self, finished: FinishedModel, splits: "dict[str, Rows]") -> list[dict]:
+    def samples(self, finished: FinishedModel, splits: dict[str, Rows]) -> list[dict]:
         """Each prompt with the likeliest tokens for its masks and their probabilities, a line per mask."""
         return [
             {"prompt": prompt, "text": self.fill(finished.model, prompt)}
@@ -113,8 +116,6 @@ class MaskingObjective(TextObjective):
 
     def fill(self, model: Any, prompt: str) -> str:
         """`train 31.2 %, car 10.0 %, ...`: what `model` predicts for each mask of a prompt."""
-        import torch
-
         tokenizer = self.tokenizer
         inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
         with torch.no_grad():
@@ -126,18 +127,11 @@ class MaskingObjective(TextObjective):
             lines.append(", ".join(f"{word} {share:.1%}" for word, share in zip(words, best)))
         return "\n".join(lines)
 
-    def sample_title(self, prompt: str) -> str:
-        return f"predictions for {prompt!r}"
-
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("fill-mask", folder, f"your {self.tokenizer.mask_token} text")
 
-    # ---- words
-
     def show_hidden(self, console, title: str, row: dict, batch: dict, documents: list, note: str = "") -> None:
         """A row with what is predicted of it. row: as it was; batch: of this row alone; documents: as Rows has them."""
-        from .showing import documents_line, is_label, masked_table, masked_text, print_lines
-
         predicted = is_label(batch["labels"][0])
         seen, true = batch["input_ids"][0][predicted], row["input_ids"][predicted]
         hidden, kept = int((seen == self.tokenizer.mask_token_id).sum()), int((seen == true).sum())
@@ -150,20 +144,6 @@ class MaskingObjective(TextObjective):
         console.print(documents_line(documents), markup=False)
         console.print(masked_text(row, batch, documents, self.tokenizer))
         print_lines(console, masked_table(row, batch, self.tokenizer))
-
-    def hidden_legend(self, before: str, after: str):
-        """The marks of `show_hidden`, between further words."""
-        from .showing import PREDICTED, marked
-
-        return marked(
-            before,
-            ("⟦word⟧", PREDICTED),
-            ": the model sees the mask token, ",
-            ("⟦word→other⟧", PREDICTED),
-            ": it sees another token, ",
-            ("⟦word=⟧", PREDICTED),
-            f": it sees the word itself; {after}",
-        )
 
 
 def token_logits(outputs) -> Any:
@@ -201,8 +181,6 @@ class TokenHider:
         span_probability: float = 0.2,
         max_span_length: int = 10,
     ):
-        import numpy as np
-
         self.mask_id, self.masking = tokenizer.mask_token_id, masking
         self.mask_probability, self.mask_replace, self.random_replace = mask_probability, mask_replace, random_replace
         special = np.array(tokenizer.all_special_ids)
@@ -223,8 +201,6 @@ class TokenHider:
         ids, labels: int arrays (T,). choosable: bool (T,), the tokens that may be hidden. generator: numpy's, for this
         row. begins: bool (T,), where documents begin, which no word or span crosses.
         """
-        import numpy as np
-
         places = np.flatnonzero(choosable)
         if not len(places):
             return
@@ -248,8 +224,6 @@ class TokenHider:
     def words(self, ids, choosable, begins=None) -> tuple:
         """First place of each word among the choosable tokens, the place after its last one, and whether the word
         before it ends there, in the same document; arrays."""
-        import numpy as np
-
         breaks = np.zeros(len(ids), dtype=bool) if begins is None else begins
         after_other = np.concatenate([[True], ~choosable[:-1]])
         starts = choosable & (self.marks.word_starts(ids) | breaks | after_other)
@@ -259,8 +233,6 @@ class TokenHider:
 
     def spans(self, ids, choosable, number: int, generator, begins=None) -> list[tuple[int, int]]:
         """(first place, place after the last one) of the words or spans of words that are hidden together."""
-        import numpy as np
-
         firsts, ends, joined = self.words(ids, choosable, begins)
         sizes, left, found = ends - firsts, number, []
         order = generator.permutation(len(firsts))

@@ -5,15 +5,17 @@ each time. Rows of all parts share batches, so that each step learns from all of
 are no epochs, and the rows of all parts are one stream (mixture_stream.py).
 """
 
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, pad, row_ids
 from ..data.rows import Rows
 from ..errors import UserError, did_you_mean
+from ..lazy import rich_text, torch
 from ..plugins import OBJECTIVES, register_objective
 from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, doc
@@ -22,9 +24,6 @@ from .base import FamiliesWith, FinishedModel, Objective
 from .mixture_stream import PLACE, Place, PlacedStream
 from .parts import MixedRows, SeveralParts
 from .text import TextObjective, TokenPredictions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 KEYS = {"input_ids", "labels", "position_ids", "attention_mask", "token_type_ids", "next_sentence_label"}  # of a batch
 # After a row's end in a wider batch, and of rows whose own batches lack the key; of input_ids padding.
@@ -249,16 +248,10 @@ class Mixture(SeveralParts, TextObjective):
     # ---- the model
 
     def config_fields(self) -> dict[str, Any]:
-        found = {}
-        for part in self.parts.values():
-            found |= part.config_fields()
-        return found
+        return dict(ChainMap(*(part.config_fields() for part in reversed(self.parts.values()))))
 
     def planned_fields(self) -> dict[str, Any]:
-        found = {}
-        for part in self.parts.values():
-            found |= part.planned_fields()
-        return found
+        return dict(ChainMap(*(part.planned_fields() for part in reversed(self.parts.values()))))
 
     def prepare_model(self, model) -> None:
         for part in self.parts.values():
@@ -299,9 +292,8 @@ class Mixture(SeveralParts, TextObjective):
         return (self.parts[self.speaker] if self.speaker else super()).how_to_use(folder)
 
     def legend(self):
-        from rich.text import Text
-
-        return Text("\n").join(Text.assemble(f"{label}: ", part.legend()) for label, part in self.parts.items())
+        lines = (rich_text.Text.assemble(f"{label}: ", part.legend()) for label, part in self.parts.items())
+        return rich_text.Text("\n").join(lines)
 
     def show(self, console, rows: "PlacedRows | PlacedStream", number: int, row: dict) -> None:
         place = row[PLACE]
@@ -356,8 +348,6 @@ class JointCollator:
         self.has_pairs, self.widths = has_pairs, widths
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.sample_ids import row_ids
-
         places: dict[str, list[int]] = {}
         for place, row in enumerate(rows):
             places.setdefault(row[PLACE].part, []).append(place)
@@ -375,8 +365,6 @@ class JointCollator:
 
     def agree(self, batches: list[dict]) -> None:
         """Give all batches the same keys: those of pairs, and position_ids or an attention_mask where it takes one."""
-        import torch
-
         if self.has_pairs:
             for batch in batches:
                 batch.setdefault("token_type_ids", torch.zeros_like(batch["input_ids"]))
@@ -396,32 +384,22 @@ class JointCollator:
         """How wide `key` is in a batch that several become."""
         return max([batch[key].shape[1] for batch in batches] + ([self.widths[key == "labels"]] if self.widths else []))
 
-    def join(self, key: str, tensors: "list[Tensor]", order: list[int]) -> "Tensor":
+    def join(self, key: str, tensors: "list[torch.Tensor]", order: list[int]) -> "torch.Tensor":
         """(B, T) of several (B_i, T_i), or (B,) of (B_i,), row i of which becomes row order[i]."""
-        import torch
-
-        if tensors[0].dim() == 1:
-            return torch.cat(tensors)[torch.tensor(order).argsort()]
+        found = {place: row for place, row in zip(order, (row for tensor in tensors for row in tensor))}
+        rows = [found[place] for place in range(len(order))]
+        if rows[0].dim() == 0:
+            return torch.stack(rows)
         width = self.width(key, [{key: tensor} for tensor in tensors])
-        joined = torch.full((len(order), width), FILL.get(key, self.pad), dtype=tensors[0].dtype)
         if key == "position_ids":
-            joined[:] = torch.arange(width)
-        first = 0
-        for tensor in tensors:
-            places = torch.tensor(order[first : first + len(tensor)])
-            first += len(tensor)
-            joined[places, : tensor.shape[1]] = tensor
-            if key == "position_ids":
-                joined[places, tensor.shape[1] :] -= tensor.shape[1]
-        return joined
+            return torch.stack([torch.cat([row, torch.arange(width - len(row))]) for row in rows])
+        return pad(rows, FILL.get(key, self.pad), width=width)
 
 
-def positions_of(mask: "Tensor", width: int) -> "Tensor":
+def positions_of(mask: "torch.Tensor", width: int) -> "torch.Tensor":
     """(B, width) positions of rows that are one document each, and padding, which is one, too.
 
     mask: (B, T), 0 at the padding; beyond T all is padding.
     """
-    import torch
-
     places, sizes = torch.arange(width), mask.sum(dim=1, keepdim=True)
     return torch.where(places < sizes, places, places - sizes)

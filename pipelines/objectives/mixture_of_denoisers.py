@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..tokenizers.special_tokens import SENTINELS
@@ -101,24 +102,22 @@ class MixtureOfDenoisers(Reconstruction):
             length -= 1
         return length
 
+    @property
+    def legend_words(self) -> str:
+        from rich.markup import escape
+
+        modes = "".join(f"[predicted]{escape(token)} [/]" for token in self.further_tokens())
+        return (
+            f"source: what the encoder reads, {modes}before it say which denoiser was drawn, "
+            f"[predicted]<extra_id_N>[/] stands where a span was left out; target: each of them with its span; as in "
+            f"the first epoch, others in each further one"
+        )
+
     def collator(self, packed: bool) -> "MixtureOfDenoisersCollator":
-        """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         section = self.settings
         lengths = self.batch_lengths()
         return MixtureOfDenoisersCollator(
             self.tokenizer, self.sentinel_ids, section.denoisers, self.modes, self.seed, lengths
-        )
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "source: what the encoder reads, ",
-            *((f"{token} ", PREDICTED) for token in self.further_tokens()),
-            "before it say which denoiser was drawn, ",
-            ("<extra_id_N>", PREDICTED),
-            " stands where a span was left out; target: each of them with its span; as in the first epoch, others in "
-            "each further one",
         )
 
 
@@ -130,16 +129,12 @@ class MixtureOfDenoisersCollator(SourceTargetCollator):
     """
 
     def __init__(self, tokenizer, sentinels, denoisers: list[Denoiser], modes: dict, seed: int, lengths=(None, None)):
-        import numpy as np
-
         super().__init__(tokenizer, seed, lengths)
         self.sentinels, self.denoisers, self.modes = sentinels, denoisers, modes
         weights = np.array([part.weight for part in denoisers])
         self.shares = weights / weights.sum()
 
     def corrupt(self, tokens, starts, generator) -> tuple:
-        import numpy as np
-
         part = self.denoisers[generator.choice(len(self.denoisers), p=self.shares)]
         source, target = leave_out_spans(tokens, *part.noise, self.sentinels, generator)
         if part.mode_token is not None:

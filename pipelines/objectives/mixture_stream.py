@@ -8,13 +8,11 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.rows import Rows
-
-if TYPE_CHECKING:
-    from ..data.endless import EndlessStream
+from ..lazy import np, torch
 
 PLACE = "place"  # key of a row: its Place
 
@@ -80,8 +78,6 @@ class PlacedStream(Rows):
         self._start = self._state = state
 
     def __iter__(self) -> Iterator[dict]:
-        import torch
-
         start, self._start = self._start, {}
         given = {label: 0 for label in self.labels} | start.get("given", {})
         places = dict(start.get("places", {}))
@@ -100,7 +96,7 @@ class PlacedStream(Rows):
         own = {label: copy.deepcopy(rows, memo) if rows.is_stream else rows for label, rows in self.parts.items()}
         return PlacedStream(own, self.weights, self.seed)
 
-    def _endless(self, label: str) -> "EndlessStream":
+    def _endless(self, label: str):
         from ..data.endless import EndlessStream
 
         rows = self.parts[label]
@@ -125,9 +121,6 @@ class Shuffled:
         self._start = state["rows"]
 
     def __iter__(self) -> Iterator[dict]:
-        import numpy as np
-        import torch
-
         start, self._start = self._start, 0
         epoch = self._epoch
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.rows))

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
+from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .class_task import ClassTask, NamedClassSettings, held
 from .labelled_texts import LabelledTexts, LabelledTextSettings
+from .losses import SeveralLabels
 
 IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi_hot and task.label_names"
 
@@ -36,9 +38,11 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
 
     name = "multi_label_classification"
     Settings = MultiLabelClassificationSettings
+    label_type = "int8[]"
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
     loss_unit = "nats per label"
+    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its classes"
 
     @property
     def is_multi_hot(self) -> bool:
@@ -72,11 +76,6 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
                 f"numbers, a 0 or 1 for each class"
             )
         return [number for number, one in enumerate(value) if one]
-
-    def label_type(self):
-        import pyarrow
-
-        return pyarrow.list_(pyarrow.int8())
 
     def label_identity(self) -> list[str]:
         return ["multi_hot" if self.is_multi_hot else "several", *self.label_names]
@@ -125,25 +124,19 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
         return super().config_fields() | {"problem_type": "multi_label_classification"}
 
     def loss(self):
-        from .losses import SeveralLabels
-
         return SeveralLabels(None if self.given_weights is None else self.class_weights())
 
     # ---- measuring
 
     def predictions(self, logits, labels):
         """(B, C) and (B, C) -> (B, 2 C): for each class whether a row is given it, then whether it has it."""
-        import torch
-
         given = logits.float().sigmoid() >= self.settings.threshold
         return torch.cat([given.to(labels.dtype), labels], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
-        from ..metrics import compute_metrics
-
         number = len(self.label_names)
         given, true = predictions[:, :number].tolist(), predictions[:, number:].tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
+        return self.compare(given, true)
 
     def named(self, value: list[int]) -> list[str]:
         return [name for name, given in zip(self.label_names, value) if given]
@@ -153,11 +146,6 @@ class MultiLabelClassification(ClassTask, LabelledTexts):
     @classmethod
     def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         return super().example_of_use(settings)[0], {"top_k": None}
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked("the text as the model reads it, ", ("special tokens", PREDICTED), " included, and its classes")
 
     def show(self, console, rows, number: int, row: dict) -> None:
         given = [name for name, label in zip(self.label_names, row["labels"].tolist()) if label]

@@ -46,6 +46,7 @@ class MultiTask(SeveralParts, Translation):
     Settings = MultiTaskSettings
     default_metrics = ()
     hub_task = "text2text-generation"
+    sample_words = "answer to"
 
     @classmethod
     def metric_names(cls) -> list[str]:
@@ -86,8 +87,6 @@ class MultiTask(SeveralParts, Translation):
     def lengths(self) -> dict[str, int | None]:
         parts = enumerate(self.settings.parts)
         return super().lengths() | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
-
-    # ---- data
 
     def prepare(self, splits: dict[str, dict], cache: Path, progress: bool) -> None:
         """One tokenizer, trained on as much text of each part, in turn."""
@@ -145,8 +144,3 @@ class MultiTask(SeveralParts, Translation):
                 self.signatures |= {f"{metric}_{name}": text for metric, text in part.signatures.items()}
         self.prepare_model(finished.model)  # in training, its generation config is saved with it
         return metrics
-
-    # ---- words
-
-    def sample_title(self, prompt: str) -> str:
-        return f"answer to {prompt!r}"

@@ -1,24 +1,26 @@
 """The right one of several texts that may go on after a text or answer a question (SWAG, RACE, CommonsenseQA)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..data.batch_keys import row_ids
+from ..data.cells import texts_of
+from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import rich_text, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
+from .base import TOKENS
 from .class_task import ClassScores, held
+from .showing import sequence_text
 from .text_task import TextTask
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.length_batching import PaddingCollator
 
 
 @dataclass
@@ -33,10 +35,7 @@ class MultipleChoiceSettings(ObjectiveSettings):
         "column with the right choice: its number, from 0, also as digits in a text, or its letter (A, B, ...)", "label"
     )
     max_length: int = doc(
-        "tokens per choice with its context, special ones included; longer texts are cut",
-        256,
-        at_least=2,
-        at_most=2**20,
+        "tokens per choice with its context, special ones included; longer texts are cut", 256, **TOKENS
     )
 
 
@@ -52,6 +51,10 @@ class MultipleChoice(ClassScores, TextTask):
     Settings = MultipleChoiceSettings
     auto_class = "AutoModelForMultipleChoice"
     hub_task = "multiple-choice"
+    legend_words = (
+        "each choice as the model reads it, [predicted]special tokens[/] included; an arrow marks the right one"
+    )
+    use = "anyformer evaluate {folder}"
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
@@ -84,40 +87,23 @@ class MultipleChoice(ClassScores, TextTask):
         choices = self.settings.choices_field
         return 4 if isinstance(choices, str) else len(choices)
 
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text of a column, or the choices of a list, one on each line."""
-        from ..data.examples import texts_of
-
         if field == "choices_field":
             return "\n".join(texts_of(row, column, field, place, "choice"))
         return super().text_in(row, column, field, place)
 
     # ---- data
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Examples as input_ids and token_type_ids of all choices, one after the other, where they end, and labels."""
-        import pyarrow
-
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-        columns = [("input_ids", ids), ("choice_ends", ids), ("labels", pyarrow.int32())]
-        columns += [("token_type_ids", byte)] if "token_type_ids" in self.tokenizer.model_input_names else []
-        schema, section = pyarrow.schema(columns), self.settings
+        section, columns = self.settings, {"input_ids": "int32[]", "choice_ends": "int32[]", "labels": "int32"}
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            columns["token_type_ids"] = "int8[]"
         fields = [section.context_field, section.question_field, section.choices_field]
-        key = sha(
-            [examples_fingerprint(source), self.processor_fingerprint(), [section.max_length, *fields, schema.names]]
-        )
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
+        return self.stored(source, cache, columns, [section.max_length, *fields, list(columns)])
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(self.tokenizer)
         number = by_letter = None
         for batch in in_batches(examples):
@@ -148,8 +134,6 @@ class MultipleChoice(ClassScores, TextTask):
 
     def _pairs(self, row: dict, place: str) -> list[tuple[str, str]]:
         """(what all choices go with, a choice) of each choice of an example."""
-        from ..data.examples import texts_of
-
         section = self.settings
         texts = {field: self.text_in(row, column, field, place) for field, column in self.text_columns().items()}
         if isinstance(section.choices_field, str):
@@ -212,7 +196,7 @@ class MultipleChoice(ClassScores, TextTask):
         tokens = sum(map(len, batch["input_ids"]))
         return {"examples": len(batch["labels"]), "tokens": tokens, "classes": rights, **batch["facts"]}
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         choices = facts["choices"]
         return (
@@ -225,30 +209,13 @@ class MultipleChoice(ClassScores, TextTask):
     def collator(self, packed: bool) -> "ChoiceCollator":
         return ChoiceCollator(super().collator(packed))
 
-    # ---- words
-
-    def how_to_use(self, folder: Path) -> str:
-        return f"anyformer evaluate {folder}"
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "each choice as the model reads it, ",
-            ("special tokens", PREDICTED),
-            " included; an arrow marks the right one",
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
-        from rich.text import Text
-
-        from .showing import sequence_text
-
         ends, right = row["choice_ends"].tolist(), int(row["labels"])
         console.rule(f"example {number}: {len(ends)} choices, {right} is right", align="left")
         for choice, (start, end) in enumerate(zip([0, *ends], ends)):
             mark = ("→ ", "bold green") if choice == right else "  "
-            console.print(Text.assemble(mark, sequence_text(row["input_ids"][start:end].tolist(), self.tokenizer)))
+            text = sequence_text(row["input_ids"][start:end].tolist(), self.tokenizer)
+            console.print(rich_text.Text.assemble(mark, text))
 
 
 def is_letter(value: Any) -> bool:
@@ -262,14 +229,10 @@ class ChoiceCollator:
     pad: the PaddingCollator that fills up the choices.
     """
 
-    def __init__(self, pad: "PaddingCollator"):
+    def __init__(self, pad: Callable[[list[dict]], dict]):
         self.pad = pad
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
-        from ..data.sample_ids import row_ids
-
         texts = []
         for row in rows:
             ends = row["choice_ends"].tolist()

@@ -4,36 +4,31 @@ import math
 from contextlib import suppress
 from typing import Any
 
+from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
+from ..lazy import torch
+from ..metrics import check_metrics
 
 
 class NumberTask:
     """What all tasks of one number per example share."""
 
+    label_type = "float32"
     compares = "numbers"
     default_metrics = ("pearson", "spearman")
     validates_metrics = True
     loss_unit = "squared error"
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
-        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
+        check_metrics(self.metrics, self.compares)
 
     # ---- labels
-
-    def label_type(self):
-        import pyarrow
-
-        return pyarrow.float32()
 
     def label_identity(self) -> Any:
         return "a number"
 
     def label_of(self, value: Any, place: str) -> float:
         """The number in a column's value, as `number_of` reads it. Raises UserError."""
-        from ..data.batch_keys import IGNORE_INDEX
-
         field = f"task.label_field={self.settings.label_field!r}"
         number = number_of(value, field, place)
         if number == IGNORE_INDEX:
@@ -50,21 +45,13 @@ class NumberTask:
 
     # ---- measuring: the task itself is its scorer
 
-    def scorer(self):
-        return self
-
     def predictions(self, logits, labels):
         """(B, 1) and (B,) -> (B, 2): the number a row is given, and the one it has."""
-        import torch
-
         return torch.stack([logits.float().squeeze(-1), labels.float()], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
-        from ..metrics import compute_metrics
-
-        given, true = predictions.T.tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, given, true)[0]
+        return self.compare(*predictions.T.tolist())
 
 
 def number_of(value: Any, field: str, place: str) -> float:

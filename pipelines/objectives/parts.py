@@ -10,17 +10,15 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from ..data.documents import Corpus, Share
 from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import np
 from ..recipes.schema import DataSection
 from ..recipes.types import show
-
-if TYPE_CHECKING:
-    from ..data.documents import Corpus
-    from ..data.tokenization import Share
-    from .base import Objective
+from .base import Objective
 
 
 class SeveralParts:
@@ -38,7 +36,7 @@ class SeveralParts:
     reads_recipes_data: bool = False
 
     @abstractmethod
-    def bound(self, part: Any) -> "Objective":
+    def bound(self, part: Any) -> Objective:
         """The objective or task that the settings `part` are of, bound to a recipe of its own."""
 
     def label_of(self, part: Any) -> str:
@@ -60,7 +58,7 @@ class SeveralParts:
                 )
 
     @cached_property
-    def parts(self) -> "dict[str, Objective]":
+    def parts(self) -> dict[str, Objective]:
         """The parts by label; raises UserError as check_labels does."""
         self.check_labels()
         return {self.label_of(part): self.bound(part) for part in self.settings.parts}
@@ -73,7 +71,7 @@ class SeveralParts:
         except UserError as error:
             raise UserError(f"{self.section}.parts, {label}: {error}") from error
 
-    def of_each(self, ask: "Callable[[Objective], Any]") -> dict[str, Any]:
+    def of_each(self, ask: Callable[[Objective], Any]) -> dict[str, Any]:
         """{label: what `ask` returns of the part}; its UserError says of which one."""
         found = {}
         for label, part in self.parts.items():
@@ -114,7 +112,7 @@ class SeveralParts:
                 splits[split][label] = source
         return {split: sources for split, sources in splits.items() if sources}
 
-    def corpus(self, source: dict[str, Any]) -> "Corpus":
+    def corpus(self, source: dict[str, Any]) -> Corpus:
         """Text of all parts, as much of each, in turn; parts with the same text count as one."""
         from ..data.mixture_corpus import MixtureCorpus
 
@@ -144,7 +142,7 @@ class SeveralParts:
     def check_shares(self) -> None:
         self.of_each(lambda part: part.check_shares())
 
-    def prepare_share(self, source: dict, split: str, cache: Path, share: "Share", progress: bool = False) -> int:
+    def prepare_share(self, source: dict, split: str, cache: Path, share: Share, progress: bool = False) -> int:
         made = 0
         for label, own in source.items():
             with self.of_part(label):
@@ -172,8 +170,6 @@ class SeveralParts:
         names = [f"loss_{label}" for label in self.parts]
         losses = {name: result[name] for name in names if name in result}
         return losses | super().metrics_of_pass(metrics, result, rows, train)
-
-    # ---- words
 
     def show(self, console, rows: "MixedRows", number: int, row: dict) -> None:
         label, inside = rows.place(number)
@@ -217,8 +213,6 @@ class MixedRows(Rows):
 
     @cached_property
     def row_lengths(self):
-        import numpy as np
-
         lengths = {name: rows.row_lengths for name, rows in self.parts.items()}
         if any(own is None for own in lengths.values()):
             return None
@@ -231,9 +225,7 @@ class MixedRows(Rows):
 
     def turn(self, number: int) -> tuple[str, int, int]:
         """(part, number in it, how often that row came before in the epoch) of a row."""
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"row {number} of {len(self)}")
-        number %= len(self)
+        number = self.inside(number)
         for name, count in self.counts.items():
             if number < count:
                 return name, number % len(self.parts[name]), number // len(self.parts[name])

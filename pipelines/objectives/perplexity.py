@@ -13,27 +13,6 @@ def perplexity(nll_per_token: float) -> float:
     return math.exp(nll_per_token) if nll_per_token < 700 else math.inf
 
 
-def token_counts(store: TokenStore, vocab_size: int) -> np.ndarray:
-    """How often each token id occurs in a store, counted in pieces so that a large store stays on disk."""
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for start in range(0, len(store.tokens), 1 << 24):
-        counts += np.bincount(np.asarray(store.tokens[start : start + (1 << 24)]), minlength=vocab_size)
-    return counts
-
-
-def unigram_perplexity(train: TokenStore, rows: PackedDataset, vocab_size: int) -> float:
-    """Perplexity of the training text's token frequencies (add-one smoothing) on the labels the model is tested on."""
-    frequency = token_counts(train, vocab_size) + 1
-    log_probability = np.log(frequency / frequency.sum())
-    total = count = 0
-    for i in range(len(rows)):
-        labels = rows[i]["labels"].numpy()
-        labels = labels[labels != -100]
-        total -= log_probability[labels].sum()
-        count += len(labels)
-    return perplexity(total / max(1, count))
-
-
 @dataclass
 class TokenLosses:
     """What perplexities are computed from: the summed negative log-likelihood of `predictions` tokens of some rows.
@@ -51,7 +30,19 @@ class TokenLosses:
         return perplexity(self.nll / self.predictions)
 
     def unigram_perplexity(self) -> float:
-        return unigram_perplexity(self.train, self.rows, self.vocab_size)
+        """Perplexity of the training text's token frequencies (add-one smoothing) on the labels of the rows."""
+        frequency, size = np.ones(self.vocab_size, dtype=np.int64), 1 << 24  # in pieces: a large store stays on disk
+        for start in range(0, len(self.train.tokens), size):
+            piece = np.asarray(self.train.tokens[start : start + size])
+            frequency += np.bincount(piece, minlength=self.vocab_size)
+        log_probability = np.log(frequency / frequency.sum())
+        total = count = 0
+        for i in range(len(self.rows)):
+            labels = self.rows[i]["labels"].numpy()
+            labels = labels[labels != -100]
+            total -= log_probability[labels].sum()
+            count += len(labels)
+        return perplexity(total / max(1, count))
 
     def word_perplexity(self) -> float:
         """Divided by words, not tokens: whitespace-separated words and one end per line (WikiText-2's convention), so

@@ -6,13 +6,14 @@ import numpy as np
 import torch
 
 from ..storage.atomic import replaced_file
+from .base import evenly_spread
 
 SCALE = 6  # each pixel is drawn as a square of this side
 GAP = 2  # pixels between two images
 
 
 @torch.no_grad()
-def complete(model, objective, codes: np.ndarray, *, seed: int, temperature: float = 1.0) -> np.ndarray:
+def complete(model, objective, codes: np.ndarray, *, seed: int) -> np.ndarray:
     """Colour numbers (B, S * S), whose second halves are replaced by what the model samples."""
     codes = np.asarray(codes).astype(np.int64)
     half = objective.shape[1] // 2 * objective.shape[2]
@@ -27,7 +28,7 @@ def complete(model, objective, codes: np.ndarray, *, seed: int, temperature: flo
             max_new_tokens=codes.shape[1] - half,
             min_new_tokens=codes.shape[1] - half,
             do_sample=True,
-            temperature=temperature,
+            temperature=1.0,
             top_k=0,
         )
     return found[:, 1:].cpu().numpy()
@@ -51,7 +52,7 @@ def write_completions(path: Path, model, objective, rows, number: int, seed: int
     """Complete `number` images, evenly spread over the rows, and write the picture as PNG."""
     import PIL.Image
 
-    chosen = [i * len(rows) // number for i in range(min(number, len(rows)))]
+    chosen = evenly_spread(len(rows), number)
     originals = np.asarray(rows.codes[chosen])
     grid = completion_grid(objective, originals, complete(model, objective, originals, seed=seed))
     with replaced_file(path) as staged:

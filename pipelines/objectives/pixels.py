@@ -5,13 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..data.rows import Rows
+from ..data.batch_keys import row_ids
 from ..errors import UserError
+from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
 from .base import FinishedModel
-from .images import ImageObjective
+from .class_task import held, names_in_data
+from .images import ImageObjective, StoredImages
+from .showing import MOST, image_text
 
 PICTURE = "completions.png"
 
@@ -43,8 +46,14 @@ class Pixels(ImageObjective):
     Settings = PixelSettings
     compares = "pixels"
     default_metrics = ("bits_per_pixel",)
+    finishes_on = "one"
     picture = PICTURE
     loss_unit = "nats per pixel"
+    legend_words = (
+        "an image reduced to the recipe's colours, darker to brighter [shades]; its pixels are predicted row by row, "
+        "each from those before it"
+    )
+    use = f"look at {{folder}}/{PICTURE}: upper half, completion, original"
 
     def check(self) -> None:
         super().check()
@@ -100,10 +109,6 @@ class Pixels(ImageObjective):
 
         Raises UserError for what is no class.
         """
-        import numpy as np
-
-        from .class_task import held, names_in_data
-
         column = self.settings.label_field
         names = names_in_data("label_field", column, splits, cache, section="objective")
         numbers, found = {name: number for number, name in enumerate(names)}, {}
@@ -136,7 +141,6 @@ class Pixels(ImageObjective):
         return PixelRows(store, store_codes(store, self.clusters, cache), len(self.clusters), self.classes.get(split))
 
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
-        """packed has no meaning here: each row is one image."""
         return stack_pixels
 
     def describe(self, rows: "PixelRows") -> str:
@@ -149,8 +153,6 @@ class Pixels(ImageObjective):
     @property
     def clusters(self):
         """Colours (K, 3) from -1 to 1, float32."""
-        import numpy as np
-
         return np.asarray(self.processor.clusters, dtype=np.float32)
 
     @property
@@ -176,18 +178,12 @@ class Pixels(ImageObjective):
 
     # ---- measuring
 
-    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        return [split, "train"] if any(METRICS[name].needs_train for name in metrics) else [split]
-
     def metrics_of_pass(self, metrics, result, rows, train) -> dict[str, float]:
         from .perplexity import PixelLosses
 
         losses = PixelLosses(result["loss"], self.channels)
         rows_of = {name: METRICS[name] for name in metrics}
         return {name: row.of_losses(losses) for name, row in rows_of.items() if row.of_losses is not None}
-
-    def finishes_on(self) -> str:
-        return "one"
 
     def measure(self, finished: FinishedModel, rows, numbers: Sequence[int], train) -> dict[str, float]:
         from .linear_probe import linear_probe
@@ -217,31 +213,11 @@ class Pixels(ImageObjective):
 
     def pictures(self, codes):
         """Colour numbers (B, S * S) -> bytes (B, S, S, 3)."""
-        import numpy as np
-
         from ..images.color_clusters import to_bytes
 
         return to_bytes(self.clusters)[np.asarray(codes)].reshape(len(codes), *self.shape[1:], 3)
 
-    # ---- words
-
-    def how_to_use(self, folder: Path) -> str:
-        return f"look at {folder / PICTURE}: upper half, completion, original"
-
-    def legend(self):
-        from .showing import SHADES, marked
-
-        return marked(
-            "an image reduced to the recipe's colours, darker to brighter ",
-            (SHADES, "bold"),
-            "; its pixels are predicted row by row, each from those before it",
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
-        import torch
-
-        from .showing import MOST, image_text
-
         codes = row["labels"].tolist()
         console.rule(f"row {number}: {len(codes)} pixels, {len(set(codes))} colours", align="left")
         picture = torch.from_numpy(self.pictures([codes])[0])
@@ -251,24 +227,16 @@ class Pixels(ImageObjective):
         console.print(f"read: {tokens} ...; predicted: {predicted} ...", markup=False, style="dim")
 
 
-class PixelRows(Rows):
+class PixelRows(StoredImages):
     """Rows {"input_ids", "labels"} of S * S tokens each; `codes` are (N, S * S), `labels`, classes, (N,) or None."""
 
     def __init__(self, store, codes, start: int, labels):
-        self.store, self.codes, self.start, self.labels = store, codes, start, labels
-        self.fingerprint, self.name = store.fingerprint, store.name
+        super().__init__(store)
+        self.codes, self.start, self.labels = codes, start, labels
         self.facts = store.facts | {"tokens": int(codes.size)}
 
-    def __len__(self) -> int:
-        return len(self.codes)
-
     def __getitem__(self, index: int) -> dict:
-        import numpy as np
-        import torch
-
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        labels = torch.from_numpy(self.codes[index].astype(np.int64))
+        labels = torch.from_numpy(self.codes[self.inside(index)].astype(np.int64))
         return {"input_ids": torch.cat([torch.tensor([self.start]), labels[:-1]]), "labels": labels}
 
 
@@ -277,9 +245,5 @@ def stack_pixels(rows: list[dict]) -> dict:
 
     They are there twice, as a decoder of ours calls such labels shift_labels.
     """
-    import torch
-
-    from ..data.sample_ids import row_ids
-
     batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
     return batch | {"shift_labels": batch["labels"]} | row_ids(rows)

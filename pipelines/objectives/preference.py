@@ -4,23 +4,26 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS
-from ..errors import UserError
+from ..adapters import load_model
+from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_ids
+from ..data.documents import in_batches
+from ..data.rows import Rows
+from ..errors import UserError, loading
+from ..lazy import np, rich_text, torch, transformers
+from ..metrics import check_metrics
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..words import at_limit, counted, watched
+from ..storage.cache import sha
+from ..words import watched
 from .chats import ASSISTANT, ChatSettings, ChatTask, Messages
 from .losses import OwnLoss
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.reference import WithReference
+from .showing import DOCUMENT_COLORS, NOT_PREDICTED, token_text
 
 ANSWERS, REFERENCE = "answers", "reference"  # of a batch: which tokens are answers; what the reference says of them
 PARTS = ("chosen", "rejected")
+PLACES = [f"{part}_{what}" for part in PARTS for what in ("length", "start")]
 
 
 @dataclass
@@ -51,8 +54,12 @@ class Preference(ChatTask):
     default_metrics = ("reward_accuracy", "reward_margin")
     validates_metrics = True
     loss_unit = "nats per pair"
-    row_noun = "pair"
+    row_noun = noun = "pair"
     sequences_per_row = 2
+    legend_words = (
+        "the chosen and the rejected conversation; [unpredicted]underlined[/]: read alone; the rest is the answer, "
+        "whose log-probability counts, beside that of the reference model"
+    )
 
     def check(self) -> None:
         if self.recipe.model.name_or_path is None:
@@ -87,25 +94,18 @@ class Preference(ChatTask):
 
     # ---- rows
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Pairs: the tokens of both conversations one after the other, and where answers begin."""
-        import pyarrow
-
-        ids, number = pyarrow.list_(pyarrow.int32()), pyarrow.int32()
-        columns = [("input_ids", ids), ("labels", number)]
-        columns += [(f"{part}_{what}", number) for part in PARTS for what in ("length", "start")]
+        columns = {"input_ids": "int32[]", "labels": "int32"} | dict.fromkeys(PLACES, "int32")
         return self.encoded(source, split, cache, columns)
 
-    def completed(self, rows: dict, cache: Path, progress: bool) -> "dict[str, WithReference]":
+    def completed(self, rows: dict, cache: Path, progress: bool) -> dict[str, Rows]:
         """With what the reference model says of them."""
         return {split: self._with_reference(encoded, cache, progress) for split, encoded in rows.items()}
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-
-        longest, kept = self.settings.max_length, 0
-        names = ["input_ids", "labels", "prompt", "answer", "left_out"]
-        names += [f"{part}_{what}" for part in PARTS for what in ("length", "start")]
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
+        longest = self.settings.max_length
+        names = ["input_ids", "labels", "prompt", "answer", "left_out", *PLACES]
         for batch in in_batches(examples):
             columns: dict[str, list] = {name: [] for name in names}
             asked = [(place, messages) for place, row in batch for messages in self.conversations(place, row)]
@@ -121,10 +121,7 @@ class Preference(ChatTask):
                     columns[f"{part}_start"].append(start)
                 columns["prompt"].append(json.dumps(messages[:-1], ensure_ascii=False))
                 columns["answer"].append(messages[-1]["content"])
-            kept += len(columns["labels"])
             yield columns
-        if not kept:
-            raise self.no_room("pair", examples)
 
     def _facts(self, batch: dict[str, list]) -> dict:
         return {
@@ -136,9 +133,8 @@ class Preference(ChatTask):
             "left_out": sum(batch["left_out"]),
         }
 
-    def _with_reference(self, encoded, cache: Path, progress: bool) -> "WithReference":
+    def _with_reference(self, encoded, cache: Path, progress: bool) -> Rows:
         from ..data.reference import WithReference, weights_identity
-        from ..storage.cache import sha
 
         reference = self.settings.reference
         reference = str(Path(reference).expanduser()) if Path(reference).expanduser().is_dir() else reference
@@ -147,23 +143,13 @@ class Preference(ChatTask):
 
     def _log_probabilities(self, rows, reference: str, progress: bool):
         """(N, 2) float32: what the reference model gives the two answers of each row."""
-        import numpy as np
-        import torch
-        import transformers
-
         import anyformer
-
-        from ..adapters import load_model
-        from ..data.example_store import in_batches
-        from ..errors import loading_reason
 
         anyformer.register()
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-        try:
-            trust = {"trust_remote_code": self.recipe.trust_remote_code}
+        trust = {"trust_remote_code": self.recipe.trust_remote_code}
+        with loading(f"task.reference={reference!r}"):
             model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
-        except (OSError, ValueError, ImportError) as error:
-            raise UserError(f"task.reference={reference!r} cannot be loaded: {loading_reason(error)}") from error
         model, collator = model.to(device).eval(), self.collator(packed=False)
         found = np.zeros((len(rows), 2), dtype=np.float32)
         batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), self._reference_batch()))
@@ -182,16 +168,9 @@ class Preference(ChatTask):
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         return PairCollator(self.padding)
 
-    def describe(self, rows: "WithReference") -> str:
-        facts = rows.facts
-        number = facts["examples"]
-        text = (
-            f"{counted(number, 'pair')} of {rows.name}, {facts['tokens'] / (2 * number):.0f} tokens in each of the two "
-            f"conversations; {at_limit(facts['at_max_length'], number, f'max_length={self.settings.max_length}')}"
-        )
-        if facts["left_out"]:
-            text += f"; {counted(facts['left_out'], 'more')} left out, whose prompt alone is longer"
-        return text
+    def describe(self, rows) -> str:
+        tokens = rows.facts["tokens"] / (2 * rows.facts["examples"])
+        return self.described(rows, f"{tokens:.0f} tokens in each of the two conversations")
 
     # ---- measuring: the task itself is its scorer
 
@@ -199,45 +178,20 @@ class Preference(ChatTask):
         return PreferenceLoss(self.settings.beta)
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
-        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
-
-    def scorer(self):
-        return self
+        check_metrics(self.metrics, self.compares)
 
     def predictions(self, logits, labels):
         """(B, 2) rewards and (B,) -> (B, 3): rewards of the chosen and the rejected answer, and the label."""
-        import torch
-
         return torch.cat([logits.float(), labels[:, None].float()], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of the predictions of all rows, an array of shape (rows, 3)."""
-        from ..metrics import compute_metrics
-
-        chosen, rejected = predictions[:, 0].tolist(), predictions[:, 1].tolist()
-        return compute_metrics(self.recipe.evaluation.metrics, chosen, rejected)[0]
-
-    # ---- words
-
-    def legend(self):
-        from .showing import NOT_PREDICTED, marked
-
-        return marked(
-            "the chosen and the rejected conversation; ",
-            ("underlined", NOT_PREDICTED),
-            ": read alone; the rest is the answer, whose log-probability counts, beside that of the reference model",
-        )
+        return self.compare(predictions[:, 0].tolist(), predictions[:, 1].tolist())
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from rich.text import Text
-
-        from .showing import DOCUMENT_COLORS, NOT_PREDICTED, token_text
-
         console.rule(f"pair {number}: {len(row['input_ids'])} tokens", align="left")
         for (name, ids, start), log_prob, color in zip(parts_of(row), row[REFERENCE].tolist(), DOCUMENT_COLORS):
-            text = Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"))
+            text = rich_text.Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"))
             for place, token in enumerate(ids.tolist()):
                 style = f"{color} {NOT_PREDICTED}" if place < start else color
                 text.append(token_text(self.tokenizer, token), style=style)
@@ -270,21 +224,15 @@ class PairCollator:
         self.pad_token_id = pad_token_id
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
-        from ..data.length_batching import pad
-        from ..data.sample_ids import row_ids
-
-        both = [parts_of({name: x for name, x in row.items() if name not in (ROW_IDS, EPOCH)}) for row in rows]
+        both = [parts_of(row) for row in rows]
         parts = [pair[side] for side in range(2) for pair in both]
-        ids = [ids for _, ids, _ in parts]
-        places = torch.arange(max(len(each) for each in ids))
-        starts, lengths = torch.tensor([start for *_, start in parts]), torch.tensor([len(each) for each in ids])
-        inside = places < lengths[:, None]
+        ids = pad([own for _, own, _ in parts], self.pad_token_id)
+        inside = real_places([len(own) for _, own, _ in parts], ids.shape[1])
+        starts = torch.tensor([start for *_, start in parts])
         return {
-            "input_ids": pad(ids, self.pad_token_id),
+            "input_ids": ids,
             "attention_mask": inside.long(),
-            ANSWERS: inside & (places >= starts[:, None]),
+            ANSWERS: inside & (torch.arange(ids.shape[1]) >= starts[:, None]),
             REFERENCE: torch.stack([row[REFERENCE] for row in rows]),
             "labels": torch.stack([row["labels"] for row in rows]),
         } | row_ids(rows)
@@ -292,8 +240,6 @@ class PairCollator:
 
 def answer_log_probs(logits, batch: dict):
     """(2B, T, V) logits of a PairCollator's batch -> (B, 2): log-probabilities of chosen and rejected answers."""
-    import torch
-
     labels = batch["input_ids"].masked_fill(~batch[ANSWERS], IGNORE_INDEX)[:, 1:]
     labels = torch.nn.functional.pad(labels, (0, 1), value=IGNORE_INDEX)  # of each place, and no logits are copied
     losses = torch.nn.functional.cross_entropy(
@@ -325,9 +271,7 @@ class PreferenceLoss(OwnLoss):
         return self.weights(batch).repeat(2) / 2  # the chosen conversations of all pairs come first
 
     def total(self, outputs, batch, label_smoothing=0.0):
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(
+        return torch.nn.functional.cross_entropy(
             self.logits(outputs, batch),
             batch["labels"],
             ignore_index=IGNORE_INDEX,

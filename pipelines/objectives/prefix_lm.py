@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-from ..errors import UserError, loading_reason
+from ..adapters import load_config
+from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
+from ..errors import UserError, loading
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
@@ -36,6 +37,7 @@ class PrefixLM(Reconstruction):
     special_tokens = "none"
     continues_prompts = True
     Settings = PrefixLMSettings
+    use = Causal.use
 
     def check(self) -> None:
         super().check()
@@ -52,17 +54,11 @@ class PrefixLM(Reconstruction):
         section = self.recipe.model
         if section.name_or_path is None:
             return self.family.has_decoder
-        from transformers import AutoConfig
-
         import anyformer
 
         anyformer.register()
-        try:
-            config = AutoConfig.from_pretrained(section.name_or_path, trust_remote_code=self.recipe.trust_remote_code)
-        except (OSError, ValueError, ImportError) as error:
-            raise UserError(
-                f"model.name_or_path={section.name_or_path!r} cannot be loaded: {loading_reason(error)}"
-            ) from error
+        with loading(f"model.name_or_path={section.name_or_path!r}"):
+            config = load_config(section.name_or_path, trust_remote_code=self.recipe.trust_remote_code)
         return bool(config.is_encoder_decoder)
 
     @property
@@ -92,20 +88,14 @@ class PrefixLM(Reconstruction):
             return PrefixCollator(packed, shares, self.seed)
         return PrefixAndRestCollator(self.tokenizer, shares, self.seed, self.batch_lengths())
 
-    def how_to_use(self, folder: Path) -> str:
-        return f'anyformer generate {folder} "your prompt"'
-
-    def legend(self):
-        from .showing import NOT_PREDICTED, PADDING, marked
-
+    @property
+    def legend_words(self) -> str:
         if self.has_encoder:
             return "source: the prefix that the encoder reads; target: the rest; other cuts in each further epoch"
-        return marked(
-            "a colour per document, ",
-            ("underlined", NOT_PREDICTED),
-            ": its prefix, not predicted, │ where it ends: no attention across, ",
-            ("struck through", PADDING),
-            ": padding; as in the first epoch, other cuts in each further one",
+        return (
+            "a colour per document, [unpredicted]underlined[/]: its prefix, not predicted, │ where it ends: no "
+            "attention across, [padding]struck through[/]: padding; as in the first epoch, other cuts in each further "
+            "one"
         )
 
     def show(self, console, rows, number: int, row: dict) -> None:
@@ -141,10 +131,6 @@ class PrefixCollator(CausalCollator):
         self.shares, self.seed = shares, seed
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.batch_keys import IGNORE_INDEX
-        from ..data.packing import document_parts
-        from ..data.sample_ids import row_generators
-
         batch = super().__call__(rows)
         for labels, row, generator in zip(batch["labels"], rows, row_generators(rows, self.seed)):
             for begin, end in document_parts(row["position_ids"].numpy()):

@@ -1,12 +1,17 @@
 """The answer to a question, as a span of a context (SQuAD)."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..data.batch_keys import EPOCH, ROW_IDS
+from ..data.cells import filled_text_of
+from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import np, torch
+from ..metrics import check_metrics
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -14,12 +19,8 @@ from ..words import counted, watched
 from .answer_spans import best_spans, context_of, tokens_of_answer
 from .base import SAMPLES, FinishedModel, evenly_spread
 from .losses import Spans
+from .showing import answer_text
 from .text_task import TextTask
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.length_batching import PaddingCollator
 
 SPECIAL = 8  # tokens that a tokenizer may put around question and context, at most
 MODEL_INPUTS = ("input_ids", "token_type_ids", "labels")
@@ -67,9 +68,16 @@ class QuestionAnswering(TextTask):
     compares = "answers"
     default_metrics = ("answer_exact_match", "answer_f1")
     hub_task = "question-answering"
+    finishes_on = "all"
     loss_unit = "nats per end of an answer"
     samples_are_answers = True
+    sample_words = "answer to"
     row_noun = "window"
+    legend_words = (
+        "question and context as the model reads them, [predicted]special tokens[/] included; in the context "
+        "[unpredicted]the answer[/] is marked, and what means no answer where the window does not hold it"
+    )
+    use = "anyformer evaluate {folder}"
 
     def check(self) -> None:
         super().check()
@@ -85,9 +93,7 @@ class QuestionAnswering(TextTask):
             )
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
-        check_metrics(self.recipe.evaluation.metrics, self.compares, "evaluation.metrics")
+        check_metrics(self.metrics, self.compares)
 
     def columns(self) -> dict[str, str]:
         section = self.settings
@@ -97,51 +103,31 @@ class QuestionAnswering(TextTask):
     def text_columns(self) -> dict[str, str]:
         return {"question_field": self.settings.question_field, "context_field": self.settings.context_field}
 
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
-        from ..data.examples import filled_text_of
-
         return filled_text_of(row, column, field, place)
 
     # ---- data
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.need_offsets()
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """Windows as input_ids, labels (2,) and token_type_ids; for measuring also what they were made of.
 
         Beside windows that are not trained on stand the number of their question, the question, their part of the
         context, the tokens that it has, the characters of each token, and the right answers as JSON.
         """
-        import pyarrow
-
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        ids, byte = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-        columns = [("input_ids", ids), ("labels", ids)]
-        columns += [("token_type_ids", byte)] if "token_type_ids" in self.tokenizer.model_input_names else []
+        section, columns = self.settings, {"input_ids": "int32[]", "labels": "int32[]"}
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            columns["token_type_ids"] = "int8[]"
         if split != "train":
-            columns += [("number", pyarrow.int32()), ("inside", ids), ("begins", ids), ("ends", ids)]
-            columns += [(name, pyarrow.string()) for name in ("question", "text", "right")]
-        schema, section = pyarrow.schema(columns), self.settings
-        key = sha(
-            [
-                examples_fingerprint(source),
-                self.processor_fingerprint(),
-                [section.max_length, section.stride, section.max_question_length, section.no_answer, schema.names],
-            ]
-        )
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
+            columns |= {"number": "int32", "inside": "int32[]", "begins": "int32[]", "ends": "int32[]"}
+            columns |= dict.fromkeys(("question", "text", "right"), "string")
+        settings = [section.max_length, section.stride, section.max_question_length, section.no_answer]
+        return self.stored(source, cache, columns, [*settings, list(columns)])
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(self.tokenizer)
         before = 0
         for batch in in_batches(examples, 200):
@@ -245,7 +231,7 @@ class QuestionAnswering(TextTask):
             "tokens": sum(map(len, batch["input_ids"])),
         }
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts, section = rows.facts, self.settings
         lines = [
             f"{counted(facts['examples'], 'question')} of {rows.name} in {counted(facts['windows'], 'window')} of "
@@ -266,8 +252,6 @@ class QuestionAnswering(TextTask):
     def collator(self, packed: bool) -> "WindowCollator":
         return WindowCollator(super().collator(packed))
 
-    # ---- the model
-
     def loss(self) -> Spans:
         return Spans()
 
@@ -275,9 +259,6 @@ class QuestionAnswering(TextTask):
 
     def metrics_of_answers(self) -> list[str]:
         return list(self.recipe.evaluation.metrics)
-
-    def finishes_on(self) -> str:
-        return "all"
 
     def finish(self, finished: FinishedModel, splits: dict) -> tuple[dict[str, float], list[dict]]:
         metrics, samples = {}, []
@@ -296,10 +277,8 @@ class QuestionAnswering(TextTask):
             ]
         return metrics, samples
 
-    def some_rows(self, rows: "EncodedExamples", most: int) -> list[int]:
+    def some_rows(self, rows, most: int) -> list[int]:
         """All windows of at most `most` questions, which are the same ones whatever the tokenizer."""
-        import numpy as np
-
         of_window = rows.numbers("number")
         questions = np.unique(of_window)
         return np.flatnonzero(np.isin(of_window, questions[evenly_spread(len(questions), most)])).tolist()
@@ -320,19 +299,14 @@ class QuestionAnswering(TextTask):
 
     def measure_answers(self, questions: list[dict]) -> dict[str, float]:
         """Metrics of answers given, as `answers` has them."""
-        from ..metrics import compute_metrics
-
         given, right = [each["given"] for each in questions], [each["right"] for each in questions]
-        numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, given, right)
-        return numbers
+        return self.compare(given, right)
 
-    def answers(self, finished: FinishedModel, rows: "EncodedExamples", numbers: Sequence[int]) -> list[dict]:
+    def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:
         """[{"number", "question", "right", "given"}] of the questions of the windows `numbers`, in their order.
 
         Every process scores a share of the windows.
         """
-        import numpy as np
-
         of_window = rows.numbers("number")
         wanted = np.flatnonzero(np.isin(of_window, of_window[list(numbers)]))
         found = finished.shared(
@@ -353,12 +327,8 @@ class QuestionAnswering(TextTask):
             answer["given"] = text
         return list(answers.values())
 
-    def _candidates(self, model, rows: "EncodedExamples", numbers: list[int], batch_size: int) -> list[tuple]:
+    def _candidates(self, model, rows, numbers: list[int], batch_size: int) -> list[tuple]:
         """(score of no answer, [(score, first character, one after the last)]) of each of the windows `numbers`."""
-        import torch
-
-        from ..data.example_store import in_batches
-
         collate, section, found = self.collator(packed=False), self.settings, {}
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
         for batch in watched(list(in_batches(longest_first, batch_size)), "answering, batch"):
@@ -379,28 +349,7 @@ class QuestionAnswering(TextTask):
                 found[number] = ((start[null] + end[null]).item(), characters)
         return [found[i] for i in numbers]
 
-    # ---- words
-
-    def sample_title(self, prompt: str) -> str:
-        return f"answer to {prompt!r}"
-
-    def how_to_use(self, folder: Path) -> str:
-        return f"anyformer evaluate {folder}"
-
-    def legend(self):
-        from .showing import NOT_PREDICTED, PREDICTED, marked
-
-        return marked(
-            "question and context as the model reads them, ",
-            ("special tokens", PREDICTED),
-            " included; in the context ",
-            ("the answer", NOT_PREDICTED),
-            " is marked, and what means no answer where the window does not hold it",
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import answer_text
-
         first, last = row["labels"].tolist()
         console.rule(f"window {number}: {len(row['input_ids'])} tokens, answer at {first} to {last}", align="left")
         console.print(answer_text(row["input_ids"].tolist(), first, last, self.tokenizer))
@@ -412,12 +361,10 @@ class WindowCollator:
     pad: the PaddingCollator that fills up input_ids. Labels are places, which padding on the left moves.
     """
 
-    def __init__(self, pad: "PaddingCollator"):
+    def __init__(self, pad: Callable[[list[dict]], dict]):
         self.pad = pad
 
     def __call__(self, rows: list[dict]) -> dict:
-        from ..data.batch_keys import EPOCH, ROW_IDS
-
         kept = (*MODEL_INPUTS, ROW_IDS, EPOCH)
         batch = self.pad([{name: row[name] for name in kept if name in row} for row in rows])
         labels = batch["labels"]

@@ -2,14 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
 from ..errors import UserError
+from ..lazy import np
+from .showing import show_source_and_target
 from .text import TextObjective
-
-if TYPE_CHECKING:
-    from numpy import ndarray
-    from numpy.random import Generator
 
 
 class Reconstruction(TextObjective):
@@ -45,8 +43,6 @@ class Reconstruction(TextObjective):
         return self.batch_widths() if self.has_one_width else (None, None)
 
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import show_source_and_target
-
         show_source_and_target(console, self, rows, number, row)
 
 
@@ -55,7 +51,7 @@ class SourceTargetCollator(ABC):
 
     The model makes decoder_input_ids from the labels. What comes out shorter is padded, labels by -100, and the batch
     then has an attention_mask. How a row is changed depends on the seed, the epoch and the row's number alone
-    (data/sample_ids.py).
+    (data/batch_keys.py).
 
     lengths: T and U of every batch; None: those of its longest row.
     """
@@ -65,20 +61,16 @@ class SourceTargetCollator(ABC):
         self.input_length, self.target_length = lengths
 
     @abstractmethod
-    def corrupt(self, tokens: "ndarray", starts: "ndarray", generator: "Generator") -> "tuple[ndarray, ndarray]":
+    def corrupt(
+        self, tokens: "np.ndarray", starts: "np.ndarray", generator: "np.random.Generator"
+    ) -> "tuple[np.ndarray, np.ndarray]":
         """Source and target, arrays of ids without the eos at their ends, of one row of raw tokens.
 
         starts: places in the row where a document, or the rest of one, begins; the first is 0.
         """
 
     def __call__(self, rows: list[dict]) -> dict:
-        import numpy as np
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
-        from ..data.sample_ids import row_generators, row_ids
-
-        sources, targets, counted = [], [], []
+        sources, targets = [], []
         for row, generator in zip(rows, row_generators(rows, self.seed)):
             real = row["labels"].numpy() != IGNORE_INDEX
             tokens = row["input_ids"].numpy()
@@ -87,16 +79,11 @@ class SourceTargetCollator(ABC):
             source, target = self.corrupt(tokens, starts, generator)
             sources.append(np.append(source, self.eos))
             targets.append(np.append(target, self.eos))
-            counted.append(real.any())  # a row without any label fills a batch up and counts for nothing
-        input_ids = np.full((len(rows), self.input_length or max(map(len, sources))), self.pad, dtype=np.int64)
-        labels = np.full((len(rows), self.target_length or max(map(len, targets))), IGNORE_INDEX, dtype=np.int64)
-        attention_mask = np.zeros_like(input_ids)
-        for place, (source, target) in enumerate(zip(sources, targets)):
-            input_ids[place, : len(source)] = source
-            attention_mask[place, : len(source)] = 1
-            if counted[place]:
-                labels[place, : len(target)] = target
-        batch = {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
-        if not attention_mask.all():
-            batch["attention_mask"] = torch.from_numpy(attention_mask)
-        return batch | row_ids(rows)
+            if not real.any():  # a row without any label fills a batch up and counts for nothing
+                targets[-1][:] = IGNORE_INDEX
+        batch = {
+            "input_ids": pad(sources, self.pad, width=self.input_length),
+            "labels": pad(targets, IGNORE_INDEX, width=self.target_length),
+        }
+        inside = real_places(list(map(len, sources)), batch["input_ids"].shape[1])
+        return batch | ({} if inside.all() else {"attention_mask": inside.long()}) | row_ids(rows)

@@ -2,6 +2,8 @@
 
 import re
 
+from ..lazy import np
+
 STOPS = r"[.!?…]"
 WIDE_STOPS = r"[。！？]"  # after which Chinese and Japanese write no space
 CLOSERS = r"[\"'”’»)\]]"
@@ -21,8 +23,6 @@ class SentenceEnds:
     """
 
     def __init__(self, tokenizer):
-        import numpy as np
-
         vocabulary, backend = tokenizer.get_vocab(), tokenizer.backend_tokenizer
         pieces, ids = list(vocabulary), list(vocabulary.values())
         texts = [text.rstrip() for text in backend.decode_batch([[i] for i in ids], skip_special_tokens=False)]
@@ -43,8 +43,6 @@ class SentenceEnds:
 
     def lengths(self, ids):
         """Tokens of each sentence (an array) of a document, without its end-of-text: their sum is len(ids)."""
-        import numpy as np
-
         if not len(ids):
             return np.zeros(0, dtype=np.int64)
         stops, wide = self.stops[ids], self.wide_stops[ids]

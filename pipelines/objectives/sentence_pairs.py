@@ -4,18 +4,18 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
+from ..data.documents import Corpus
+from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
-from .masking import MaskingObjective, MaskingSettings, TokenHider, token_logits
-
-if TYPE_CHECKING:
-    from ..data.corpora import Corpus
-    from ..data.sentence_pair_rows import Pair, SentencePairRows
+from .masking import HIDDEN, MaskingObjective, MaskingSettings, TokenHider, token_logits
 
 AROUND = 3  # special tokens of a pair: [CLS] first [SEP] second [SEP]
 WRONG = {"next_sentence": "from another document", "sentence_order": "what came before it"}
@@ -52,6 +52,10 @@ class SentencePairs(MaskingObjective):
     loss_unit = "nats: per masked token and per pair, added"
     row_noun = "pair"
     shares_batches = True
+    legend_words = (
+        "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens "
+        + HIDDEN
+    )
 
     @classmethod
     def takes_metric(cls, row: Any) -> bool:
@@ -89,7 +93,7 @@ class SentencePairs(MaskingObjective):
         self.need_tokens(cls="a first (CLS)", sep="a separating (SEP)", pad="a padding")
         self.marks = WordMarks(tokenizer)
 
-    def rows(self, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "SentencePairRows":
+    def rows(self, source: Corpus, split: str, cache: Path, progress: bool = False) -> Rows:
         from ..data.sentence_pair_rows import SentencePairRows
 
         store = self.tokenization(source, cache).store(progress)
@@ -99,10 +103,9 @@ class SentencePairs(MaskingObjective):
         return {"add_bos": False, "add_eos": False}
 
     def collator(self, packed: bool) -> "SentencePairCollator":
-        """packed has no meaning here: each row is one pair."""
         return SentencePairCollator(self.tokenizer, seed=self.seed, **self.hiding())
 
-    def describe(self, rows: "SentencePairRows") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         return (
             f"{counted(len(rows), 'pair')} of up to {self.settings.sequence_length} tokens, the second segment of half "
@@ -141,17 +144,7 @@ class SentencePairs(MaskingObjective):
         parts = {name: result[name] for name in (*PairLosses.losses, *metrics) if name in result}
         return parts | super().metrics_of_pass(of_tokens, result, rows, train)
 
-    # ---- words
-
-    def legend(self):
-        return self.hidden_legend(
-            "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens ",
-            "as in the first epoch, others in each further one",
-        )
-
-    def show(self, console, rows: "SentencePairRows", number: int, row: dict) -> None:
-        import torch
-
+    def show(self, console, rows, number: int, row: dict) -> None:
         batch = self.collated(rows, number, row)
         pair = self.collator(False).pair_of({"row_ids": number, "epoch": 0} | row)
         labels = batch["labels"][0]
@@ -172,51 +165,35 @@ class SentencePairCollator:
     input_ids (B, T) with hidden tokens, labels (B, T) that name them, next_sentence_label (B,): 0 for a true pair, else
     1 (transformers' convention for both kinds), -100 for rows that fill up; token_type_ids (B, T), 1 in the second
     segment and its end; attention_mask where something is padded. Pair and hidden tokens depend on the seed, the epoch
-    and the row's number alone (data/sample_ids.py).
+    and the row's number alone (data/batch_keys.py).
     """
 
     def __init__(self, tokenizer, *, seed: int, **hiding):
         self.cls, self.sep, self.pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
         self.seed, self.hider = seed, TokenHider(tokenizer, **hiding)
 
-    def pair_of(self, row: dict) -> "Pair":
+    def pair_of(self, row: dict):
         """The pair that a row with its sample id and epoch becomes."""
-        from ..data.sample_ids import row_generators
-
         return row["rows"].pair(row["piece"], row_generators([row], self.seed)[0])
 
     def __call__(self, rows: list[dict]) -> dict:
-        import numpy as np
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
-        from ..data.sample_ids import row_generators, row_ids
-
-        generators = row_generators(rows, self.seed)
-        pairs = [row["rows"].pair(row["piece"], generator) for row, generator in zip(rows, generators)]
-        lengths = [AROUND + sum(end - begin for begin, end in (pair.first, pair.second)) for pair in pairs]
-        shape = len(rows), max(lengths)
-        input_ids = np.full(shape, self.pad, dtype=np.int64)
-        labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
-        types, mask = np.zeros_like(input_ids), np.zeros_like(input_ids)
-        answers = np.full(len(rows), IGNORE_INDEX, dtype=np.int64)
-        for place, (row, pair, length, generator) in enumerate(zip(rows, pairs, lengths, generators)):
+        texts, all_labels, types, answers = [], [], [], []
+        for row, generator in zip(rows, row_generators(rows, self.seed)):
+            pair = row["rows"].pair(row["piece"], generator)
             first, second = (row["rows"].segment(segment) for segment in (pair.first, pair.second))
-            ids, border = input_ids[place, :length], len(first) + 2
-            ids[:] = np.concatenate([[self.cls], first, [self.sep], second, [self.sep]])
-            types[place, border:length] = mask[place, :length] = 1
+            ids = np.concatenate([[self.cls], first, [self.sep], second, [self.sep]])
+            labels, answer = np.full_like(ids, IGNORE_INDEX), IGNORE_INDEX
             if bool((row["labels"] != IGNORE_INDEX).any()):
-                answers[place] = pair.label
-                self.hider.hide(ids, labels[place, :length], ~self.hider.is_special[ids], generator)
-        batch = {
-            "input_ids": input_ids,
-            "labels": labels,
-            "next_sentence_label": answers,
-            "token_type_ids": types,
-        }
-        if not mask.all():
-            batch["attention_mask"] = mask
-        return {name: torch.from_numpy(array) for name, array in batch.items()} | row_ids(rows)
+                answer = pair.label
+                self.hider.hide(ids, labels, ~self.hider.is_special[ids], generator)
+            texts.append(ids)
+            all_labels.append(labels)
+            types.append(np.repeat([0, 1], [len(first) + 2, len(second) + 1]))
+            answers.append(answer)
+        batch = {"input_ids": pad(texts, self.pad), "labels": pad(all_labels, IGNORE_INDEX)}
+        batch |= {"next_sentence_label": torch.tensor(answers), "token_type_ids": pad(types, 0)}
+        inside = real_places(list(map(len, texts)), batch["input_ids"].shape[1])
+        return batch | ({} if inside.all() else {"attention_mask": inside.long()}) | row_ids(rows)
 
 
 class PairLosses:
@@ -230,14 +207,10 @@ class PairLosses:
 
         num_items_in_batch: by which the model has divided its loss; None: the number of masked tokens.
         """
-        from torch.nn.functional import cross_entropy
-
-        from ..data.batch_keys import IGNORE_INDEX
-
         answers = batch["next_sentence_label"]
         masked, pairs = (batch["labels"] != IGNORE_INDEX).sum(), (answers != IGNORE_INDEX).sum()
         logits = outputs["seq_relationship_logits"].detach().float()
-        pair_loss = cross_entropy(logits, answers, ignore_index=IGNORE_INDEX, reduction="sum")
+        pair_loss = torch.nn.functional.cross_entropy(logits, answers, ignore_index=IGNORE_INDEX, reduction="sum")
         divided_by = masked if num_items_in_batch is None else num_items_in_batch
         return {
             "masked_loss": (outputs["masked_lm_loss"].detach().float() * divided_by, masked),

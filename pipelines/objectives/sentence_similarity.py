@@ -8,21 +8,20 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ..data.batch_keys import row_ids
 from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import np, rich_text, torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
+from .base import SHARE
 from .labelled_texts import LabelledTexts, LabelledTextSettings
+from .losses import Cosine, InBatchNegatives
 from .number_task import NumberTask
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
+from .showing import sequence_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
 MODULES = [("0", "", "Transformer"), ("1", "1_Pooling", "Pooling")]
@@ -48,10 +47,7 @@ class SentenceSimilaritySettings(LabelledTextSettings):
     )
     scale: float = doc("in_batch_negatives: what cosines are multiplied by before the softmax", 20.0, above=0)
     positive_from: float = doc(
-        "in_batch_negatives: pairs whose label, as a cosine, is lower are left out of training and loss",
-        0.8,
-        at_least=0,
-        at_most=1,
+        "in_batch_negatives: pairs whose label, as a cosine, is lower are left out of training and loss", 0.8, **SHARE
     )
 
 
@@ -67,6 +63,10 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     hub_task = "sentence-similarity"
     hub_tags = ("sentence-transformers",)
     unused_weights = ("pooler.",)
+    legend_words = (
+        "the two texts, each as the model reads it by itself, [predicted]special tokens[/] included, and the cosine "
+        "that their vectors are to have"
+    )
 
     @property
     def ranks(self) -> bool:
@@ -131,10 +131,8 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
             )
         return (label - least) / (most - least)
 
-    def text_schema(self) -> list:
-        import pyarrow
-
-        return [("input_ids", pyarrow.list_(pyarrow.int32())), (SECOND, pyarrow.int32())]
+    def encoded_columns(self) -> dict[str, str]:
+        return {"input_ids": "int32[]", SECOND: "int32"}
 
     def encoded(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
         """Each text by itself; a row holds the tokens of both."""
@@ -146,7 +144,7 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
     def lengths_of(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
         return [(at, len(ids) - at) for ids, at in zip(batch["input_ids"], batch[SECOND])]
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         rows = super().rows(source, split, cache, progress)
         if split != "train" or not self.ranks or self.settings.label_field is None:
             return rows
@@ -179,8 +177,6 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
                 parameter.requires_grad_(False)  # several processes would wait for its gradient
 
     def loss(self):
-        from .losses import Cosine, InBatchNegatives
-
         section = self.settings
         if self.ranks:
             return InBatchNegatives(section.pooling, section.scale, section.positive_from)
@@ -218,25 +214,12 @@ class SentenceSimilarity(NumberTask, LabelledTexts):
         call = f"SentenceTransformer('{folder}').encode(['your text'])"
         return f'python -c "import anyformer; from sentence_transformers import SentenceTransformer; print({call})"'
 
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "the two texts, each as the model reads it by itself, ",
-            ("special tokens", PREDICTED),
-            " included, and the cosine that their vectors are to have",
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
-        from rich.text import Text
-
-        from .showing import sequence_text
-
         texts = halves(row)
         sizes = " and ".join(str(len(ids)) for ids in texts)
         console.rule(f"row {number}: {sizes} tokens, cosine {float(row['labels']):.4g}", align="left")
         for name, ids in zip(("first", "second"), texts):
-            console.print(Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), self.tokenizer)))
+            console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), self.tokenizer)))
 
 
 def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":
@@ -248,9 +231,7 @@ def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":
 class PositivePairs(Rows):
     """The pairs of `rows` whose label is at least `least`; raises UserError where there are not two."""
 
-    def __init__(self, rows: "EncodedExamples", least: float):
-        import numpy as np
-
+    def __init__(self, rows, least: float):
         self.rows, self.numbers = rows, np.flatnonzero(np.asarray(rows.texts("labels")) >= least)
         if len(self.numbers) < 2:
             raise UserError(f"task.positive_from={least}: {rows.name} holds fewer than two pairs with such a label")
@@ -276,9 +257,5 @@ class PairCollator:
         pads.left = False  # the first token's vector is at the first place
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
-        from ..data.sample_ids import row_ids
-
         batch = self.pads([{"input_ids": ids} for row in rows for ids in halves(row)])
         return batch | {"labels": torch.stack([row["labels"] for row in rows])} | row_ids(rows)

@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..data.cells import text_of
 from ..plugins import register_objective
 from .class_task import ClassSettings, ClassTask
 from .labelled_texts import LabelledTexts, LabelledTextSettings
-
-if TYPE_CHECKING:
-    from ..data.examples import Examples
 
 
 @dataclass
@@ -23,18 +21,15 @@ class SequenceClassification(ClassTask, LabelledTexts):
     """One class for a text or a pair of texts."""
 
     name = "sequence_classification"
+    label_type = "int32"
     asks_for_classes = True
     Settings = SequenceClassificationSettings
+    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its class"
 
     def rows(self, source, split: str, cache: Path, progress: bool = False):
         rows = super().rows(source, split, cache, progress)
         self.remember_classes(split, rows.facts["classes"])
         return rows
-
-    def label_type(self):
-        import pyarrow
-
-        return pyarrow.int32()
 
     def label_identity(self) -> list[str]:
         return self.label_names
@@ -48,18 +43,11 @@ class SequenceClassification(ClassTask, LabelledTexts):
     def label_words(self, facts: dict[str, Any]) -> str:
         return ", ".join(f"{name} {count:,}" for name, count in facts["classes"].items())
 
-    def questions(self, source: "Examples") -> Iterator[tuple[dict[str, str], int]]:
-        from ..data.examples import text_of
-
+    def questions(self, source) -> Iterator[tuple[dict[str, str], int]]:
         columns = self.text_columns()
         for place, row in source:
             texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
             yield texts, self.label_of(row[self.settings.label_field], place)
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked("the text as the model reads it, ", ("special tokens", PREDICTED), " included, and its class")
 
     def show(self, console, rows, number: int, row: dict) -> None:
         self.show_label(console, number, row, f"class {self.label_names[int(row['labels'])]}")

@@ -21,6 +21,7 @@ class SequenceRegression(NumberTask, LabelledTexts):
 
     name = "sequence_regression"
     Settings = SequenceRegressionSettings
+    legend_words = "the text as the model reads it, [predicted]special tokens[/] included, and its number"
 
     # ---- the model
 
@@ -44,13 +45,6 @@ class SequenceRegression(NumberTask, LabelledTexts):
 
     def planned_fields(self) -> dict[str, Any]:
         return {"num_labels": 1}
-
-    # ---- words
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked("the text as the model reads it, ", ("special tokens", PREDICTED), " included, and its number")
 
     def show(self, console, rows, number: int, row: dict) -> None:
         self.show_label(console, number, row, f"label {float(row['labels']):.4g}")

@@ -2,9 +2,8 @@
 
 import re
 
-from rich.text import Text
-
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, document_parts
+from ..lazy import rich_text, torch
 
 DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
 NOT_PREDICTED = "underline"
@@ -21,9 +20,15 @@ def spread(total: int, wanted: int) -> list[int]:
     return sorted({round(i * (total - 1) / max(1, wanted - 1)) for i in range(wanted)})
 
 
-def marked(*parts: str | tuple[str, str]) -> Text:
-    """A legend: plain words, and (words, style) for what a mark looks like."""
-    return Text.assemble(*parts)
+def legend(words: str) -> "rich_text.Text":
+    """A legend of words in rich's markup, with these styles: [predicted]so it looks[/], [unpredicted], [padding].
+
+    [shades] stands for the characters that images are drawn with.
+    """
+    styles = {"predicted": PREDICTED, "unpredicted": NOT_PREDICTED, "padding": PADDING}
+    for name, style in styles.items():
+        words = words.replace(f"[{name}]", f"[{style}]")
+    return rich_text.Text.from_markup(words.replace("[shades]", f"[bold]{SHADES}[/]"))
 
 
 def is_label(labels):
@@ -55,9 +60,9 @@ def token_text(tokenizer, number: int) -> str:
     return visible(text)
 
 
-def pieces_text(ids: list[int], tokenizer) -> Text:
+def pieces_text(ids: list[int], tokenizer) -> "rich_text.Text":
     """The tokens of a text side by side, neighbours in different colours, special and unknown ones set off."""
-    special, text = set(tokenizer.all_special_ids), Text()
+    special, text = set(tokenizer.all_special_ids), rich_text.Text()
     for place, number in enumerate(ids):
         if place:
             text.append("|", style="dim")
@@ -72,7 +77,7 @@ def documents_line(documents: list) -> str:
     )
 
 
-def row_text(row: dict, documents: list, tokenizer) -> Text:
+def row_text(row: dict, documents: list, tokenizer) -> "rich_text.Text":
     """One row: a colour per document, tokens without a label underlined, padding struck through."""
     labels = row["labels"].tolist()
 
@@ -82,9 +87,9 @@ def row_text(row: dict, documents: list, tokenizer) -> Text:
     return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
 
 
-def documents_text(ids: list[int], documents: list, tokenizer, token) -> Text:
+def documents_text(ids: list[int], documents: list, tokenizer, token) -> "rich_text.Text":
     """The tokens of a row, document by document; token(place, id, color) gives each one's text and style."""
-    text, at = Text(), 0
+    text, at = rich_text.Text(), 0
     for number, (_, _, length) in enumerate(documents):
         if number:
             text.append("│", style="bold white")
@@ -97,13 +102,11 @@ def documents_text(ids: list[int], documents: list, tokenizer, token) -> Text:
     return text
 
 
-def arranged_text(row: dict, sentinels: list[int], tokenizer) -> Text:
+def arranged_text(row: dict, sentinels: list[int], tokenizer) -> "rich_text.Text":
     """As `row_text`, of a row whose tokens a collator has put in another order, with `sentinels` set off.
 
     row: of the batch, whose position_ids say where documents begin; the last one without a label is padding.
     """
-    from ..data.packing import document_parts
-
     labels = row["labels"].tolist()
     parts = document_parts(row["position_ids"].numpy())
     if len(parts) > 1 and not is_label(row["labels"][parts[-1][0] :]).any():
@@ -127,7 +130,7 @@ def head_table(row: dict, tokenizer) -> list[str]:
     return lines
 
 
-def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> Text:
+def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> "rich_text.Text":
     """One row as it was, what is predicted in brackets with what the model sees in its place.
 
     row: as the data set has it. batch: of this row alone, as the collator has changed it.
@@ -155,22 +158,22 @@ def masked_table(row: dict, batch: dict, tokenizer) -> list[str]:
     return lines
 
 
-def sequence_text(ids: list[int], tokenizer) -> Text:
+def sequence_text(ids: list[int], tokenizer) -> "rich_text.Text":
     """Tokens of one sequence, special ones set off; labels' padding is left out."""
-    special, text = set(tokenizer.all_special_ids), Text()
+    special, text = set(tokenizer.all_special_ids), rich_text.Text()
     for number in ids:
         if number != IGNORE_INDEX:
             text.append(token_text(tokenizer, number), style=PREDICTED if number in special else "cyan")
     return text
 
 
-def tagged_text(ids: list[int], tags: list[str | None], kinds: list[str], tokenizer, first: bool) -> Text:
+def tagged_text(ids: list[int], tags: list[str | None], kinds: list[str], tokenizer, first: bool) -> "rich_text.Text":
     """Tokens in the colour of their word's kind, and its tag behind the word; a tag of no kind is left out.
 
     tags: of each token; None: it has none. kinds: of entities, or plain tags: each has a colour. first: whether a word
     has its tag at its first token; the tokens that follow belong to it, too.
     """
-    special, text, tag, color = set(tokenizer.all_special_ids), Text(), None, "default"
+    special, text, tag, color = set(tokenizer.all_special_ids), rich_text.Text(), None, "default"
     for number, own in [*zip(ids, tags), (None, None)]:
         token = "" if number is None else token_text(tokenizer, number)
         if tag is not None and (own is not None or not first or token[:1] in ("", "·") or number in special):
@@ -185,9 +188,9 @@ def tagged_text(ids: list[int], tags: list[str | None], kinds: list[str], tokeni
     return text
 
 
-def answer_text(ids: list[int], first: int, last: int, tokenizer) -> Text:
+def answer_text(ids: list[int], first: int, last: int, tokenizer) -> "rich_text.Text":
     """Tokens of a question and its context, the answer from token `first` to `last` set off."""
-    special, text = set(tokenizer.all_special_ids), Text()
+    special, text = set(tokenizer.all_special_ids), rich_text.Text()
     for place, number in enumerate(ids):
         style = PREDICTED if number in special else "cyan"
         style = f"magenta {NOT_PREDICTED}" if first <= place <= last else style
@@ -195,22 +198,18 @@ def answer_text(ids: list[int], first: int, last: int, tokenizer) -> Text:
     return text
 
 
-def image_text(pixels) -> Text:
+def image_text(pixels) -> "rich_text.Text":
     """(C, H, W) normalised pixels as shades of grey, scaled down to at most MOST_PIXELS wide."""
-    import torch
-
     grey = pixels.float().mean(dim=0)
     step = -(-max(grey.shape) // MOST_PIXELS)
     grey = torch.nn.functional.avg_pool2d(grey[None], step, ceil_mode=True)[0]
     low, high = grey.min(), grey.max()
     levels = ((grey - low) / (high - low).clamp_min(1e-6) * (len(SHADES) - 1)).round().int()
-    return Text("\n".join("".join(SHADES[level] * 2 for level in line) for line in levels.tolist()))
+    return rich_text.Text("\n".join("".join(SHADES[level] * 2 for level in line) for line in levels.tolist()))
 
 
-def patches_text(pixels, hidden) -> Text:
+def patches_text(pixels, hidden) -> "rich_text.Text":
     """An image as `image_text`, with ▒ at the hidden patches: a bool tensor (rows, columns)."""
-    import torch
-
     text = image_text(pixels)
     if max(pixels.shape[-2:]) > MOST_PIXELS:  # several pixels to a character
         return text
@@ -218,7 +217,7 @@ def patches_text(pixels, hidden) -> Text:
     lines = [list(line) for line in text.plain.split("\n")]
     for y, x in where.nonzero().tolist():
         lines[y][2 * x : 2 * x + 2] = "▒▒"
-    return Text("\n".join(map("".join, lines)))
+    return rich_text.Text("\n".join(map("".join, lines)))
 
 
 def shares_text(label, names: list[str]) -> str:
@@ -240,4 +239,4 @@ def show_source_and_target(console, objective, rows, number: int, row: dict) -> 
     if documents:
         console.print(documents_line(documents), markup=False)
     for name, ids in (("source", source), ("target", target)):
-        console.print(Text.assemble((f"{name}: ", "bold"), sequence_text(ids, objective.tokenizer)))
+        console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids, objective.tokenizer)))

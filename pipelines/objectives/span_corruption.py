@@ -36,6 +36,10 @@ class SpanCorruption(Reconstruction):
     name = "span_corruption"
     sentinels = SENTINELS
     Settings = SpanCorruptionSettings
+    legend_words = (
+        "source: what the encoder reads, [predicted]<extra_id_N>[/] where a span was left out; target: each of them "
+        "with its span; as in the first epoch, others in each further one"
+    )
 
     def check(self) -> None:
         super().check()
@@ -61,7 +65,6 @@ class SpanCorruption(Reconstruction):
         return self.row_lengths()
 
     def collator(self, packed: bool) -> "SpanCorruptionCollator":
-        """packed has no meaning here: tokens attend to the whole row, whatever documents it holds."""
         section = self.settings
         return SpanCorruptionCollator(
             self.tokenizer,
@@ -70,16 +73,6 @@ class SpanCorruption(Reconstruction):
             noise_density=section.noise_density,
             mean_span_length=section.mean_span_length,
             seed=self.seed,
-        )
-
-    def legend(self):
-        from .showing import PREDICTED, marked
-
-        return marked(
-            "source: what the encoder reads, ",
-            ("<extra_id_N>", PREDICTED),
-            " where a span was left out; target: each of them with its span; as in the first epoch, others in each "
-            "further one",
         )
 
 

@@ -4,6 +4,7 @@ Lengths and cuts are those of T5's code (Raffel et al. 2020, section 3.1.4; rand
 """
 
 from ..errors import UserError
+from ..lazy import np
 from ..recipes.types import show
 from ..tokenizers.special_tokens import sentinel
 
@@ -71,8 +72,6 @@ def leave_out_spans(tokens, noise_density: float, mean_span_length: float, senti
     The row is cut into kept and left-out parts by turns, and ends with a span: a single one is the row's end, as in a
     prefix language model.
     """
-    import numpy as np
-
     noise, spans = noise_counts(len(tokens), noise_density, mean_span_length)
     kept = random_segments(len(tokens) - noise, spans, generator)
     left_out = random_segments(noise, spans, generator)
@@ -85,8 +84,6 @@ def leave_out_spans(tokens, noise_density: float, mean_span_length: float, senti
 
 def random_segments(items: int, segments: int, generator):
     """Lengths (an array) of `segments` parts, none empty, that `items` fall into; every way to cut equally likely."""
-    import numpy as np
-
     if items < segments:  # a row of one token has nothing to keep
         return np.array([items])
     cuts = np.sort(generator.permutation(items - 1)[: segments - 1]) + 1
@@ -95,8 +92,6 @@ def random_segments(items: int, segments: int, generator):
 
 def sentinel_ids(tokenizer):
     """Ids (an array) of <extra_id_0>, <extra_id_1>, ..., as many as the tokenizer has."""
-    import numpy as np
-
     vocabulary, ids = tokenizer.get_vocab(), []
     while sentinel(len(ids)) in vocabulary:
         ids.append(vocabulary[sentinel(len(ids))])

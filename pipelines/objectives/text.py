@@ -15,9 +15,8 @@ from ..words import working
 from .base import FinishedModel, Objective
 
 if TYPE_CHECKING:
-    from ..data.documents import Corpus
+    from ..data.documents import Corpus, Share
     from ..data.rows import Rows
-    from ..data.tokenization import Share, Tokenization
 
 UNLIMITED = 10**9  # transformers' way to say that nobody set a tokenizer's model_max_length is a number above this
 
@@ -261,7 +260,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         """Whether nothing of a split is stored."""
         return split == "train" and self.recipe.data.streaming
 
-    def tokenization(self, source: "Corpus", cache: Path) -> "Tokenization":
+    def tokenization(self, source: "Corpus", cache: Path):
         """The work that the store of a split's tokens is."""
         from ..data.tokenization import Tokenization
 
@@ -284,19 +283,14 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
 
         return "a stream, tokenised and packed while training" if rows.is_stream else packing_report(rows)
 
-    # ---- the model
-
     def prepare_model(self, model) -> None:
         """Give the tokenizer the model's context where it says none, or less than the rows have."""
         length, longest = self.settings.sequence_length, self.tokenizer.model_max_length
         if longest < length or longest > UNLIMITED:
             self.tokenizer.model_max_length = max(getattr(model.config, "max_position_embeddings", None) or 0, length)
 
-    # ---- measuring
-
     def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        needs_train = any(METRICS[name].needs_train for name in metrics) and not self.recipe.data.streaming
-        return [split, "train"] if needs_train else [split]
+        return [split] if self.recipe.data.streaming else super().splits_to_measure(split, metrics)
 
     # ---- the end of a run
 
@@ -304,6 +298,7 @@ class TextObjective(TokenPredictions, Tokenized, Objective):
         super().check_model_length(most)
         self.check_prompts(most)
 
+    @property
     def finishes_on(self) -> str:
         return "one" if self.recipe.evaluation.sample_prompts else "none"
 

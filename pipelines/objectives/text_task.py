@@ -3,21 +3,28 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..data.cells import text_of
 from ..errors import UserError
+from ..storage.cache import sha
 from .base import Objective, check_examples
 from .text import UNLIMITED, Tokenized
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus
+    from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
 
 
 class TextTask(Tokenized, Objective):
-    """A subclass says which columns it reads (`columns`), and encodes examples to rows (`rows`)."""
+    """A subclass says which columns it reads (`columns`), and encodes examples to rows (`rows`).
+
+    labels_of_tokens: whether each token has a label.
+    """
 
     section = "task"
+    labels_of_tokens: ClassVar[bool] = False
     special_tokens = "cls_sep"
     row_noun = "example"
     loss_unit = "nats per example"
@@ -38,8 +45,6 @@ class TextTask(Tokenized, Objective):
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text in one of the `text_columns` of an example; raises UserError for what is none."""
-        from ..data.examples import text_of
-
         return text_of(row, column, field, place)
 
     def check(self) -> None:
@@ -54,17 +59,40 @@ class TextTask(Tokenized, Objective):
     def corpus(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts
 
-        return ExampleTexts(source, self.text_columns(), self.text_in)
+        columns = self.text_columns()
+
+        def texts(place: str, row: dict) -> list[str]:
+            return [self.text_in(row, column, field, place) for field, column in columns.items()]
+
+        return ExampleTexts(source, texts, {"texts": columns})
 
     def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
         self.processor = self.train_or_load_tokenizer(self.corpus(splits["train"]), cache, progress)
         if self.tokenizer.model_max_length > UNLIMITED:
             self.tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
 
+    def lengths(self) -> dict[str, int | None]:
+        return {"max_length": self.settings.max_length}
+
+    def stored(
+        self, source: "Examples", cache: Path, columns: dict[str, str], *settings: Any, make: Callable | None = None
+    ) -> "EncodedExamples":
+        """What `_batches` makes of the examples, column-wise, stored with what `_facts` tells of each batch.
+
+        columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer. make:
+        in place of `_batches`.
+        """
+        from ..data.example_store import encode_examples, schema_of
+        from ..data.examples import examples_fingerprint
+
+        key = sha([examples_fingerprint(source), self.processor_fingerprint(), *settings])
+        make = make or self._batches
+        return encode_examples(cache, key, source, schema_of(columns), make, self._facts, self.tokenizer)
+
     def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator
 
-        return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left")
+        return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left", self.labels_of_tokens)
 
     @property
     def pad_token_id(self) -> int:

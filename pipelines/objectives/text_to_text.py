@@ -4,17 +4,18 @@ import re
 import string
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ..data.cells import kind_of
+from ..data.documents import Corpus
 from ..errors import UserError
+from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
+from .class_task import class_number, names_in_data, numbers_name
+from .number_task import number_of
 from .translation import Translation, WritingSettings
-
-if TYPE_CHECKING:
-    from ..data.documents import Corpus
-    from ..data.examples import Examples
 
 # Kind of answers -> what metrics compare of them, and those that are reported where the recipe names none.
 COMPARED = {
@@ -58,6 +59,7 @@ class TextToText(Translation):
     Settings = TextToTextSettings
     default_metrics = ()  # by the kind of answers
     hub_task = "text2text-generation"
+    sample_words = "answer to"
     label_names: list[str] = []  # classes, once prepared
 
     @property
@@ -98,15 +100,13 @@ class TextToText(Translation):
         super(Translation, self).check()
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
         for name in self.metrics:
             if name in METRICS and METRICS[name].compares == "probabilities":
                 raise UserError(
                     f"evaluation.metrics={name!r} compares probabilities, but text_to_text writes its answers"
                 )
         names = self.settings.label_names
-        check_metrics(self.metrics, self.compared, "evaluation.metrics", len(names) if names else None)
+        check_metrics(self.metrics, self.compared, len(names) if names else None)
 
     # ---- data
 
@@ -115,28 +115,24 @@ class TextToText(Translation):
         fields = {"source" if number == 0 else f"source.{number}": name for number, name in enumerate(names)}
         return fields | {"target_field": self.settings.target_field}
 
-    def corpus(self, source: "Examples") -> "Corpus":
-        from ..data.examples import RenderedTexts
+    def corpus(self, source) -> Corpus:
+        from ..data.examples import ExampleTexts
 
         def render(place: str, row: dict) -> list[str]:
             return [self.read(row, place), self.answer(row, place)[0]]
 
-        return RenderedTexts(source, render, self.encoding_key())
+        return ExampleTexts(source, render, {"rendered": self.encoding_key()})
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
-        from ..metrics import check_metrics
-
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         self.find_classes(splits, cache)
         if self.settings.answers == "classes":
-            check_metrics(self.metrics, self.compared, "evaluation.metrics", len(self.label_names))
+            check_metrics(self.metrics, self.compared, len(self.label_names))
         super().prepare(splits, cache, progress)
         if self.settings.answers == "classes":
             self._written = self.names_as_written()
 
-    def find_classes(self, splits: "dict[str, Examples]", cache: Path) -> None:
+    def find_classes(self, splits, cache: Path) -> None:
         """Learn the classes' names, which the answers are, where they are classes. Raises UserError."""
-        from .class_task import names_in_data, numbers_name
-
         if self.settings.answers == "classes":
             given, column = self.settings.label_names, self.settings.target_field
             self.label_names = given or names_in_data("target_field", column, splits, cache)
@@ -181,8 +177,7 @@ class TextToText(Translation):
             if column is not None:
                 value = row[column]
                 if not isinstance(value, str | int | float) or isinstance(value, bool):
-                    held = "null" if value is None else type(value).__name__
-                    raise UserError(f"task.source: {place} holds {held} in {column!r}, not text")
+                    raise UserError(f"task.source: {place} holds {kind_of(value)} in {column!r}, not text")
                 found.append(str(value))
         if not any(str(row[column]).strip() for column in columns):
             names = " and ".join(map(repr, columns))
@@ -191,9 +186,6 @@ class TextToText(Translation):
 
     def answer(self, row: dict, place: str) -> tuple[str, str]:
         """(what has to be written of an example, what an answer is compared with). Raises UserError."""
-        from .class_task import class_number
-        from .number_task import number_of
-
         section, column = self.settings, self.settings.target_field
         value, field = row[column], f"task.target_field={column!r}"
         if section.answers == "texts":
@@ -208,8 +200,6 @@ class TextToText(Translation):
     # ---- measuring
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        from ..metrics import compute_metrics
-
         if self.settings.answers == "texts":
             given, true = predictions, references
         elif self.settings.answers == "numbers":
@@ -217,8 +207,7 @@ class TextToText(Translation):
         else:
             true = [self.label_names.index(text) for text in references]
             given = [self.class_written(text, right) for text, right in zip(predictions, true)]
-        numbers, self.signatures = compute_metrics(self.metrics, given, true)
-        return numbers
+        return self.compare(given, true)
 
     def named(self, value: Any) -> Any:
         return self.label_names[value] if self.settings.answers == "classes" else value
@@ -226,11 +215,6 @@ class TextToText(Translation):
     def class_written(self, text: str, right: int) -> int:
         """The class whose name was written; where it is none, one that is wrong."""
         return self._written.get(text.strip(), (right + 1) % len(self.label_names))
-
-    # ---- words
-
-    def sample_title(self, prompt: str) -> str:
-        return f"answer to {prompt!r}"
 
 
 def source_columns(template: str) -> list[str]:

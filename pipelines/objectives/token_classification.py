@@ -5,15 +5,22 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ..data.batch_keys import IGNORE_INDEX
+from ..data.cells import texts_of
+from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted
+from .base import TOKENS
 from .class_task import ClassTask, NamedClassSettings, held
 from .how_to_use import pipeline_command
+from .showing import tagged_text
 from .tag_schemes import (
     OUTSIDE,
     as_bio,
@@ -31,11 +38,6 @@ from .text_task import TextTask
 # None: it has no strategy for last tokens.
 STRATEGIES = {"first": "first", "last": None, "all": "simple"}
 
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.length_batching import PaddingCollator
-
 
 @dataclass
 class TokenClassificationSettings(NamedClassSettings):
@@ -52,8 +54,7 @@ class TokenClassificationSettings(NamedClassSettings):
     max_length: int = doc(
         "tokens per sentence, special ones included; longer ones are cut, and the words beyond are counted",
         256,
-        at_least=2,
-        at_most=2**20,
+        **TOKENS,
     )
 
 
@@ -75,7 +76,12 @@ class TokenClassification(ClassTask, TextTask):
     hub_task = "token-classification"
     loss_unit = "nats per word"
     label_setting = "tags_field"
+    labels_of_tokens = True
     row_noun = "sentence"
+    legend_words = (
+        "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are learned "
+        "at; [unpredicted]tokens without a tag of their own[/]"
+    )
 
     def columns(self) -> dict[str, str]:
         return {**self.text_columns(), "tags_field": self.settings.tags_field}
@@ -83,13 +89,8 @@ class TokenClassification(ClassTask, TextTask):
     def text_columns(self) -> dict[str, str]:
         return {"tokens_field": self.settings.tokens_field}
 
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The words, joined by spaces."""
-        from ..data.examples import texts_of
-
         return " ".join(texts_of(row, column, field, place, "word"))
 
     def learned_names(self, names: list[str]) -> list[str]:
@@ -103,7 +104,7 @@ class TokenClassification(ClassTask, TextTask):
 
     # ---- data
 
-    def prepare(self, splits: "dict[str, Examples]", cache: Path, progress: bool) -> None:
+    def prepare(self, splits, cache: Path, progress: bool) -> None:
         super().prepare(splits, cache, progress)
         self.need_offsets()
         self.scheme = self.settings.scheme or scheme_of(self.data_names)
@@ -115,39 +116,23 @@ class TokenClassification(ClassTask, TextTask):
                     f"mark none (B-..., I-..., O); name them by task.label_names, or use tag_accuracy"
                 )
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The sentences as input_ids and labels, one beside each token: -100 where none is learned."""
-        import pyarrow
-
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
         labelled = self.settings.labelled_token
         if split != "train" and labelled == "all":
             labelled = "first"  # a word counts once
-        ids = pyarrow.list_(pyarrow.int32())
-        schema = pyarrow.schema([("input_ids", ids), ("labels", ids)])
-        key = sha(
-            [
-                examples_fingerprint(source),
-                self.processor_fingerprint(),
-                [self.settings.max_length, self.data_names, self.scheme, labelled, "tags of tokens"],
-                ["tags of spaces"] * (split == "train"),
-            ]
-        )
+        settings = [self.settings.max_length, self.data_names, self.scheme, labelled, "tags of tokens"]
+        of_spaces = ["tags of spaces"] * (split == "train")
         make = partial(self._batches, labelled=labelled, learns_spaces=split == "train")
-        rows = encode_examples(cache, key, source, schema, make, self._facts, self.tokenizer)
+        columns = {"input_ids": "int32[]", "labels": "int32[]"}
+        rows = self.stored(source, cache, columns, settings, of_spaces, make=make)
         if not len(rows):
             raise UserError(f"task.tokens_field={self.settings.tokens_field!r}: no sentence of {rows.name} has a word")
         self.remember_classes(split, rows.facts.get("tags", {}))
         return rows
 
-    def _batches(self, examples: "Examples", labelled: str, learns_spaces=False) -> Iterator[dict[str, list]]:
+    def _batches(self, examples, labelled: str, learns_spaces=False) -> Iterator[dict[str, list]]:
         """learns_spaces: whether spaces that are tokens of their own have tags: pipelines take them for words."""
-        from ..data.batch_keys import IGNORE_INDEX
-        from ..data.example_store import in_batches
-
         tokenizer = text_tokenizer(self.tokenizer)
         longest = self.settings.max_length
         for batch in in_batches(examples):
@@ -192,8 +177,6 @@ class TokenClassification(ClassTask, TextTask):
 
     def _sentence(self, row: dict, place: str) -> tuple[list[str], list[str]]:
         """The words of an example and their tags."""
-        from ..data.examples import texts_of
-
         section = self.settings
         words = texts_of(row, section.tokens_field, "tokens_field", place, "word")
         tags = [self._name_in_data(tag, where) for where, tag in self.classes_in(row[section.tags_field], place)]
@@ -220,7 +203,7 @@ class TokenClassification(ClassTask, TextTask):
     def _facts(batch: dict[str, list]) -> dict:
         return {"tokens": sum(map(len, batch["input_ids"])), **batch["facts"]}
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = {"words": 0, "words_cut": 0, "words_without_token": 0, "tags": {}} | rows.facts
         section = self.settings
         words = (
@@ -241,13 +224,6 @@ class TokenClassification(ClassTask, TextTask):
             lines.append(f"{counted(facts['broken_tags'], 'tag')} out of order for {self.scheme}{hint}")
         return "\n".join([words, *lines])
 
-    def collator(self, packed: bool) -> "PaddingCollator":
-        from ..data.length_batching import PaddingCollator
-
-        return PaddingCollator(self.pad_token_id, self.tokenizer.padding_side == "left", labels_of_tokens=True)
-
-    # ---- the model
-
     def config_fields(self) -> dict:
         """The tags' names are what `pipeline()` answers with, and makes entities of."""
         return {name: value for name, value in super().config_fields().items() if name != "problem_type"}
@@ -256,18 +232,12 @@ class TokenClassification(ClassTask, TextTask):
 
     def predictions(self, logits, labels):
         """(B, T, C) and (B, T) -> (words, 3): whether a sentence begins, the tag a word is given, and its own."""
-        import torch
-
-        from ..data.batch_keys import IGNORE_INDEX
-
         counts = labels != IGNORE_INDEX
         first = counts & (counts.cumsum(-1) == 1)
         return torch.stack([first[counts].long(), logits.argmax(-1)[counts], labels[counts]], dim=-1)
 
     def compute_metrics(self, predictions) -> dict[str, float]:
         """Metrics of all words, an array of shape (words, 3)."""
-        from ..metrics import compute_metrics
-
         sentences: list[tuple[list[str], list[str]]] = []
         for begins, *tags in predictions.tolist():
             if begins:
@@ -275,8 +245,7 @@ class TokenClassification(ClassTask, TextTask):
             for list_of, tag in zip(sentences[-1], tags):
                 list_of.append(self.label_names[tag])
         given, true = map(list, zip(*sentences))
-        numbers, self.signatures = compute_metrics(self.recipe.evaluation.metrics, given, true)
-        return numbers
+        return self.compare(given, true)
 
     def named(self, value: list[str]) -> list[str]:
         return value  # metrics compare the names of tags
@@ -291,18 +260,7 @@ class TokenClassification(ClassTask, TextTask):
     def how_to_use(self, folder: Path) -> str:
         return pipeline_command("token-classification", folder, *self.example_of_use(vars(self.settings)))
 
-    def legend(self):
-        from .showing import NOT_PREDICTED, marked
-
-        return marked(
-            "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are "
-            "learned at; ",
-            ("tokens without a tag of their own", NOT_PREDICTED),
-        )
-
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import tagged_text
-
         ids, labels = row["input_ids"].tolist(), row["labels"].tolist()
         tags = [self.label_names[label] if label >= 0 else None for label in labels]
         kinds = sorted({parts(name)[1] or name for name in self.label_names if name != OUTSIDE})

@@ -1,32 +1,30 @@
 """A text in one language from a text in another, or any other text from a text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..data.cells import filled_text_of
+from ..data.documents import in_batches
+from ..data.rows import Rows
 from ..errors import UserError
+from ..lazy import torch
+from ..metrics import check_metrics
 from ..plugins import register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, watched
-from .base import SAMPLES, FinishedModel
+from .base import SAMPLES, TOKENS, FinishedModel
+from .showing import show_source_and_target
 from .text_task import TextTask
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
-    from ..data.length_batching import PaddingCollator
 
 
 @dataclass
 class WritingSettings(ObjectiveSettings):
     """How long texts are that are read and written, and how the finished model searches for one."""
 
-    max_length: int = doc(
-        "tokens per text, special ones included; longer texts are cut", 256, at_least=2, at_most=2**20
-    )
-    max_target_length: int | None = doc("tokens per answer; null: as max_length", at_least=2, at_most=2**20)
+    max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
+    max_target_length: int | None = doc("tokens per answer; null: as max_length", **TOKENS)
     num_beams: int = doc("beams of the search; 1: greedy", 1, at_least=1, at_most=1000)
     length_penalty: float = doc(
         "above 0 the search prefers longer texts, below 0 shorter ones", 1.0, at_least=-100, at_most=100
@@ -58,7 +56,11 @@ class Translation(TextTask):
     continues_prompts = True
     hub_task = "translation"
     loss_unit = "nats per token"
+    finishes_on = "all"
     samples_are_answers = True
+    sample_words = "translation of"
+    legend_words = "source: what the encoder reads; target: what the decoder has to write"
+    use = 'anyformer generate {folder} "your text"'
 
     def check(self) -> None:
         for name in ("source_field", "target_field"):
@@ -73,16 +75,12 @@ class Translation(TextTask):
             self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
 
     def check_metrics(self) -> None:
-        from ..metrics import check_metrics
-
-        check_metrics(self.metrics, self.compares, "evaluation.metrics")
+        check_metrics(self.metrics, self.compares)
 
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
-        from ..data.examples import filled_text_of
-
         return filled_text_of(row, column, field, place)
 
     def lengths(self) -> dict[str, int | None]:
@@ -101,32 +99,18 @@ class Translation(TextTask):
         self.max_target_length = section.max_target_length or section.max_length
         self.max_new_tokens = section.max_new_tokens or self.max_target_length
 
-    def collator(self, packed: bool) -> "PaddingCollator":
+    def collator(self, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator
 
         return PaddingCollator(self.tokenizer.pad_token_id)
 
-    def rows(self, source: "Examples", split: str, cache: Path, progress: bool = False) -> "EncodedExamples":
+    def rows(self, source, split: str, cache: Path, progress: bool = False) -> Rows:
         """The examples as input_ids and labels (unshifted), with the raw texts beside them for measuring."""
-        import pyarrow
-
-        from ..data.example_store import encode_examples
-        from ..data.examples import examples_fingerprint
-        from ..storage.cache import sha
-
-        ids = pyarrow.list_(pyarrow.int32())
-        columns = [("input_ids", ids), ("labels", ids)]
+        columns = {"input_ids": "int32[]", "labels": "int32[]"}
         if split != "train":
-            columns += [("source", pyarrow.string()), ("target", pyarrow.string())]
-        schema = pyarrow.schema(columns)
-        key = sha(
-            [
-                examples_fingerprint(source),
-                self.processor_fingerprint(),
-                [self.settings.max_length, self.max_target_length, schema.names, *self.encoding_key()],
-            ]
-        )
-        return encode_examples(cache, key, source, schema, self._batches, self._facts, self.tokenizer)
+            columns |= {"source": "string", "target": "string"}
+        settings = [self.settings.max_length, self.max_target_length, list(columns), *self.encoding_key()]
+        return self.stored(source, cache, columns, settings)
 
     def source_text(self, text: str) -> str:
         """What the model reads of a source; a subclass may put a prefix before it."""
@@ -136,9 +120,7 @@ class Translation(TextTask):
         """Further settings that the encoded examples depend on, as JSON."""
         return []
 
-    def _batches(self, examples: "Examples") -> Iterator[dict[str, list]]:
-        from ..data.example_store import in_batches
-
+    def _batches(self, examples) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(self.tokenizer)
         for batch in in_batches(examples):
             source, target, reference = self.texts_of(batch)
@@ -182,7 +164,7 @@ class Translation(TextTask):
             "at_max_length": full,
         }
 
-    def describe(self, rows: "EncodedExamples") -> str:
+    def describe(self, rows) -> str:
         facts = rows.facts
         number, target = facts["examples"], facts["target_tokens"]
         return (
@@ -216,9 +198,6 @@ class Translation(TextTask):
     def metrics_of_answers(self) -> list[str]:
         return list(self.metrics)
 
-    def finishes_on(self) -> str:
-        return "all"
-
     def finish(self, finished: FinishedModel, splits) -> tuple[dict[str, float], list[dict]]:
         metrics, samples = {}, []
         for split, rows in splits.items():
@@ -241,16 +220,13 @@ class Translation(TextTask):
 
     def measure_texts(self, predictions: list[str], references: list[str]) -> dict[str, float]:
         """Metrics of translations."""
-        from ..metrics import compute_metrics
+        return self.compare(predictions, references)
 
-        numbers, self.signatures = compute_metrics(self.metrics, predictions, references)
-        return numbers
-
-    def answers(self, finished: FinishedModel, rows: "EncodedExamples", numbers: Sequence[int]) -> list[str]:
+    def answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[str]:
         """Translations of the rows `numbers`, in that order; every process answers for a share of them."""
         return finished.shared(numbers, lambda mine: self.generate(finished.model, rows, mine, finished.batch_size))
 
-    def generate(self, model, rows: "EncodedExamples", numbers: list[int], batch_size: int) -> list[str]:
+    def generate(self, model, rows, numbers: list[int], batch_size: int) -> list[str]:
         """Translations of the rows `numbers`, in that order, by the model's generation config."""
         from ..data.length_batching import batches_by_tokens
 
@@ -261,33 +237,16 @@ class Translation(TextTask):
 
     def generate_texts(self, model, sources: list[str]) -> list[str]:
         """Translations of texts that stand in no row."""
-        import torch
-
         tokenizer, longest = text_tokenizer(self.tokenizer), self.settings.max_length
         read = [self.source_text(text) for text in sources]
         ids = tokenizer(read, truncation=True, max_length=longest)["input_ids"]
         return self._answers(model, [torch.tensor(self._ended(row, longest)) for row in ids])
 
     def _answers(self, model, ids: list) -> list[str]:
-        import torch
-
         inputs = self.collator(packed=False)([{"input_ids": row} for row in ids])
         with torch.inference_mode():
             output = model.generate(**{name: tensor.to(model.device) for name, tensor in inputs.items()})
         return self.tokenizer.batch_decode(output, skip_special_tokens=True)
 
-    # ---- words
-
-    def sample_title(self, prompt: str) -> str:
-        return f"translation of {prompt!r}"
-
-    def how_to_use(self, folder: Path) -> str:
-        return f'anyformer generate {folder} "your text"'
-
-    def legend(self):
-        return "source: what the encoder reads; target: what the decoder has to write"
-
     def show(self, console, rows, number: int, row: dict) -> None:
-        from .showing import show_source_and_target
-
         show_source_and_target(console, self, rows, number, row)

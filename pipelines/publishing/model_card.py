@@ -16,6 +16,7 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.rules.serving import ENGINES, VLLM, refusal
 
 from ..adapters import base_of
+from ..lazy import hub
 from ..recipes import introspection
 from ..storage.checkpoints import write_atomically
 from ..storage.local_facts import path_name
@@ -212,39 +213,31 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
 
 def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | None):
     """The card's YAML header, as the Hub reads it."""
-    from huggingface_hub import EvalResult, ModelCardData
-
     task = objective_facts(facts.recipe).hub_task or _kind(model.config).task
     datasets = facts.hub_datasets
     source = datasets[0] if len(facts.sources) == 1 and datasets else None  # the Hub data set that all text is from
-    scores = [
-        EvalResult(
-            task_type=task or "other",
-            dataset_type=source or "custom",
-            dataset_name=source or facts.source_names or "custom",
-            dataset_split=split,
-            metric_type=metric,
-            metric_name=metric.replace("_", " "),
-            metric_value=round(value, 6),
-        )
-        for split, metric, value in facts.metrics
-        if math.isfinite(value) and not metric.startswith("unigram")
+    # (type and name of the data, split, metric, value); by the type and the split the Hub tells results apart.
+    rows = [
+        (source or "custom", source or facts.source_names or "custom", *row)
+        for row in facts.metrics
+        if not row[1].startswith("unigram")
     ]
-    scores += [
-        EvalResult(
+    rows += [(suite_task, suite_task, *row) for suite_task, *row in facts.suite_metrics]
+    scores = [
+        hub.EvalResult(
             task_type=task or "other",
-            dataset_type=suite_task,  # by it and the split, not by the name, the Hub tells results apart
-            dataset_name=suite_task,
+            dataset_type=kind,
+            dataset_name=data,
             dataset_split=split,
             metric_type=metric,
             metric_name=metric.replace("_", " "),
             metric_value=round(value, 6),
         )
-        for suite_task, split, metric, value in facts.suite_metrics
+        for kind, data, split, metric, value in rows
         if math.isfinite(value)
     ]
     family = [model.config["model_type"].removeprefix(introspection.OURS)] if "model_type" in model.config else []
-    return ModelCardData(
+    return hub.ModelCardData(
         library_name="peft" if model.is_adapter else "transformers",
         pipeline_tag=task,
         license=license,

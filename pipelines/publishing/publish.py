@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..adapters import ADAPTED_CONFIG, ADAPTER_CONFIG, base_of
 from ..errors import UserError
+from ..lazy import hub
 from ..recipes import secrets
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.local_facts import LOADING, names_only
@@ -70,9 +71,7 @@ def publish(
     model = open_model_folder(folder)
     files = files_to_publish(model)
     repo_id = resolve_repo_id(repo_id)
-    from huggingface_hub import CommitOperationAdd, HfApi
-
-    api = HfApi()
+    api = hub.HfApi()
     with hub_errors(f"{repo_id} could not be prepared on the Hub"):
         url = str(api.create_repo(repo_id, private=private or None, exist_ok=True))
         if private and not api.repo_info(repo_id).private:
@@ -92,7 +91,7 @@ def publish(
     if not any((model.path / name).is_file() for name in TOKENIZER):
         print(f"{model.path} holds no tokenizer; the model is published without one")
     _print_upload(contents, url)
-    operations = [CommitOperationAdd(name, file) for name, file in sorted(contents.items())]
+    operations = [hub.CommitOperationAdd(name, file) for name, file in sorted(contents.items())]
     with hub_errors(f"the upload to {repo_id} did not complete, and {model.path} is as it was"):
         api.create_commit(repo_id, operations, commit_message="Publish with anyformer", revision=revision)
     return url if revision is None else f"{url}/tree/{revision}"
@@ -117,23 +116,19 @@ def resolve_repo_id(repo_id: str) -> str:
     Raises:
         UserError: malformed id, not logged in, Hub not reachable.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-    from huggingface_hub.utils import validate_repo_id
-
     try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
+        hub.utils.validate_repo_id(repo_id)
+    except hub.errors.HFValidationError as error:
         raise UserError(
             f"repo_id={repo_id!r} is no repository name ({str(error).split(':')[0].rstrip('.')}); "
             f"write owner/name, such as my-name/my-model"
         ) from error
     try:
         with hub_errors("the Hub could not be asked who is logged in", passing=(401,)):
-            owner = HfApi().whoami()["name"]
-    except LocalTokenNotFoundError as error:
+            owner = hub.HfApi().whoami()["name"]
+    except hub.errors.LocalTokenNotFoundError as error:
         raise UserError("not logged in to the Hub; run `hf auth login` or set HF_TOKEN") from error
-    except HfHubHTTPError as error:
+    except hub.errors.HfHubHTTPError as error:
         raise UserError("the Hub does not accept the token; run `hf auth login` or set HF_TOKEN anew") from error
     return repo_id if "/" in repo_id else f"{owner}/{repo_id}"
 
@@ -191,11 +186,9 @@ def hub_errors(what: str, passing: tuple[int, ...] = ()):
 
     passing: HTTP statuses whose error is raised as it is.
     """
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
-
     try:
         yield
-    except HfHubHTTPError as error:
+    except hub.errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in passing:
             raise
@@ -207,27 +200,25 @@ def hub_errors(what: str, passing: tuple[int, ...] = ()):
         again = "; run the same again" if status >= 500 or status in (408, 409, 412, 429) else ""
         reason = reasons.get(status) or _one_line(error.server_message or "no reason given")
         raise UserError(f"{what}: the Hub answered {status}, {reason}{again}") from error
-    except OfflineModeIsEnabled as error:
+    except hub.errors.OfflineModeIsEnabled as error:
         raise UserError(f"{what}: HF_HUB_OFFLINE is set; unset it to publish") from error
-    except LocalTokenNotFoundError:
+    except hub.errors.LocalTokenNotFoundError:
         raise
     except ValueError as error:  # the card's metadata, which the Hub checks before the upload
         raise UserError(f"{what}: {_one_line(str(error))}") from error
-    except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: from the Xet client
+    except (hub.errors.HTTPError, OSError, RuntimeError) as error:  # RuntimeError: from the Xet client
         reason = _one_line(str(error) or type(error).__name__)
         raise UserError(f"{what}: no connection ({reason}); run the same again") from error
 
 
 def _has_foreign_card(api, repo_id: str, revision: str | None) -> bool:
     """Whether the repository has a card that a person wrote or changed."""
-    from huggingface_hub.errors import RemoteEntryNotFoundError
-
     with hub_errors(f"the card of {repo_id} could not be read"):
         try:
             # Read by commit: the cached name of a branch may be out of date where another process has pushed.
             commit = api.repo_info(repo_id, revision=revision).sha
             card = api.hf_hub_download(repo_id, "README.md", revision=commit)
-        except RemoteEntryNotFoundError:
+        except hub.errors.RemoteEntryNotFoundError:
             return False
     return MARKER not in Path(card).read_text(encoding="utf-8", errors="replace")
 

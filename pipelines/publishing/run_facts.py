@@ -1,17 +1,16 @@
 """What the files of a run's folder say of the run: its recipe, data, metrics and samples."""
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
 from ..recipes.own_settings import own_settings
 from ..recipes.secrets import without_signatures
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.checkpoints import RUN_FILE
 from ..storage.local_facts import names_only, path_name
+from ..storage.model_folder import read_json
 
 SIZES = ("documents", "examples", "tokens", "bytes")  # of a split, as run.json names them
 BUILT_IN = {
@@ -39,10 +38,7 @@ class RunFacts:
         run = {}
         for name in ("run.json", RUN_FILE):
             if (folder / name).is_file():
-                try:
-                    run = json.loads((folder / name).read_text(encoding="utf-8"))
-                except ValueError as error:
-                    raise UserError(f"{folder / name} is not readable as JSON ({error}); delete it to go on") from error
+                run = read_json(folder / name, "delete it to go on")
                 break
         run = without_signatures(run) if isinstance(run, dict) else {}
         recipe_file, recipe = folder / "recipe.yaml", run.get("recipe") or {}
@@ -175,10 +171,7 @@ def _suites(folder: Path) -> list[dict[str, Any]]:
     """The results of suites that `anyformer evaluate` has left in a model's folder."""
     found = []
     for file in sorted(folder.glob("evaluation-*.json")):
-        try:
-            result = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{file} is not readable as JSON ({error}); delete it to go on") from error
+        result = read_json(file, "delete it to go on")
         if isinstance(result, dict) and "suite" in result and "models" not in result:  # of this model alone
             found.append(result)
     return found

@@ -129,13 +129,13 @@ def marks_of(log: RunLog) -> list[dict]:
 # ---------------------------------------------------------------------------------------------------- one run
 
 
-def is_share(name: str, values: list[float]) -> bool:
-    """Whether a metric's values are shares, which are drawn together."""
-    return max(values) <= 1 and min(values) >= -1 and name not in ("loss",)
-
-
 def is_part_of_loss(name: str) -> bool:
     return name.startswith("loss_") or name.endswith("_loss")
+
+
+def parts_in(log: RunLog) -> list[str]:
+    """The keys of the parts of the loss that a run has logged."""
+    return [key for key in _keys(log.train) if is_part_of_loss(key) and not key.startswith("router_")]
 
 
 def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
@@ -157,7 +157,16 @@ def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
         *_validated(log, marks),
         *(_of_training(log, quantity) for quantity in OF_TRAINING),
         *_norms_of_layers(log),
-        _router_loads(log),
+        chart(
+            "router_load",
+            "Load of the experts",
+            "tokens, of an equal share",
+            [
+                series(log.train, "router_load_max", "most used"),
+                series(log.train, "router_load_min", "least used"),
+            ],
+            zero=True,
+        ),
         *(_of_training(log, quantity) for quantity in OF_ROUTERS),
         *_others(log),
         _by_position({"perplexity": [log]}),
@@ -180,8 +189,7 @@ def _words(key: str) -> str:
 
 def _parts_of_loss(log: RunLog, unit: str) -> list[dict | None]:
     found = []
-    own = [key for key in _keys(log.train) if is_part_of_loss(key) and not key.startswith("router_")]
-    for key in own:
+    for key in parts_in(log):
         name = _words(key.removeprefix("loss_").removesuffix("_loss"))
         pair = [
             series(log.train, key, "training", noisy=True, of="training"),
@@ -199,7 +207,7 @@ def _validated(log: RunLog, marks: list[dict]) -> list[dict | None]:
         for name in names
         if name != "validation_loss"
     }
-    shares = [one for name, one in found.items() if one is not None and is_share(name, one["y"])]
+    shares = [one for name, one in found.items() if one is not None and min(one["y"]) >= -1 and max(one["y"]) <= 1]
     some = validated_on(log.run)
     together = chart("shares", "Validation", some, shares[:8], marks=marks) if shares else None
     if together is not None and len(shares) == 1:
@@ -212,24 +220,12 @@ def _validated(log: RunLog, marks: list[dict]) -> list[dict | None]:
     return [together, *rest]
 
 
-def _router_loads(log: RunLog) -> dict | None:
-    pair = [
-        series(log.train, "router_load_max", "most used"),
-        series(log.train, "router_load_min", "least used"),
-    ]
-    return chart("router_load", "Load of the experts", "tokens, of an equal share", pair, zero=True)
-
-
 def _others(log: RunLog) -> list[dict | None]:
     """What an objective measures of its own while it trains, such as the accuracy of a second head."""
-    names = [
-        key
-        for key in _keys(log.train)
-        if key not in KNOWN and not is_part_of_loss(key) and not key.startswith("router_")
-    ]
     return [
         chart(name, f"Training {_words(name)}", "", [series(log.train, name, _words(name), noisy=True)])
-        for name in names
+        for name in _keys(log.train)
+        if not (name in KNOWN or is_part_of_loss(name) or name.startswith("router_"))
     ]
 
 
@@ -322,15 +318,7 @@ def charts_of_runs(variants: dict[str, list[RunLog]], loss_unit: str = "nats") -
     for key in sorted(metrics, key=lambda key: key != "validation_loss"):
         is_loss = is_part_of_loss(f"_{key}") or key == "validation_loss"
         add(key, f"V{_words(key)[1:]}", loss_unit if is_loss else "", lambda log: log.validations, points=True)
-    parts = list(
-        dict.fromkeys(
-            key
-            for log in all_logs
-            for key in _keys(log.train)
-            if is_part_of_loss(key) and not key.startswith("router_")
-        )
-    )
-    for key in parts:
+    for key in dict.fromkeys(key for log in all_logs for key in parts_in(log)):
         add(key, f"Training, {_words(key)}", loss_unit, lambda log: log.train, noisy=True)
     for one in (*OF_TRAINING, *OF_ROUTERS):
         add(one.key, one.title, one.unit, lambda log: log.train, noisy=one.noisy, kind=one.kind, zero=one.zero)

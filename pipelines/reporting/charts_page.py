@@ -5,7 +5,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from ..inspection.maps_page import as_script, look, maps_style
+from ..inspection.maps_page import as_script
+from ..inspection.maps_page import style as shared_style
 from ..storage.atomic import write_atomically
 
 
@@ -31,7 +32,7 @@ def write_page(path: Path, template: str, *, charts: list[dict], axes: list[dict
         environment()
         .get_template(template)
         .render(
-            style=look() + maps_style() + part("report.css"),
+            style=shared_style() + part("report.css"),
             charts=charts,
             data=as_script({"charts": charts, "axes": axes, "runs": runs, "labels": values.get("labels", runs)}),
             script=part("charts.js"),

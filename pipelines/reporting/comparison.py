@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..lazy import np
+from ..metrics.significance import holm, mcnemar
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import validated_on
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
@@ -249,8 +251,6 @@ def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> 
     """
     from scipy.stats import ttest_ind
 
-    from ..metrics.significance import holm
-
     found = []
     for key in metrics:
         values = {name: [log.metrics[key] for log in runs] for name, runs in variants.items()}
@@ -289,10 +289,6 @@ def paired_test(first: list[dict] | None, second: list[dict] | None, a: Measured
         return None
     if any(one["row"] != other["row"] or one["reference"] != other["reference"] for one, other in zip(first, second)):
         return None
-    import numpy as np
-
-    from ..metrics.significance import mcnemar
-
     right = [np.array([row["prediction"] == row["reference"] for row in rows]) for rows in (first, second)]
     if any(abs(float(of_run.mean()) - one.value) > 1e-6 for of_run, one in zip(right, (a, b))):
         return None  # answers of another split, or of the model at another time

@@ -6,10 +6,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from ..lazy import transformers
 from ..transformers_logging import errors_only
 from .run_log import RunLog
 
-MOST_PARAMETERS, MOST_MAPS, MOST_BYTES = 1_000_000_000, 144, 2_000_000
+MOST_PARAMETERS, MOST_MAPS = 1_000_000_000, 144
 
 
 def maps_of_run(
@@ -30,8 +31,6 @@ def maps_of_run(
             "",
             f'For a model of this size they are a command of their own: anyformer inspect {log.folder} "some text"',
         )
-    import transformers
-
     from ..inspection.inspect_model import open_model
     from ..inspection.maps_page import maps_of
 
@@ -47,8 +46,6 @@ def maps_of_run(
 
 def view_of(model, folder: Path, rows: dict[str, Any], text: str | None, trust_remote_code: bool) -> dict:
     """The maps of a model on the image or text, of at most so many layers as a page holds."""
-    from transformers import AutoImageProcessor, AutoTokenizer
-
     from ..inspection.views import view_of_image, view_of_text
 
     count, heads = (
@@ -59,7 +56,7 @@ def view_of(model, folder: Path, rows: dict[str, Any], text: str | None, trust_r
     if rows.get("image"):
         image = BytesIO(base64.b64decode(rows["image"]))
         image.name = "an image of the training data"
-        processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
         return view_of_image(model, processor, image, layers)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     return view_of_text(model, tokenizer, text, None, layers, None)

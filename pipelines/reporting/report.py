@@ -20,6 +20,7 @@ from .run_log import RunLog, is_number, read_run
 from .settings import settings_table
 
 REPORT = "report.html"
+LOOKED_AT = (("image", "an image"), ("text", "a text"))  # keys of rows.json
 FIRST_COLUMNS = ("documents", "examples", "rows", "tokens", "bytes", "fill_rate")
 
 
@@ -61,11 +62,9 @@ def write_report(
         "loads": loads_of(log),
         "maps": maps,
         "maps_note": maps_note,
-        "looked_at": "an image of the training data"
-        if found.get("image")
-        else "a text of the training data"
-        if found.get("text")
-        else "a sample of its own",
+        "looked_at": next(
+            (f"{noun} of the training data" for key, noun in LOOKED_AT if found.get(key)), "a sample of its own"
+        ),
         **recipe_values(log),
         **data_values(log, facts, found),
         **weight_values(log),
@@ -114,39 +113,29 @@ def goes_on(log: RunLog) -> str:
     if log.is_finished:
         return ""
     found = list_checkpoints(log.folder)
-    start = (
-        f"from {found[0].name}, its newest checkpoint" if found else "from its beginning, for it has no checkpoint yet"
-    )
-    return f"If it is not running any more, the same training command goes on {start}."
+    start = f"{found[0].name}, its newest checkpoint" if found else "its beginning, for it has no checkpoint yet"
+    return f"If it is not running any more, the same training command goes on from {start}."
 
 
 def tiles(log: RunLog) -> list[tuple[str, str, str]]:
     """(label, value, more) of the numbers that matter most."""
-    found = []
-    main = main_metrics(log)
-    for one in main:
-        found.append(
-            (f"{one.split} {one.metric.replace('_', ' ')}", one.words, f"95 %: {one.interval}" if one.interval else "")
-        )
-    if not main and log.train:
+    found = [
+        (f"{one.split} {one.metric.replace('_', ' ')}", one.words, f"95 %: {one.interval}" if one.interval else "")
+        for one in main_metrics(log)
+    ]
+    if not found and log.train:
         found.append(("training loss", short_metric(log.train[-1]["loss"]), f"at step {log.train[-1]['step']:,}"))
     total = log.total_steps
     found.append(("steps", f"{log.steps:,}", f"of {total:,}" if total and not log.is_finished else ""))
     if log.tokens:
         found.append(("tokens trained on", short_number(log.tokens), throughput(log)))
     if log.seconds:
-        found.append(
-            ("time", human_time(log.seconds), f"on {counted(log.run.get('world_size') or 1, 'process', 'processes')}")
-        )
+        processes = counted(log.run.get("world_size") or 1, "process", "processes")
+        found.append(("time", human_time(log.seconds), f"on {processes}"))
     parameters, trained = log.run.get("parameters"), log.run.get("trained_parameters")
     if parameters:
-        found.append(
-            (
-                "parameters",
-                short_number(parameters),
-                f"{short_number(trained)} of them trained" if trained and trained < parameters else "",
-            )
-        )
+        part = f"{short_number(trained)} of them trained" if trained and trained < parameters else ""
+        found.append(("parameters", short_number(parameters), part))
     return found
 
 
@@ -173,23 +162,13 @@ def throughput(log: RunLog) -> str:
 
 def metrics_note(log: RunLog, loss_unit: str) -> str:
     """How the metrics are to be read."""
-    some = validated_on(log.run)
-    of_last = (
-        ""
-        if log.is_finished
-        else f"Of the last validation, at step {log.validations[-1]['step']:,}{f', {some}' if some else ''}. "
-        if log.validations
-        else ""
-    )
+    found, some = "", validated_on(log.run)
+    if not log.is_finished and log.validations:
+        found = f"Of the last validation, at step {log.validations[-1]['step']:,}{f', {some}' if some else ''}. "
     with_bounds = any(one.low is not None for one in measured(log))
-    bounds = (
-        "Intervals of shares of examples are Wilson's; "
-        if with_bounds
-        else "Shares of examples would have Wilson's intervals; "
-    )
-    return (
-        f"{of_last}The loss is in {loss_unit}. {bounds}anyformer evaluate gives the bootstrap's for the other metrics."
-    )
+    which = "Intervals of shares of examples are" if with_bounds else "Shares of examples would have"
+    bounds = f"{which} Wilson's{'' if with_bounds else ' intervals'}; anyformer evaluate gives the bootstrap's"
+    return f"{found}The loss is in {loss_unit}. {bounds} for the other metrics."
 
 
 def samples_of(log: RunLog) -> list[dict[str, str]]:
@@ -238,13 +217,9 @@ def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str
     """Sizes of the splits, and rows of the training data."""
     known = {split: of for split, of in (log.run.get("data") or {}).items() if isinstance(of, dict)}
     names = dict.fromkeys(name for of in known.values() for name, value in of.items() if is_number(value))
-    columns = [
-        *(name for name in FIRST_COLUMNS if name in names),
-        *(name for name in names if name not in FIRST_COLUMNS),
-    ]
+    columns = sorted(names, key=lambda name: FIRST_COLUMNS.index(name) if name in FIRST_COLUMNS else len(FIRST_COLUMNS))
     splits = {
-        split: {name: number(name, of[name]) for name in columns if is_number(of.get(name))}
-        for split, of in known.items()
+        split: {name: number(of[name]) for name in columns if is_number(of.get(name))} for split, of in known.items()
     }
     shares = [
         f"{split}, {name.replace('_', ' ')}: {', '.join(f'{key} {value:,}' for key, value in of[name].items())}"
@@ -268,26 +243,21 @@ def data_values(log: RunLog, facts: RunFacts, found: dict[str, Any]) -> dict[str
     }
 
 
-def number(name: str, value: float) -> str:
+def number(value: float) -> str:
     """A size for people; a rate in per cent."""
-    return (
-        f"{value:.2%}"
-        if isinstance(value, float) and value <= 1
-        else f"{value:,.0f}"
-        if value == int(value)
-        else f"{value:,.2f}"
-    )
+    if isinstance(value, float) and value <= 1:
+        return f"{value:.2%}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
 
 
 def weight_values(log: RunLog) -> dict[str, Any]:
     """The parameters by what they are for."""
     found = parameters_by_part(log.folder)
-    trained, all_of_them = log.run.get("trained_parameters"), log.run.get("parameters")
-    partly = (
-        f" {trained:,} of {all_of_them:,} were trained." if trained and all_of_them and trained < all_of_them else ""
-    )
-    where = "As the saved model has them" if log.is_finished else "As the newest checkpoint has them"
-    note = f"{where}; what is tied or shared counts once.{partly}"
+    trained, whole = log.run.get("trained_parameters"), log.run.get("parameters")
+    where = "saved model" if log.is_finished else "newest checkpoint"
+    note = f"As the {where} has them; what is tied or shared counts once."
+    if trained and whole and trained < whole:
+        note += f" {trained:,} of {whole:,} were trained."
     return {"weights": found, "total": sum(row["parameters"] for row in found), "weights_note": note}
 
 

@@ -12,6 +12,7 @@ from ..recipes.compose import flat_settings
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
+from ..storage.model_folder import read_json
 
 COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
 ROWS_FILE = "rows.json"  # rows of the training data, shown for people, and one to look into the model with
@@ -187,12 +188,7 @@ def read_run(folder: Path | str) -> RunLog:
         inside = sorted(path.parent.name for path in folder.glob("*/run.json"))
         hint = f"name the runs in it, such as {folder / inside[0]}" if inside else "name the output_dir of a run"
         raise UserError(f"RUN={folder} holds no run, run.json is missing; {hint}")
-    try:
-        run = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{file} is not readable as JSON ({error}); the same training command writes it again"
-        ) from None
+    run = read_json(file, "the same training command writes it again")
     if not isinstance(run, dict) or not isinstance(run.get("recipe"), dict):
         raise UserError(f"{file} is of no run that anyformer trained: it has no recipe; name the output_dir of a run")
     log = RunLog(folder, run)

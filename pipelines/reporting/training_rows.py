@@ -3,12 +3,10 @@
 import html
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..lazy import rich_text
 from .run_log import ROWS_FILE
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 COLORS = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}  # of a terminal, by their numbers
 
@@ -30,7 +28,7 @@ def as_html(ansi: str) -> str:
     return "\n".join(map(line_as_html, AnsiDecoder().decode(ansi)))
 
 
-def line_as_html(line: "Text") -> str:
+def line_as_html(line: "rich_text.Text") -> str:
     if "──" in line.plain:  # a rule with its title
         return f"<b>{html.escape(line.plain.strip('─ '))}</b>"
     edges, shown = {at for span in line.spans for at in (span.start, span.end)} - {0, len(line)}, []

@@ -108,7 +108,7 @@ class ModelFolder:
             if not file.is_file():
                 raise UserError(f"{self.path} lacks {name}, which its code needs; save the model again to write it")
             found[name] = file
-            wanted |= _sibling_imports(file)
+            wanted |= _siblings_imported_in(file.read_text(encoding="utf-8"))
         self._check_one_version(found)
         return dict(sorted(found.items()))
 
@@ -169,12 +169,12 @@ def open_model_folder(folder: Path | str) -> ModelFolder:
     return model
 
 
-def read_json(file: Path) -> Any:
-    """The content of a JSON file of a model; raises UserError where it is none."""
+def read_json(file: Path, way_out: str = "save the model again") -> Any:
+    """The content of a JSON file; raises UserError, which names the way out, where it is none."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not readable as JSON ({error}); save the model again") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not readable as JSON ({error}); {way_out}") from error
 
 
 def _auto_map_modules(auto_map: dict[str, Any]) -> set[str]:
@@ -188,13 +188,9 @@ def _auto_map_modules(auto_map: dict[str, Any]) -> set[str]:
     return modules
 
 
-def _sibling_imports(file: Path) -> set[str]:
-    """Modules that `file` imports with one dot: the only relative imports that transformers copies."""
-    return _siblings_imported_in(file.read_text(encoding="utf-8"))
-
-
 @functools.cache  # every run asks for the same two dozen files of ours
 def _siblings_imported_in(source: str) -> set[str]:
+    """Modules that some code imports with one dot: the only relative imports that transformers copies."""
     tree = ast.parse(source)
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return {node.module for node in imports if node.level == 1 and node.module}

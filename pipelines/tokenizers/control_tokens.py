@@ -5,16 +5,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+from ..lazy import tokenizers, transformers
 
 _UNWRITTEN = "\U0010ffff" * 2  # in no text: Unicode keeps it free for what programs tell themselves
 
 
-def text_backend(backend: "Tokenizer") -> "Tokenizer":
+def text_backend(backend: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     """A copy that reads texts alone: it neither cuts nor pads, and takes no control token from a text.
 
     Control tokens keep their ids under names that no text holds. The switch of tokenizers, `encode_special_tokens`, is
@@ -38,7 +35,7 @@ def text_backend(backend: "Tokenizer") -> "Tokenizer":
     return type(backend).from_str(json.dumps(state))
 
 
-def text_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizerFast":
+def text_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast") -> "transformers.PreTrainedTokenizerFast":
     """A copy for calls with texts: control tokens stand around them, none is taken from them.
 
     A copy also because truncation stays switched on in a tokenizer that was called with it, and would be saved.
@@ -53,7 +50,7 @@ def text_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizer
 class ControlTokens:
     """The control tokens of a tokenizer, to be found in texts."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
+    def __init__(self, tokenizer: "transformers.PreTrainedTokenizerFast"):
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
         self.names = sorted((token.content for token in added if token.special), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self.names)) or "(?!)")

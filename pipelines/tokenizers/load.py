@@ -3,32 +3,15 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from ..errors import UserError, loading_reason
+from ..lazy import tokenizers, transformers
 from ..recipes.schema import TokenizerSection
 from ..storage.cache import cached_folder, sha
-from ..storage.checksums import States
 from ..storage.local_facts import forget_loading
 from .special_tokens import CLS, MASK, PAD, SEP, UNKNOWN, begin_and_end, sentinel, special_tokens, template
 from .train import DEFAULT_VOCAB_SIZE, TRAINERS, Plan
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
-
-class Documents(Protocol):
-    """What a tokenizer is trained on: a corpus, or the texts of examples."""
-
-    def documents(self) -> Iterator[Any]:
-        """Documents, each with its `text`, from the first one."""
-
-    def fingerprint(self) -> str:
-        """Identity of the documents."""
-
-    files: States  # as Corpus has them
-
 
 _FORMAT = 1  # raise it when training changes, so that older cache entries are not taken for its result
 ASSUMED_CHARACTERS = 256
@@ -47,13 +30,15 @@ def planned_size(section: TokenizerSection) -> int | None:
 
 def train_or_load_tokenizer(
     section: TokenizerSection,
-    corpus: Documents,
+    corpus: Any,
     cache_dir: Path,
     *,
     progress: bool,
     trust_remote_code: bool = False,
-) -> "PreTrainedTokenizerFast":
+) -> "transformers.PreTrainedTokenizerFast":
     """The pretrained tokenizer of `name_or_path`, or one trained on the first `max_training_bytes` of the corpus.
+
+    corpus: a data.documents.Corpus.
 
     A trained tokenizer has `<|pad|>` and, where its algorithm can meet text it cannot write, `<|unk|>`. The rest is its
     framing's (None: as `none`; an Objective fills in what it needs):
@@ -69,8 +54,6 @@ def train_or_load_tokenizer(
     """
     if section.name_or_path:
         return _load_pretrained(section, trust_remote_code)
-    from transformers import PreTrainedTokenizerFast
-
     plan = _plan(section)
     folder = cached_folder(
         Path(cache_dir),
@@ -79,16 +62,16 @@ def train_or_load_tokenizer(
         lambda work: _train(plan, section, corpus, progress).save_pretrained(work),
         files=corpus.files,
     )
-    return forget_loading(PreTrainedTokenizerFast.from_pretrained(folder))
+    return forget_loading(transformers.PreTrainedTokenizerFast.from_pretrained(folder))
 
 
-def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
+def tokenizer_fingerprint(tokenizer: "transformers.PreTrainedTokenizerFast") -> str:
     """Equal for tokenizers that give every text the same tokens and frame it with the same ones."""
     ids = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id]
     return sha([plain_backend(tokenizer).to_str(), ids])
 
 
-def plain_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+def plain_backend(tokenizer: "transformers.PreTrainedTokenizerFast") -> "tokenizers.Tokenizer":
     """The tokenizers.Tokenizer inside where it neither cuts nor pads, else a copy that does not."""
     backend = tokenizer.backend_tokenizer
     if backend.truncation is None and backend.padding is None:
@@ -99,7 +82,7 @@ def plain_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
     return backend
 
 
-def training_texts(corpus: Documents, max_bytes: int) -> Iterator[str]:
+def training_texts(corpus: Any, max_bytes: int) -> Iterator[str]:
     """The text of the corpus up to `max_bytes` of UTF-8, in chunks of a million characters or less."""
     left = max_bytes
     for document in corpus.documents():
@@ -142,18 +125,17 @@ def _plan(section: TokenizerSection) -> Plan:
     )
 
 
-def _cache_key(plan: Plan, section: TokenizerSection, corpus: Documents) -> str:
-    import tokenizers
-
+def _cache_key(plan: Plan, section: TokenizerSection, corpus: Any) -> str:
     settings = [section.type, vars(plan), section.max_training_bytes]
     if section.framing not in (None, "none"):
         settings.append(section.framing)
     return sha([_FORMAT, tokenizers.__version__, settings, corpus.fingerprint()])
 
 
-def _train(plan: Plan, section: TokenizerSection, corpus: Documents, progress: bool) -> "PreTrainedTokenizerFast":
+def _train(
+    plan: Plan, section: TokenizerSection, corpus: Any, progress: bool
+) -> "transformers.PreTrainedTokenizerFast":
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from transformers import PreTrainedTokenizerFast
 
     # tokenizers' own bars break lines on a terminal that is not theirs alone.
     columns = SpinnerColumn(), TextColumn("training the tokenizer"), TimeElapsedColumn()
@@ -172,7 +154,7 @@ def _train(plan: Plan, section: TokenizerSection, corpus: Documents, progress: b
     sentinels = [_placeholder(sentinel(number), section) for number in range(section.sentinels or 0)]
     backend.add_special_tokens([token for token in (names.get("mask_token"), *sentinels) if token is not None])
     _set_frame(backend, section)
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         **names,
         extra_special_tokens=[*(token for token in section.special_tokens if token != MASK), *sentinels],
@@ -186,30 +168,24 @@ def _placeholder(token: str, section: TokenizerSection):
 
     Otherwise "a <|mask|> b" would hold a token for the space before the mask, which no training row does.
     """
-    from tokenizers import AddedToken
-
     words_carry_spaces = section.type in ("byte_bpe", "bpe_byte_fallback", "unigram")
-    return AddedToken(token, lstrip=words_carry_spaces, special=True, normalized=False)
+    return tokenizers.AddedToken(token, lstrip=words_carry_spaces, special=True, normalized=False)
 
 
 def _set_frame(backend, section: TokenizerSection) -> None:
     """Give the backend the post-processor that puts the framing's tokens around a text or a pair of texts."""
-    from tokenizers.processors import TemplateProcessing
-
     texts = template(section.framing)
     if texts is not None:
         tokens = [token for token in special_tokens(section) if any(token in text for text in texts.values())]
-        backend.post_processor = TemplateProcessing(
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
             **texts, special_tokens=[(token, backend.token_to_id(token)) for token in tokens]
         )
 
 
-def _load_pretrained(section: TokenizerSection, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
-    from transformers import AutoTokenizer
-
+def _load_pretrained(section: TokenizerSection, trust_remote_code: bool) -> "transformers.PreTrainedTokenizerFast":
     field = f"tokenizer.name_or_path={section.name_or_path!r}"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(Path(section.name_or_path).expanduser()), trust_remote_code=trust_remote_code
         )
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here

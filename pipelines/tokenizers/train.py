@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..lazy import tokenizers as tk
 from .special_tokens import UNKNOWN
 
 DEFAULT_VOCAB_SIZE = 8192
@@ -41,14 +42,12 @@ class Plan:
 
 def train_byte_bpe(texts: Texts, plan: Plan):
     """Byte-level BPE as in GPT-2: every text comes back exactly, and no text is unknown."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = sorted(tk.pre_tokenizers.ByteLevel.alphabet())
     _require(plan, len(alphabet) + len(plan.special), "the 256 bytes and the special tokens")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    tokenizer = tk.Tokenizer(tk.models.BPE())
+    tokenizer.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = tk.decoders.ByteLevel()
+    trainer = tk.trainers.BpeTrainer(
         vocab_size=plan.vocab_size,
         min_frequency=plan.min_frequency,
         special_tokens=plan.special,
@@ -66,17 +65,16 @@ def train_bpe_byte_fallback(texts: Texts, plan: Plan):
     a text, so that the tokens of " a" and "a" differ and a text can be cut into parts; there is nothing to strip from
     the front of a decoded text, then. And a `▁` of the text itself is escaped, so that it is no space afterwards.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
     def untrained(model):
-        tokenizer = Tokenizer(model)
+        tokenizer = tk.Tokenizer(model)
         # Each escape in the text is followed by 0 and each ▁ becomes an escape with 1, so the text holds no ▁ any more.
         escapes = [(_ESCAPE, f"{_ESCAPE}0"), (_SPACE, f"{_ESCAPE}1")]
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(*escape) for escape in escapes])
+        tokenizer.normalizer = tk.normalizers.Sequence([tk.normalizers.Replace(*escape) for escape in escapes])
         tokenizer.pre_tokenizer = _words_with_marked_spaces()
-        tokenizer.decoder = decoders.Sequence(
-            [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-            + [decoders.Replace(escaped, character) for character, escaped in reversed(escapes)]
+        tokenizer.decoder = tk.decoders.Sequence(
+            [tk.decoders.Replace(_SPACE, " "), tk.decoders.ByteFallback(), tk.decoders.Fuse()]
+            + [tk.decoders.Replace(escaped, character) for character, escaped in reversed(escapes)]
         )
         return tokenizer
 
@@ -84,7 +82,7 @@ def train_bpe_byte_fallback(texts: Texts, plan: Plan):
     first = plan.special + byte_tokens
     _require(plan, len(first) + 1, "the 256 bytes, the space and the special tokens")
     alphabet, rare = _covering_alphabet(texts, plan.vocab_size - len(first) - 1)
-    trainer = trainers.BpeTrainer(
+    trainer = tk.trainers.BpeTrainer(
         vocab_size=plan.vocab_size,
         min_frequency=plan.min_frequency,
         special_tokens=first,
@@ -92,13 +90,13 @@ def train_bpe_byte_fallback(texts: Texts, plan: Plan):
         limit_alphabet=1 + len(alphabet),  # no other character
         show_progress=False,
     )
-    tokenizer = untrained(models.BPE())
+    tokenizer = untrained(tk.models.BPE())
     # The trainer leaves out characters without an entry and would merge what stands around them.
     apart = str.maketrans(dict.fromkeys(rare, "\n"))
     tokenizer.train_from_iterator((text.translate(apart) if rare else text for text in texts()), trainer)
     model = json.loads(tokenizer.to_str())["model"]  # the tokenizer itself takes the bytes for special tokens
     merges = [tuple(pair) for pair in model["merges"]]
-    tokenizer = untrained(models.BPE(vocab=model["vocab"], merges=merges, byte_fallback=True, fuse_unk=True))
+    tokenizer = untrained(tk.models.BPE(vocab=model["vocab"], merges=merges, byte_fallback=True, fuse_unk=True))
     tokenizer.add_special_tokens(plan.special)
     return _checked(tokenizer, plan)
 
@@ -125,19 +123,18 @@ def _covering_alphabet(texts: Texts, most: int) -> tuple[list[str], list[str]]:
 
 def train_wordpiece(texts: Texts, plan: Plan):
     """WordPiece as in BERT: words and signs apart, `##` marks a continuation. Spaces and line breaks are not kept."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     def untrained(vocabulary: dict[str, int] | None = None):
         arguments = {"vocab": vocabulary} if vocabulary else {}
-        tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN, max_input_chars_per_word=100, **arguments))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=plan.lowercase)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece(prefix="##")
+        tokenizer = tk.Tokenizer(tk.models.WordPiece(unk_token=UNKNOWN, max_input_chars_per_word=100, **arguments))
+        tokenizer.normalizer = tk.normalizers.BertNormalizer(lowercase=plan.lowercase)
+        tokenizer.pre_tokenizer = tk.pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = tk.decoders.WordPiece(prefix="##")
         return tokenizer
 
     def trained(first: list[str], vocab_size: int) -> list[str]:
         tokenizer = untrained()
-        trainer = trainers.WordPieceTrainer(
+        trainer = tk.trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=plan.min_frequency,
             special_tokens=first,
@@ -160,16 +157,14 @@ def train_wordpiece(texts: Texts, plan: Plan):
 def train_unigram(texts: Texts, plan: Plan):
     """Unigram language model as in SentencePiece, with `▁` for a space. Text of known characters comes back exactly,
     unless it is lower-cased or holds `▁` itself."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
-
-    tokenizer = Tokenizer(models.Unigram())
+    tokenizer = tk.Tokenizer(tk.models.Unigram())
     if plan.lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
+        tokenizer.normalizer = tk.normalizers.Lowercase()
     tokenizer.pre_tokenizer = _words_with_marked_spaces()
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never", split=False)
+    tokenizer.decoder = tk.decoders.Metaspace(prepend_scheme="never", split=False)
     characters = _characters(texts, str.lower if plan.lowercase else str)
     _require(plan, len(plan.special) + len(characters), "the characters of the training text and the special tokens")
-    trainer = trainers.UnigramTrainer(
+    trainer = tk.trainers.UnigramTrainer(
         vocab_size=plan.vocab_size,
         special_tokens=plan.special,
         unk_token=UNKNOWN,
@@ -181,13 +176,11 @@ def train_unigram(texts: Texts, plan: Plan):
 
 def _words_with_marked_spaces():
     """A pre-tokenizer: words, each with the space in front of it as `▁`."""
-    from tokenizers import Regex, pre_tokenizers
-
-    return pre_tokenizers.Sequence(
+    return tk.pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            tk.pre_tokenizers.Split(tk.Regex(_WORDS), "isolated"),
             # "never": a space in front of the text would make " a" and "a" the same.
-            pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
+            tk.pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
         ]
     )
 
@@ -198,8 +191,6 @@ def _with_settled_scores(tokenizer, special: list[str]):
     The trainer sums in the order of a hash map, so its scores are equal to about 1e-11 only: four decimals are kept.
     And characters that won no place get the lowest score plus 0.0001, 0.0002, ... in that order: all get the lowest.
     """
-    from tokenizers import Tokenizer
-
     state = json.loads(tokenizer.to_str())
     scores = {piece: score for piece, score in state["model"]["vocab"] if piece not in special}
     lowest = min(scores.values())
@@ -210,13 +201,11 @@ def _with_settled_scores(tokenizer, special: list[str]):
     settled.sort(key=lambda entry: (-entry[1], entry[0]))
     state["model"]["vocab"] = [(piece, 0.0) for piece in special] + settled
     state["model"]["unk_id"] = special.index(UNKNOWN)
-    return Tokenizer.from_str(json.dumps(state))
+    return tk.Tokenizer.from_str(json.dumps(state))
 
 
 def train_char(texts: Texts, plan: Plan):
     """One token per character, numbered by code point; the special tokens follow."""
-    from tokenizers import Tokenizer, decoders, models
-
     characters = _characters(texts)
     for token in characters & set(plan.special):
         raise UserError(f"tokenizer.special_tokens: {token!r} is a character of the training text; use a longer name.")
@@ -227,8 +216,8 @@ def train_char(texts: Texts, plan: Plan):
             f"{len(characters):,} characters, with special tokens {len(vocabulary):,} entries; leave vocab_size out."
         )
     # BPE without merges, not WordLevel over a split into characters: the same tokens, six times as fast.
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer = tk.Tokenizer(tk.models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    tokenizer.decoder = tk.decoders.Fuse()
     tokenizer.add_special_tokens(plan.special)
     return tokenizer
 

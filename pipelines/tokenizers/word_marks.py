@@ -1,12 +1,10 @@
 """Where words and sentences begin in token ids, read off a vocabulary once and kept as arrays over the ids."""
 
 import unicodedata
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from ..lazy import transformers
 
 SPACE, LETTER, NUMBER, SIGN, SPECIAL = range(5)  # kinds of characters; special tokens are a kind of their own
 WORD_MARK = "▁"  # SentencePiece's space
@@ -28,7 +26,7 @@ class WordMarks:
     after_space: int array, the entry of the same text with a space before it; where there is none, the entry itself.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast"):
+    def __init__(self, tokenizer: "transformers.PreTrainedTokenizerFast"):
         vocabulary = tokenizer.get_vocab()
         special = set(tokenizer.all_special_ids)
         size = max(vocabulary.values()) + 1

@@ -148,7 +148,7 @@ def look_at_finished(session: Session, finished: FinishedModel) -> tuple[dict, l
     from accelerate.utils import gather_object
 
     arguments, objective = session.arguments, session.data.objective
-    where = objective.finishes_on()
+    where = objective.finishes_on
     if where == "none" or (where == "one" and not session.is_main):
         return {}, []
     if where == "all":

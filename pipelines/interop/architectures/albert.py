@@ -19,10 +19,6 @@ def _read_width(native) -> dict:
     return {"embedding_size": native.embedding_size}
 
 
-def _write_width(ours) -> dict:
-    return {"embedding_size": ours.embedding_size}
-
-
 ALBERT = ArchitectureMap(
     native="albert",
     family="encoder",
@@ -31,7 +27,7 @@ ALBERT = ArchitectureMap(
     fields={
         **BERT_SIZES,
         **SEGMENTS,
-        ("embedding_size",): Computed(_read_width, _write_width),
+        ("embedding_size",): Computed(_read_width, lambda ours: {"embedding_size": ours.embedding_size}),
         "num_hidden_groups": "num_hidden_groups",
         "inner_group_num": MustEqual(1),
         "max_position_embeddings": "max_position_embeddings",

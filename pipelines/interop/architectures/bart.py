@@ -17,14 +17,6 @@ FIXED = {
 }
 
 
-def _read_scale(native) -> dict:
-    return {"embedding_multiplier": math.sqrt(native.d_model) if native.scale_embedding else 1.0}
-
-
-def _write_scale(ours) -> dict:
-    return {"scale_embedding": ours.embedding_multiplier != 1}
-
-
 FIELDS = {
     "d_model": "hidden_size",
     "encoder_layers": "num_hidden_layers",
@@ -42,7 +34,10 @@ FIELDS = {
     "init_std": "initializer_range",
     "max_position_embeddings": "max_position_embeddings",
     "decoder_start_token_id": "decoder_start_token_id",
-    ("scale_embedding",): Computed(_read_scale, _write_scale),
+    ("scale_embedding",): Computed(
+        lambda native: {"embedding_multiplier": math.sqrt(native.d_model) if native.scale_embedding else 1.0},
+        lambda ours: {"scale_embedding": ours.embedding_multiplier != 1},
+    ),
     "forced_eos_token_id": IRRELEVANT,  # of generation, which has a config of its own
     "is_decoder": MustEqual(False),
     "tie_word_embeddings": MustEqual(True),  # untied, encoder, decoder and head would have tables of their own

@@ -1,7 +1,7 @@
 """BERT, RoBERTa and Longformer: post-norm, learned absolute positions, a pooled first token."""
 
 from ...errors import UserError
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, same
 from ..heads import BERT_HEADS, ROBERTA_HEADS
 from ..weights import Weights, renamed
 
@@ -16,11 +16,7 @@ BERT_FIXED = {
     "lm_head_bias": True,
 }
 BERT_SIZES = {
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "hidden_act": "hidden_act",
+    **same("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
     "hidden_dropout_prob": "hidden_dropout",
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "initializer_range",
@@ -31,15 +27,8 @@ ABSOLUTE_ONLY = {"position_embedding_type": MustEqual("absolute")}
 NO_DECODER = {"is_decoder": MustEqual(False), "add_cross_attention": MustEqual(False)}
 
 
-def _read_types(native) -> dict:
-    return {"type_vocab_size": native.type_vocab_size}
-
-
-def _write_types(ours) -> dict:
-    return {"type_vocab_size": max(1, ours.type_vocab_size)}  # transformers' classes look a segment up in any case
-
-
-SEGMENTS = {("type_vocab_size",): Computed(_read_types, _write_types)}
+# At least one, as transformers' classes look a segment up in any case.
+SEGMENTS = {"type_vocab_size": Converted("type_vocab_size", write=lambda number: max(1, number))}
 
 EMBEDDINGS = {
     "embeddings.word_embeddings": renamed("embed_tokens"),
@@ -78,8 +67,7 @@ BERT = ArchitectureMap(
         **SEGMENTS,
         **NO_DECODER,
         **ABSOLUTE_ONLY,
-        "max_position_embeddings": "max_position_embeddings",
-        "classifier_dropout": "classifier_dropout",
+        **same("max_position_embeddings", "classifier_dropout"),
     },
     weights=EMBEDDINGS | bert_layers(**QUERY_KEY_VALUE) | POOLER,
     heads=BERT_HEADS,
@@ -97,11 +85,12 @@ def _read_positions(native) -> dict:
     return {"position_offset": offset, "max_position_embeddings": native.max_position_embeddings - offset}
 
 
-def _write_positions(ours) -> dict:
-    return {"max_position_embeddings": ours.max_position_embeddings + ours.position_offset}
-
-
-POSITIONS_AFTER_PADDING = {("max_position_embeddings",): Computed(_read_positions, _write_positions)}
+POSITIONS_AFTER_PADDING = {
+    ("max_position_embeddings",): Computed(
+        _read_positions,
+        lambda ours: {"max_position_embeddings": ours.max_position_embeddings + ours.position_offset},
+    )
+}
 
 ROBERTA = ArchitectureMap(
     native="roberta",

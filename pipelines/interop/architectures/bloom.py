@@ -1,6 +1,6 @@
 """BLOOM and MPT: ALiBi."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual
+from ..architecture_map import IRRELEVANT, ArchitectureMap, MustEqual, same
 from ..weights import fused, renamed
 
 BLOOM = ArchitectureMap(
@@ -22,9 +22,7 @@ BLOOM = ArchitectureMap(
         "n_head": "num_attention_heads",
         "seq_length": "max_position_embeddings",  # read by nothing, and not in every published config
         "layer_norm_epsilon": "norm_eps",
-        "initializer_range": "initializer_range",
-        "hidden_dropout": "hidden_dropout",
-        "attention_dropout": "attention_dropout",
+        **same("initializer_range", "hidden_dropout", "attention_dropout"),
         "apply_residual_connection_post_layernorm": MustEqual(False),
         # How Megatron's ranks were laid out; the sums are the same up to rounding.
         "pretraining_tp": IRRELEVANT,

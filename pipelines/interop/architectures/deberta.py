@@ -1,7 +1,7 @@
 """DeBERTa, and DeBERTa-v2 with v3: disentangled attention."""
 
 from ...errors import UserError
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, Same
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, Same, same
 from ..heads import ANSWERS, BERT_MASKED_LM, CLASSIFIER, Heads
 from ..weights import fused, renamed
 from .bert import BERT_FIXED, BERT_SIZES, bert_layers
@@ -24,26 +24,16 @@ def _read_terms(native) -> dict:
     return {"pos_att_type": sorted(terms)}
 
 
-def _write_terms(ours) -> dict:
-    return {"pos_att_type": sorted(ours.pos_att_type)}
-
-
-def _read_reach(native) -> dict:
-    return {"max_relative_positions": native.max_relative_positions if native.max_relative_positions > 0 else None}
-
-
-def _write_reach(ours) -> dict:
-    return {"max_relative_positions": ours.max_relative_positions or -1}
+def positive_or_none(ours: str) -> Converted:
+    return Converted(ours, lambda number: number if number > 0 else None, lambda number: number or -1)
 
 
 FIELDS = {
     **BERT_SIZES,
-    "type_vocab_size": "type_vocab_size",
-    "max_position_embeddings": "max_position_embeddings",
+    **same("type_vocab_size", "max_position_embeddings", "position_biased_input"),
     "relative_attention": MustEqual(True),  # without it a BERT with keys that have no bias
-    "position_biased_input": "position_biased_input",
-    ("pos_att_type",): Computed(_read_terms, _write_terms),
-    ("max_relative_positions",): Computed(_read_reach, _write_reach),
+    ("pos_att_type",): Computed(_read_terms, lambda ours: {"pos_att_type": sorted(ours.pos_att_type)}),
+    "max_relative_positions": positive_or_none("max_relative_positions"),
     "pooler_hidden_act": "pooler_act",
     "pooler_hidden_size": Same("hidden_size"),
     "pooler_dropout": IRRELEVANT,
@@ -97,19 +87,6 @@ DEBERTA = ArchitectureMap(
 )
 
 
-def _read_buckets(native) -> dict:
-    buckets = getattr(native, "position_buckets", -1)
-    norms = [name.strip() for name in getattr(native, "norm_rel_ebd", "none").lower().split("|")]
-    return {"position_buckets": buckets if buckets > 0 else None, "relative_embedding_norm": "layer_norm" in norms}
-
-
-def _write_buckets(ours) -> dict:
-    return {
-        "position_buckets": ours.position_buckets or -1,
-        "norm_rel_ebd": "layer_norm" if ours.relative_embedding_norm else "none",
-    }
-
-
 DEBERTA_V2 = ArchitectureMap(
     native="deberta-v2",
     tolerance=ROOT,
@@ -118,11 +95,13 @@ DEBERTA_V2 = ArchitectureMap(
     fixed=FIXED,
     fields={
         **FIELDS,
-        ("position_buckets", "norm_rel_ebd"): Computed(_read_buckets, _write_buckets),
-        "share_att_key": "share_att_key",
-        "conv_kernel_size": "conv_kernel_size",
-        "conv_groups": "conv_groups",
-        "conv_act": "conv_act",
+        "position_buckets": positive_or_none("position_buckets"),
+        "norm_rel_ebd": Converted(
+            "relative_embedding_norm",
+            lambda names: "layer_norm" in [name.strip() for name in names.lower().split("|")],
+            lambda is_normed: "layer_norm" if is_normed else "none",
+        ),
+        **same("share_att_key", "conv_kernel_size", "conv_groups", "conv_act"),
     },
     weights={
         **WEIGHTS,

@@ -1,6 +1,6 @@
 """GPT-2, GPT-Neo and GPT-NeoX."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, MustEqual
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Choice, Computed, MustEqual, same
 from ..rotary import ROTARY_WITH_PART
 from ..weights import fused, renamed
 
@@ -80,18 +80,14 @@ GPT_NEO = ArchitectureMap(
         "mlp_bias": True,
     },
     fields={
-        "hidden_size": "hidden_size",
+        **same("hidden_size", "intermediate_size", "max_position_embeddings", "attention_dropout", "initializer_range"),
         "num_layers": "num_hidden_layers",
         "num_heads": "num_attention_heads",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_position_embeddings",
         "activation_function": "hidden_act",
         "layer_norm_epsilon": "norm_eps",
         "resid_dropout": "hidden_dropout",
         "embed_dropout": "hidden_dropout",
-        "attention_dropout": "attention_dropout",
         "classifier_dropout": IRRELEVANT,
-        "initializer_range": "initializer_range",
         ("attention_types", "window_size"): Computed(_read_neo_layers, _write_neo_layers),
     },
     weights={
@@ -119,18 +115,10 @@ GPT_NEOX = ArchitectureMap(
         "mlp_bias": True,
     },
     fields={
-        "hidden_size": "hidden_size",
-        "num_hidden_layers": "num_hidden_layers",
-        "num_attention_heads": "num_attention_heads",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_position_embeddings",
-        "hidden_act": "hidden_act",
+        **same("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+        **same("max_position_embeddings", "attention_bias", "attention_dropout", "hidden_dropout", "initializer_range"),
         "layer_norm_eps": "norm_eps",
-        "attention_bias": "attention_bias",
-        "attention_dropout": "attention_dropout",
-        "hidden_dropout": "hidden_dropout",
         "classifier_dropout": IRRELEVANT,
-        "initializer_range": "initializer_range",
         "rope_parameters": ROTARY_WITH_PART,
         "use_parallel_residual": MustEqual(False),  # attention and feed-forward side by side, as in Pythia
         "is_decoder": IRRELEVANT,

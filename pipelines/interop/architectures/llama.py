@@ -1,6 +1,6 @@
 """LLaMA 1 to 3.x, Mistral, Qwen2 and Qwen3: one block, whose parameter names are ours."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
 from ..rotary import ROTARY
 from ..weights import renamed
 
@@ -14,17 +14,9 @@ QK_NORMS = {f"layers.*.self_attn.{name}": renamed(f"layers.*.self_attn.{name}") 
 
 FIXED = {"position_encoding": "rotary", "norm_type": "rmsnorm", "mlp_type": "glu"}
 FIELDS = {
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_hidden_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "hidden_act": "hidden_act",
-    "max_position_embeddings": "max_position_embeddings",
-    "initializer_range": "initializer_range",
+    **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    **same("head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "attention_dropout"),
     "rms_norm_eps": "norm_eps",
-    "attention_dropout": "attention_dropout",
     "rope_parameters": ROTARY,
 }
 
@@ -35,8 +27,7 @@ LLAMA = ArchitectureMap(
     fixed=FIXED,
     fields={
         **FIELDS,
-        "attention_bias": "attention_bias",  # of all four projections, as ours by default
-        "mlp_bias": "mlp_bias",
+        **same("attention_bias", "mlp_bias"),  # the first of all four projections, as ours by default
         "pretraining_tp": IRRELEVANT,
     },
     weights=WEIGHTS,
@@ -48,15 +39,13 @@ def read_window(native) -> dict:
     return {"attention_pattern": [kind], "sliding_window": native.sliding_window}
 
 
-def write_window(ours) -> dict:
-    return {"sliding_window": ours.sliding_window}
-
+WINDOW = Computed(read_window, lambda ours: {"sliding_window": ours.sliding_window})
 
 MISTRAL = ArchitectureMap(
     native="mistral",
     preset="mistral_7b",
     fixed=FIXED,
-    fields={**FIELDS, "sliding_window": Computed(read_window, write_window)},
+    fields={**FIELDS, "sliding_window": WINDOW},
     weights=WEIGHTS,
 )
 

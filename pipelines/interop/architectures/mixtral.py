@@ -1,8 +1,8 @@
 """Mixtral and Qwen3-MoE: LLaMA's block with experts, whose parameter names and layouts are ours."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, same
 from ..weights import renamed
-from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS, read_window, write_window
+from .llama import FIELDS, FIXED, QK_NORMS, WEIGHTS, WINDOW, read_window
 
 EXPERT_PARTS = ("gate", "experts.gate_up_proj", "experts.down_proj")
 EXPERTS = {f"layers.*.mlp.{part}": renamed(f"layers.*.mlp.{part}") for part in EXPERT_PARTS}
@@ -15,8 +15,7 @@ MIXTURE = {
     "mlp_bias": False,
 }
 MIXTURE_FIELDS = {
-    "num_experts_per_tok": "num_experts_per_tok",
-    "router_aux_loss_coef": "router_aux_loss_coef",
+    **same("num_experts_per_tok", "router_aux_loss_coef"),
     "output_router_logits": IRRELEVANT,  # transformers: the balance loss, too; ours: outputs alone
 }
 
@@ -30,7 +29,7 @@ MIXTRAL = ArchitectureMap(
         **MIXTURE_FIELDS,
         "num_local_experts": "num_experts",
         "router_jitter_noise": "router_jitter_noise",
-        "sliding_window": Computed(read_window, write_window),
+        "sliding_window": WINDOW,
     },
     weights={**{name: row for name, row in WEIGHTS.items() if ".mlp." not in name}, **EXPERTS},
 )
@@ -48,7 +47,7 @@ def _write_sparse(ours) -> dict:
 
 
 def _write_switched_window(ours) -> dict:
-    return {"use_sliding_window": ours.sliding_window is not None, **write_window(ours)}
+    return {"use_sliding_window": ours.sliding_window is not None, "sliding_window": ours.sliding_window}
 
 
 QWEN3_MOE = ArchitectureMap(
@@ -59,10 +58,7 @@ QWEN3_MOE = ArchitectureMap(
     fields={
         **FIELDS,
         **MIXTURE_FIELDS,
-        "num_experts": "num_experts",
-        "moe_intermediate_size": "moe_intermediate_size",
-        "norm_topk_prob": "norm_topk_prob",
-        "attention_bias": "attention_bias",
+        **same("num_experts", "moe_intermediate_size", "norm_topk_prob", "attention_bias"),
         ("mlp_only_layers", "decoder_sparse_step"): Computed(_read_sparse, _write_sparse),
         ("use_sliding_window", "sliding_window"): Computed(read_window, _write_switched_window),
     },

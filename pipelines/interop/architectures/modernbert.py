@@ -1,6 +1,6 @@
 """ModernBERT: pre-norm, rotary positions with a theta per kind of layer, local attention in most layers."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, classifier_dropout
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, classifier_dropout, same
 from ..heads import Heads
 from ..rotary import flat_rope, refuse_part
 from ..weights import fused, renamed
@@ -30,14 +30,6 @@ def _write_rope(ours) -> dict:
     return {"rope_parameters": {kind: dict(parameters) for kind, parameters in (nested or {}).items()}}
 
 
-def _read_activation(native) -> dict:
-    return {"head_act": native.classifier_activation}
-
-
-def _write_activation(ours) -> dict:
-    return {"classifier_activation": ours.head_act or ours.hidden_act}
-
-
 TRANSFORM = {"head.dense": renamed("head_transform.dense"), "head.norm": renamed("head_transform.norm")}
 CLASSIFIER = TRANSFORM | {"classifier": renamed("score")}
 HEADS: Heads = {
@@ -64,30 +56,23 @@ MODERNBERT = ArchitectureMap(
         "task_head_transform": True,
     },
     fields={
-        "hidden_size": "hidden_size",
-        "intermediate_size": "intermediate_size",
-        "num_hidden_layers": "num_hidden_layers",
-        "num_attention_heads": "num_attention_heads",
+        **same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "initializer_range"),
+        **same("max_position_embeddings", "norm_eps", "norm_bias", "attention_bias", "attention_dropout", "mlp_bias"),
+        **same("cls_token_id", "sep_token_id"),
         "hidden_activation": "hidden_act",
-        "max_position_embeddings": "max_position_embeddings",
-        "initializer_range": "initializer_range",
         "initializer_cutoff_factor": IRRELEVANT,
-        "norm_eps": "norm_eps",
-        "norm_bias": "norm_bias",
-        "attention_bias": "attention_bias",
-        "attention_dropout": "attention_dropout",
-        "mlp_bias": "mlp_bias",
         "embedding_dropout": "hidden_dropout",
         "mlp_dropout": IRRELEVANT,
         "decoder_bias": "lm_head_bias",
         "classifier_pooling": "pooler_type",
         "classifier_bias": "head_bias",
-        ("classifier_activation",): Computed(_read_activation, _write_activation),
+        ("classifier_activation",): Computed(
+            lambda native: {"head_act": native.classifier_activation},
+            lambda ours: {"classifier_activation": ours.head_act or ours.hidden_act},
+        ),
         **classifier_dropout("classifier_dropout"),
         ("layer_types", "local_attention"): Computed(_read_layers, _write_layers),
         ("rope_parameters",): Computed(_read_rope, _write_rope),
-        "cls_token_id": "cls_token_id",
-        "sep_token_id": "sep_token_id",
         "deterministic_flash_attn": IRRELEVANT,
         "sparse_prediction": IRRELEVANT,  # which logits are kept where there are labels
         "sparse_pred_ignore_index": IRRELEVANT,

@@ -1,21 +1,13 @@
 """Switch Transformers: T5 v1.0 whose every n-th feed-forward is one of several experts, chosen by the best score."""
 
 from ...errors import UserError
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, Converted, MustEqual, same
 from ..weights import Weights, renamed
-from .t5 import FIELDS, FIXED, HEADS, SHARED_TABLE, STACKS
+from .t5 import ALWAYS_SCALED, FIELDS, FIXED, HEADS, SHARED_TABLE, STACKS
 
 # Stands for no limit, which the class has no value for: no row is as long.
 # transformers < 5.23: the class ignores its capacity; twins agree where no expert is given more tokens of a row.
 UNLIMITED = 1 << 30
-
-
-def _read_activation(native) -> dict:
-    return {"mlp_type": "mlp", "hidden_act": native.dense_act_fn}
-
-
-def _write_activation(ours) -> dict:
-    return {"dense_act_fn": ours.hidden_act}
 
 
 def _pattern(layers: int, step: int) -> list[str]:
@@ -48,22 +40,6 @@ def _write_sparse(ours) -> dict:
     }
 
 
-def _read_scale(native) -> dict:
-    return {"logit_multiplier": native.d_model**-0.5}
-
-
-def _write_nothing(ours) -> dict:
-    return {}
-
-
-def _read_capacity(native) -> dict:
-    return {"expert_capacity": None if native.expert_capacity >= UNLIMITED else native.expert_capacity}
-
-
-def _write_capacity(ours) -> dict:
-    return {"expert_capacity": ours.expert_capacity or UNLIMITED}
-
-
 def _experts(stack: str) -> dict[str, Weights]:
     """Rows of a stack's sparse feed-forwards, where each expert is two modules; ours are slices of two tensors."""
     block = f"{stack}.block.*.layer.{1 if stack == 'encoder' else 2}"
@@ -83,6 +59,7 @@ SWITCH = ArchitectureMap(
     preset="switch_base_8",
     fixed={
         **FIXED,
+        "mlp_type": "mlp",
         "router_scoring": "softmax",
         "num_experts_per_tok": 1,
         "norm_topk_prob": False,
@@ -91,15 +68,16 @@ SWITCH = ArchitectureMap(
     },
     fields={
         **{name: row for name, row in FIELDS.items() if name not in (("feed_forward_proj",), ("classifier_dropout",))},
-        "num_experts": "num_experts",
+        **same("num_experts", "router_jitter_noise", "router_aux_loss_coef", "router_z_loss_coef"),
         ("num_sparse_encoder_layers", "num_sparse_decoder_layers"): Computed(_read_sparse, _write_sparse),
-        ("dense_act_fn",): Computed(_read_activation, _write_activation),
-        ("d_model",): Computed(_read_scale, _write_nothing),
+        "dense_act_fn": "hidden_act",
+        ("d_model",): ALWAYS_SCALED,
         "tie_word_embeddings": MustEqual(True),  # untied, encoder, decoder and head would have tables of their own
-        ("expert_capacity",): Computed(_read_capacity, _write_capacity),
-        "router_jitter_noise": "router_jitter_noise",
-        "router_aux_loss_coef": "router_aux_loss_coef",
-        "router_z_loss_coef": "router_z_loss_coef",
+        "expert_capacity": Converted(
+            "expert_capacity",
+            lambda number: None if number >= UNLIMITED else number,
+            lambda number: number or UNLIMITED,
+        ),
         "router_bias": MustEqual(False),
         "router_dtype": MustEqual("float32"),
         "router_ignore_padding_tokens": IRRELEVANT,  # read by nothing

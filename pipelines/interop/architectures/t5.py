@@ -1,6 +1,6 @@
 """T5 (v1.0, and v1.1 with UL2 and Flan), mT5 and UMT5: pre-norm, relative positions, no biases."""
 
-from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, classifier_dropout
+from ..architecture_map import IRRELEVANT, ArchitectureMap, Computed, MustEqual, classifier_dropout, same
 from ..heads import SEQ2SEQ_CLASSIFIER, Heads
 from ..weights import Weights, renamed, tied
 
@@ -20,33 +20,14 @@ def _write_feed_forward(ours) -> dict:
     return {"feed_forward_proj": ours.hidden_act}
 
 
-def _read_dropout(native) -> dict:
-    return {"hidden_dropout": native.dropout_rate, "attention_dropout": native.dropout_rate}
-
-
-def _write_dropout(ours) -> dict:
-    return {"dropout_rate": ours.hidden_dropout}
-
-
 def _read_scale(native) -> dict:
     """v1.0 ties head and embeddings and scales the logits; published configs have one field for both."""
     scaled = native.scale_decoder_outputs
     return {"logit_multiplier": native.d_model**-0.5 if scaled else 1.0, "tie_word_embeddings": scaled}
 
 
-def _write_scale(ours) -> dict:
-    return {"scale_decoder_outputs": ours.logit_multiplier != 1}
-
-
-def _read_constant_scale(native) -> dict:
-    # transformers' UMT5 always scales. Published heads are untied, which no field records.
-    return {"logit_multiplier": native.d_model**-0.5, "tie_word_embeddings": False}
-
-
-def _write_nothing(ours) -> dict:
-    return {}
-
-
+# Logits that are multiplied by d_model^-0.5, which no field says.
+ALWAYS_SCALED = Computed(lambda native: {"logit_multiplier": native.d_model**-0.5}, lambda ours: {})
 FIXED = {
     "position_encoding": "relative",
     "norm_type": "rmsnorm",
@@ -61,14 +42,15 @@ FIELDS = {
     "d_kv": "head_dim",
     "d_ff": "intermediate_size",
     "num_layers": "num_hidden_layers",
-    "num_decoder_layers": "num_decoder_layers",
     "num_heads": "num_attention_heads",
-    "relative_attention_num_buckets": "relative_attention_num_buckets",
-    "relative_attention_max_distance": "relative_attention_max_distance",
     "layer_norm_epsilon": "norm_eps",
+    **same("num_decoder_layers", "relative_attention_num_buckets", "relative_attention_max_distance"),
     "decoder_start_token_id": "decoder_start_token_id",
     ("feed_forward_proj",): Computed(_read_feed_forward, _write_feed_forward),
-    ("dropout_rate",): Computed(_read_dropout, _write_dropout),
+    ("dropout_rate",): Computed(
+        lambda native: {"hidden_dropout": native.dropout_rate, "attention_dropout": native.dropout_rate},
+        lambda ours: {"dropout_rate": ours.hidden_dropout},
+    ),
     **classifier_dropout("classifier_dropout"),
     "initializer_factor": IRRELEVANT,
     "is_decoder": MustEqual(False),
@@ -122,7 +104,12 @@ T5 = ArchitectureMap(
     family="seq2seq",
     preset="t5_base",
     fixed=FIXED,
-    fields={**FIELDS, ("scale_decoder_outputs",): Computed(_read_scale, _write_scale)},
+    fields={
+        **FIELDS,
+        ("scale_decoder_outputs",): Computed(
+            _read_scale, lambda ours: {"scale_decoder_outputs": ours.logit_multiplier != 1}
+        ),
+    },
     weights=STACKS | SHARED_TABLE,
     heads=HEADS,
     tied_by_weights=True,
@@ -144,8 +131,9 @@ UMT5 = ArchitectureMap(
     native="umt5",
     family="seq2seq",
     preset=None,
-    fixed={**FIXED, "relative_attention_shared": False},
-    fields={**FIELDS, ("d_model",): Computed(_read_constant_scale, _write_nothing)},
+    # Published heads are untied, which no field records.
+    fixed={**FIXED, "relative_attention_shared": False, "tie_word_embeddings": False},
+    fields={**FIELDS, ("d_model",): ALWAYS_SCALED},  # as transformers' class has it
     weights=STACKS | TABLE_PER_LAYER,
     heads=HEADS,
     tied_by_weights=True,

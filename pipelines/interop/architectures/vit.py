@@ -1,7 +1,7 @@
 """ViT and DeiT: pre-norm blocks over patches, a learned vector for each place in the image."""
 
 from ...errors import UserError
-from ..architecture_map import ArchitectureMap, Computed
+from ..architecture_map import ArchitectureMap, Computed, same
 from ..heads import VIT_HEADS
 from ..weights import convolution, renamed
 from .bert import BERT_SIZES
@@ -28,18 +28,13 @@ def _read_sizes(native) -> dict:
     return {"patch_size": sides.pop(), "image_size": image if isinstance(image, int) else list(image)}
 
 
-def _write_sizes(ours) -> dict:
-    return {"patch_size": ours.patch_size, "image_size": ours.image_size}
-
-
 FIELDS = {
     **BERT_SIZES,
-    "num_channels": "num_channels",
+    **same("num_channels", "encoder_stride", "pooler_act", "pooler_output_size"),
     "qkv_bias": "attention_bias",
-    "encoder_stride": "encoder_stride",
-    "pooler_act": "pooler_act",
-    "pooler_output_size": "pooler_output_size",
-    ("image_size", "patch_size"): Computed(_read_sizes, _write_sizes),
+    ("image_size", "patch_size"): Computed(
+        _read_sizes, lambda ours: {"patch_size": ours.patch_size, "image_size": ours.image_size}
+    ),
 }
 LAYER = {
     **{f"layers.*.attention.{name}": renamed(f"layers.*.self_attn.{name}") for name in ("q_proj", "k_proj", "v_proj")},

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable
 import torch
 from anyformer.modeling.families import FAMILIES
 
+from ...data.rows import Rows
 from ...errors import UserError
-from ...objectives.base import Objective, Rows
+from ...objectives.base import Objective
 from ..losses.model_loss import without_cache
 
 PROBED_TOKENS = 8  # of each of two documents

@@ -10,10 +10,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS
+from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS, row_generators
 from anyformer.pipelines.data.image_files import open_images
 from anyformer.pipelines.data.image_store import decode
-from anyformer.pipelines.data.sample_ids import row_generators, with_sample_ids
+from anyformer.pipelines.data.sample_ids import with_sample_ids
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.augmentation import Augmentation, ImageCollator, cutmix_boxes, shift_and_flip
 from anyformer.pipelines.objectives.prepare import prepare_data

@@ -8,7 +8,15 @@ import torch
 from anyformer.modeling.configuration import AnyformerDecoderConfig
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop import matching
-from anyformer.pipelines.interop.architecture_map import IRRELEVANT, Choice, Computed, MustEqual, Same, native_fields
+from anyformer.pipelines.interop.architecture_map import (
+    IRRELEVANT,
+    Choice,
+    Computed,
+    Converted,
+    MustEqual,
+    Same,
+    native_fields,
+)
 from anyformer.pipelines.interop.matching import our_config
 from anyformer.pipelines.interop.weights import fused
 from anyformer.pipelines.recipes.introspection import family_fields, family_names, family_row
@@ -137,8 +145,8 @@ def test_every_field_of_ours_in_a_table_exists(name):
     known = set(family_fields(architecture.family))
     ours = {*architecture.fixed}
     for row in architecture.fields.values():
-        assert row is IRRELEVANT or isinstance(row, str | MustEqual | Same | Choice | Computed)
-        ours |= {row} if isinstance(row, str) else {row.ours} if isinstance(row, Choice) else set()
+        assert row is IRRELEVANT or isinstance(row, str | MustEqual | Same | Choice | Converted | Computed)
+        ours |= {row} if isinstance(row, str) else {row.ours} if isinstance(row, Choice | Converted) else set()
     assert ours <= known
 
 

@@ -239,7 +239,7 @@ def test_a_third_class_is_refused_by_metrics_of_two(name):
 )
 def test_a_metric_that_does_not_fit_is_one_sentence_before_any_work(names, compares, sentence):
     with pytest.raises(UserError) as error:
-        check_metrics(names, compares, field="evaluation.metrics")
+        check_metrics(names, compares)
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 

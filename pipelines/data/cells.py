@@ -1,0 +1,58 @@
+"""Cells of rows: found by the names of columns, read as the texts that they hold. Standard library only."""
+
+from typing import Any
+
+from ..errors import UserError
+
+
+def cell(row: dict[str, Any], name: str) -> Any:
+    """The value under a key of the row, or under keys within keys, joined by dots; raises KeyError."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for key in name.split("."):
+        if not isinstance(value, dict):
+            raise KeyError(name)
+        value = value[key]
+    return value
+
+
+def cell_names(row: dict[str, Any], before: str = "") -> list[str]:
+    """Every name that `cell` finds in the row, in order."""
+    names = []
+    for key, value in row.items():
+        names.append(f"{before}{key}")
+        names += cell_names(value, f"{before}{key}.") if isinstance(value, dict) else []
+    return names
+
+
+def kind_of(value: Any) -> str:
+    """What a cell holds, for errors: null, or the name of its type."""
+    return "null" if value is None else type(value).__name__
+
+
+def text_of(row: dict, column: str, field: str, place: str) -> str:
+    """The text in a column; raises UserError for anything else."""
+    value = row[column]
+    if not isinstance(value, str):
+        raise UserError(f"task.{field}={column!r}: {place} holds {kind_of(value)}, not text")
+    return value
+
+
+def filled_text_of(row: dict, column: str, field: str, place: str) -> str:
+    """The text in a column; raises UserError for anything else, and for a text without a visible character."""
+    text = text_of(row, column, field, place)
+    if not text.strip():
+        raise UserError(f"task.{field}={column!r}: {place} holds an empty text; remove the example")
+    return text
+
+
+def texts_of(row: dict, column: str, field: str, place: str, noun: str = "text") -> list[str]:
+    """The list of texts in a column; raises UserError for anything else. noun: what each of them is."""
+    values = row[column]
+    if not isinstance(values, list):
+        raise UserError(f"task.{field}={column!r}: {place} holds {kind_of(values)}, not a list of {noun}s")
+    for number, value in enumerate(values, start=1):
+        if not isinstance(value, str):
+            raise UserError(f"task.{field}={column!r}: {place}, {noun} {number} is {kind_of(value)}, not text")
+    return values
