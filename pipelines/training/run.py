@@ -22,9 +22,10 @@ from .checkpoints.from_weights import set_aside_before
 from .checkpoints.going_on import checkpoint_to_go_on
 from .checkpoints.run_folder import say
 from .checkpoints.safe_load import forged_files_named
-from .dry_run import try_step
 from .engines.elastic import UNIVERSAL, reads_universal
 from .finish import complete, publish_finished
+from .fit.dry_run import try_step
+from .fit.out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .guards.gradient_norms import GradientNorms
 from .guards.stop_signal import StopAtOnce
 from .log.hardware import hardware_words
@@ -32,7 +33,6 @@ from .log.report_page import ReportPage, spoken
 from .log.sample_rows import record_rows
 from .log.summary import print_dry_run, print_result, print_start
 from .models import build_model, check_length
-from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .session import Session
 
 

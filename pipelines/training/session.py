@@ -17,13 +17,13 @@ from ..recipes.parallelism import check_processes
 from ..recipes.schema import Recipe
 from ..storage.cache import sha
 from .arguments import rows_of, total_steps, training_arguments
-from .auto_batch import check_auto_batch, find_batch, found_before, with_rows
 from .checkpoints.run_folder import RunFolder
 from .engines.asked import check_one_device, engine_for
 from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
 from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
+from .fit.auto_batch import check_auto_batch, find_batch, found_before, with_rows
 from .guards.safety import watch_of
 from .guards.step_guard import StepGuard
 from .learning_rate import share_of_steps

@@ -191,8 +191,6 @@ class AnyformerTrainer(Trainer):
         self.label_smoother = None  # Trainer's own knows only transformers' names of models that shift
         self._loss_shifts_labels = self.shifts_labels  # which labels Trainer counts for num_items_in_batch
 
-    # ---- data
-
     def get_train_dataloader(self):
         loader = super().get_train_dataloader()
         if self.position.stream is not None:

@@ -14,10 +14,10 @@ from anyformer.pipelines.accounting.host_memory import _limits_of_groups, memory
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.global_batch import micro_batches
-from anyformer.pipelines.training import auto_batch
 from anyformer.pipelines.training.engines.asked import engine_for
 from anyformer.pipelines.training.engines.whole import OneProcess
-from anyformer.pipelines.training.out_of_memory import (
+from anyformer.pipelines.training.fit import auto_batch
+from anyformer.pipelines.training.fit.out_of_memory import (
     is_out_of_memory,
     memory_of_recipe,
     out_of_memory_sentence,

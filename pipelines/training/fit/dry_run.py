@@ -8,14 +8,14 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import TrainerCallback, TrainingArguments
 
-from ..errors import UserError, first_line
-from ..objectives.base import evenly_spread
-from ..recipes.checks import FOLLOWS_VALIDATIONS
-from ..recipes.global_batch import rows_per_step
-from ..recipes.schema import Recipe
-from .arguments import data_ranks, total_steps, training_arguments
-from .engines.mesh import local
-from .log.progress import ProgressLine
+from ...errors import UserError, first_line
+from ...objectives.base import evenly_spread
+from ...recipes.checks import FOLLOWS_VALIDATIONS
+from ...recipes.global_batch import rows_per_step
+from ...recipes.schema import Recipe
+from ..arguments import data_ranks, total_steps, training_arguments
+from ..engines.mesh import local
+from ..log.progress import ProgressLine
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 
 

@@ -6,16 +6,16 @@ import traceback
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
-from ..accounting.devices import CPU, Devices
-from ..accounting.host_memory import limit_of_process, memory_of_this_machine
-from ..accounting.step_memory import StepMemory, built_without_weights, planned_config, step_memory
-from ..errors import UserError
-from ..plugins import objective_of
-from ..recipes.global_batch import rows_per_step
-from ..recipes.schema import Recipe
-from ..words import counted
-from .arguments import device_type
-from .engines.engine import Engine
+from ...accounting.devices import CPU, Devices
+from ...accounting.host_memory import limit_of_process, memory_of_this_machine
+from ...accounting.step_memory import StepMemory, built_without_weights, planned_config, step_memory
+from ...errors import UserError
+from ...plugins import objective_of
+from ...recipes.global_batch import rows_per_step
+from ...recipes.schema import Recipe
+from ...words import counted
+from ..arguments import device_type
+from ..engines.engine import Engine
 
 # Beside what accelerate knows: other wordings of CUDA, of C++, and of a worker that cannot be started.
 MESSAGES = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc", "Cannot allocate memory")

@@ -19,16 +19,16 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 from anyformer.modeling.experts_bias import forget_counts
 
-from ..accounting.activations import recompute_layers
-from ..accounting.devices import Devices
-from ..accounting.step_memory import step_memory
-from ..errors import UserError
-from ..recipes.global_batch import rows_per_step
-from ..recipes.schema import Recipe
-from ..storage.checkpoints import RUN_FILE, list_checkpoints
-from .checkpoints.extend_run import section_of
-from .checkpoints.run_folder import read_identity
-from .engines.engine import Engine
+from ...accounting.activations import recompute_layers
+from ...accounting.devices import Devices
+from ...accounting.step_memory import step_memory
+from ...errors import UserError
+from ...recipes.global_batch import rows_per_step
+from ...recipes.schema import Recipe
+from ...storage.checkpoints import RUN_FILE, list_checkpoints
+from ..checkpoints.extend_run import section_of
+from ..checkpoints.run_folder import read_identity
+from ..engines.engine import Engine
 from .out_of_memory import is_out_of_memory, this_device, ways_out
 
 SHARE_OF_HOST = 0.8  # of a machine's memory; the rest is for the process itself, the data and the system
