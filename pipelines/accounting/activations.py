@@ -26,6 +26,7 @@ FP32, HALF = 4, 2
 MOST_COMPUTED = 2**26
 # The names under which configs say how many layers there are.
 DEPTH = re.compile(r"(num_|n_)?(hidden_|encoder_|decoder_)?(layers?|groups)")
+MEASURED: dict[tuple, "Activations"] = {}
 READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -105,12 +106,20 @@ class StepActivations:
         return one.towards(two, rows / self.batch.rows - 1)
 
     def measured(self, batch: Batch, checkpointing: bool) -> Activations:
+        """What is measured of some rows, once in this process: a sweep plans one model for many devices."""
+        whole = self.build(self.config)
+        key = (type(whole), whole.config.to_json_string(), batch, self.half, self.on_cpu, checkpointing)
+        if key not in MEASURED:
+            MEASURED[key] = self._measured(whole, batch, checkpointing)
+        return MEASURED[key]
+
+    def _measured(self, whole, batch: Batch, checkpointing: bool) -> Activations:
         """Of a deep model two models of few layers are measured, which differ by those that are repeated.
 
         Each further layer adds what it keeps; what comes on top of that at the peak is the deeper one's.
         """
         depth = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
-        few, more = depths_to_measure(self.build(self.config), depth)
+        few, more = depths_to_measure(whole, depth)
         how = (batch, self.half, self.on_cpu, checkpointing)
         deeper = measured_step(self.build(with_depth(self.config, more)), *how)
         if more == depth:

@@ -107,10 +107,9 @@ def test_an_encoder_decoder_keeps_its_source_and_an_encoder_nothing():
 
 
 def test_plans_of_presets_count_their_parameters():
-    for name in ("albert_base", "switch_base_8", "mixtral_8x7b", "vit_base_patch16_224"):
+    for name in ("switch_base_8", "vit_base_patch16_224"):
         found = plan(name)
-        fields = preset(name)
-        head = {"albert_base": fields.hidden_size * 128 + 128 * 3 + 30000, "vit_base_patch16_224": 768 * 2 + 2}
+        head = {"vit_base_patch16_224": 768 * 2 + 2}
         pooler = 768 * 769 if name in head else 0  # of the bare model, whose number a preset holds
         assert found.parameters == shipped_yaml("models", name)["parameters"] - pooler + head.get(name, 0), name
         assert found.steps == -(-20 * found.parameters // found.tokens_per_step)
