@@ -5,6 +5,7 @@ Standard library only: recipes are checked by these rows.
 """
 
 import pkgutil
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ ROWS = {
 RATES = {field: word for row in ROWS.values() for field, word in row.rates.items()}
 
 
-class OwnOptimizer:
+class OwnOptimizer(ABC):
     """An optimizer with code of its own, as a recipe's training section sets it. A subclass has `build`.
 
     Its own settings come by training.optim_args (`section.extra`), or are fields of TrainingSection.
@@ -85,9 +86,9 @@ class OwnOptimizer:
     def __init__(self, row: Optimizer, section):
         self.row, self.section = row, section
 
+    @abstractmethod
     def build(self, model, decayed: set[str], arguments: "TrainingArguments") -> "torch.optim.Optimizer":
         """The optimizer of the model's trainable parameters, of which those named in `decayed` have weight decay."""
-        raise NotImplementedError
 
     def state_bytes(self, model) -> int:
         """Bytes of its states of all parameters."""

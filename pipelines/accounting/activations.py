@@ -26,7 +26,7 @@ FP32, HALF = 4, 2
 MOST_COMPUTED = 2**26
 # The names under which configs say how many layers there are.
 DEPTH = re.compile(r"(num_|n_)?(hidden_|encoder_|decoder_)?(layers?|groups)")
-MEASURED: dict[tuple, "Activations"] = {}
+MEASURED: dict[tuple, "Activations"] = {}  # of all models planned in this process
 READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -75,7 +75,7 @@ class Activations:
     kept: int
 
     def towards(self, other: "Activations", share: float) -> "Activations":
-        """On the line from these to others: 0 is here, 1 there."""
+        """A point on the line from these (share 0) to the others (share 1)."""
         return Activations(
             round(self.peak + share * (other.peak - self.peak)), round(self.kept + share * (other.kept - self.kept))
         )
@@ -108,7 +108,9 @@ class StepActivations:
     def measured(self, batch: Batch, checkpointing: bool) -> Activations:
         """What is measured of some rows, once in this process: a sweep plans one model for many devices."""
         whole = self.build(self.config)
-        key = (type(whole), whole.config.to_json_string(), batch, self.half, self.on_cpu, checkpointing)
+        backends = [getattr(whole.config, f"_{part}_implementation", None) for part in ("attn", "experts")]
+        model = (type(whole), whole.config.to_json_string(), *backends)
+        key = (model, batch, self.half, self.on_cpu, checkpointing)
         if key not in MEASURED:
             MEASURED[key] = self._measured(whole, batch, checkpointing)
         return MEASURED[key]
@@ -133,7 +135,10 @@ class StepActivations:
 
 
 def depths_to_measure(model, depth: int) -> tuple[int, int]:
-    """Two numbers of layers that differ by one period of the model's kinds of layers; twice `depth`: it is not deep."""
+    """Two numbers of layers that differ by one period of the model's kinds of layers.
+
+    (depth, depth) for a model too shallow for that, which is measured whole.
+    """
     text = model.config.get_text_config()
     stacks = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == depth]
     lists = [*per_layer_lists(text, depth).values(), getattr(text, "attention_kinds", [])]

@@ -266,7 +266,7 @@ class AnyformerTrainer(Trainer):
         return self.stopped_early or self.state.global_step >= self.state.max_steps
 
     def _plain_data(self):
-        return plain_data_alone(self.engine.loads_by_itself and not self.trusts_checkpoints)
+        return plain_data_alone(self.is_deepspeed_enabled and not self.trusts_checkpoints)
 
     def _run_epoch(self, *args, resume_from_checkpoint=None, epoch, epochs_trained, **kwargs):
         """A run killed after its last step goes on from that step's checkpoint; Trainer would make one step more."""

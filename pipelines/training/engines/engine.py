@@ -34,7 +34,6 @@ class Engine:
     launched_by = "ddp"  # the --launch that starts it
     whole = False  # whether each process holds weights and optimizer states whole
     wrappers: tuple[str, ...] = ()  # how the class begins that a model is wrapped into; (): nothing wraps it
-    shares_model = False  # whether the model is split while it is built, and nothing of accelerate's wraps it
     builds_late = False  # whether fresh weights are drawn while they are shared (late_weights.py)
     keeps_steps = False  # whether losses and gradients of whole steps stay inside it
     reads_pickles = False  # whether its checkpoints are shares that are read with pickle

@@ -15,7 +15,6 @@ class Mesh(Engine):
 
     name = MESH
     launched_by = "mesh"
-    shares_model = True
     builds_late = True
     reads_pickles = True
     uncompiled = "a mesh"
@@ -53,8 +52,11 @@ class Mesh(Engine):
 
     @contextmanager
     def entered(self, trainer_settings: dict):
-        """Trainer would refuse a model that is split when the states of its optimizer are to be saved, and accelerate
-        would share out rows by its split over tensors, which it refuses on CPUs: both is done here."""
+        """Hide from Trainer that states of the optimizer are saved, and from accelerate that the model is split.
+
+        Trainer refuses to save such states, which `save_states` does. accelerate would share out rows by the split,
+        which `share_rows` does, and refuses that on CPUs.
+        """
         from ..lora import plain
 
         arguments, model = trainer_settings["args"], plain(trainer_settings["model"])

@@ -161,6 +161,14 @@ def test_the_memory_of_a_node_is_counted_in_which_each_process_makes_the_model()
     assert plan("gpt2_small", devices=devices_of("cpu")).host_memory is None  # whose memory the devices' is
 
 
+def test_backends_of_one_model_are_measured_apart():
+    by = {
+        name: plan("quickstart", f"model.attn_implementation={name}", devices=devices_of("cpu"))
+        for name in ("eager", "sdpa")
+    }
+    assert by["eager"].chosen.total > by["sdpa"].chosen.total  # whose scores are not kept
+
+
 def test_the_python_function_plans_presets_as_the_command_does():
     own, devices = anyformer.plan("gpt2", "8xH100", training={"per_device_train_batch_size": 2}), GPUS
     assert own == plan("gpt2", "training.per_device_train_batch_size=2", devices=devices)
