@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def keep_what_imports_left() -> None:
 
 def pytest_unconfigure():
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """A command that a signal has ended leaves it ignored, in this process as well, and in all that it starts later."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

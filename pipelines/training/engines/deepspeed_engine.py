@@ -205,9 +205,10 @@ def share_out(model, device):
 
 @contextmanager
 def whole_weights(arguments: "TrainingArguments"):
-    """A block in which models are built as without ZeRO-3, whose shards are initialised in another order.
+    """A block in which transformers builds a model as if there were no ZeRO-3, so that a seed gives the weights of DDP.
 
-    A seed gives the same weights as under DDP so; `share_out` splits them. A checkpoint is still loaded in shards.
+    Under ZeRO-3 it would initialise shards, in another order. `share_out` splits the model afterwards. A checkpoint is
+    still loaded in shards.
 
     transformers reads ZeRO-3 from a module-level variable (5.23: integrations/deepspeed.py, line 267), and no argument
     overrides it: it is unset for the block and set again.
