@@ -55,6 +55,7 @@ class Process:
             os.dup2(descriptor, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
             os.environ.update({k: str(v) for k, v in env.items()})
+            make_thread_pool_anew()
             if self.ends_itself[0] is not None:
                 send_signal_in_micro_batch(*self.ends_itself)
             code = function(*args) or 0
@@ -99,6 +100,16 @@ class Process:
 
     def text(self) -> str:
         return self.output.read_text(errors="replace") if self.output.is_file() else ""
+
+
+def make_thread_pool_anew() -> None:
+    """Let torch replace the thread pool that this fork has lost, before another thread can ask for it.
+
+    Torch does so at the first call after a fork, without a lock: two new threads that compute first (transformers loads
+    weights in several) met "Invalid thread pool!" in 1 run of some 60.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def send_signal_in_micro_batch(micro_batch: int, number: int) -> None:
