@@ -19,6 +19,21 @@ def errors_only() -> Iterator[None]:
 
 
 @contextmanager
+def silent() -> Iterator[None]:
+    """In the block transformers logs errors alone and draws no progress bars."""
+    from transformers.utils import logging
+
+    drew = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with errors_only():
+            yield
+    finally:
+        if drew:
+            logging.enable_progress_bar()
+
+
+@contextmanager
 def without_messages(*beginnings: str) -> Iterator[None]:
     """In the block transformers' log leaves out messages that begin so."""
 

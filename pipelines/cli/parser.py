@@ -14,6 +14,7 @@ from ..errors import UserError, did_you_mean
 # Verb -> its line of help. train_command.py has two functions: add_arguments(add_parser) makes the parser of `train` by
 # add_parser, which takes what argparse's add_parser does; run(args) runs it, and returns the exit code.
 VERBS = {
+    "check": "ask a model whether it keeps its promises: packing, caches, accumulation, saving and more",
     "list": "families, presets, recipes, tasks, metrics and more, one line each",
     "train": "train the model a recipe describes",
     "prepare": "tokenise and pack the data of a recipe; nothing is trained",

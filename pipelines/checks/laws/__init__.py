@@ -1,0 +1,37 @@
+"""The laws. A law is a row here and a module of its name with two functions and, where it matters, a constant:
+
+`unclaimed(subject) -> str`: why the class does not promise it; empty where it does.
+`ask(subject) -> Iterator[Finding]`: the comparisons, one finding each. It gets models by `subject.fresh`.
+MUST_RUN = True: an error raised by the model is a failure; otherwise the question counts as not asked.
+"""
+
+import importlib
+
+# Name -> what a model promises by it.
+LAWS = {
+    "packing": "documents of a packed row do not see each other",
+    "padding": "padding changes no output, and a row of nothing but padding is no nan",
+    "batches": "a row has the same outputs alone and in a batch",
+    "causality": "no output of a causal model depends on a later token",
+    "cache": "generation with every cache gives the logits of full forward passes",
+    "labels": "the loss is that of the logits: labels shifted once, -100 counts nowhere",
+    "evaluation": "Trainer's evaluate and predict return loss, logits and labels",
+    "randomness": "evaluation draws nothing; dropout is drawn in training",
+    "accumulation": "micro-batches have the gradients of the whole batch",
+    "processes": "two processes have the gradients of one",
+    "checkpointing": "gradient checkpointing changes no gradient and keeps fewer tensors",
+    "resume": "a killed run of plain Trainer ends as one that was not",
+    "backends": "every implementation of attention and experts computes what eager does",
+    "compiled": "a compiled step and an exported model compute what the eager ones do",
+    "dtypes": "half precision stays close, and what is kept in fp32 stays in it",
+    "saving": "a saved model is loaded bit by bit, and no key is missing",
+    "resizing": "more tokens change no output, and what was tied stays tied",
+    "adapters": "LoRA on every linear layer: merged and unmerged are equal",
+    "initialisation": "weights that a checkpoint lacks are drawn as the config says",
+    "config": "a config comes back from its file with every field",
+}
+
+
+def law(name: str):
+    """The module of a law."""
+    return importlib.import_module(f".{name}", __name__)

@@ -1,0 +1,84 @@
+"""Micro-batches have the loss and gradients of the whole batch, as Trainer accumulates them."""
+
+import inspect
+from collections.abc import Iterator
+
+import torch
+
+from ..findings import Finding, not_claimed
+from ..subject import Subject, gradients_of
+
+STEPS = (
+    "ids = torch.arange(5, 53).view(4, 12); labels = ids.masked_fill(torch.arange(12) > torch.tensor([[3], [9], [9], [9]]), -100)",
+    "n = (labels[:, 1:] != -100).sum(); parts = [model(input_ids=ids[i], labels=labels[i], num_items_in_batch=n).loss for i in ([0], [1, 2, 3])]",
+    "print(sum(parts).item(), model(input_ids=ids, labels=labels).loss.item())  # equal if parts are divided by all labels",
+)
+MEANS = "it takes no num_items_in_batch, so Trainer adds means of micro-batches, whatever labels each has"
+WAY_OUT = "train it with anyformer, which divides by the labels of all micro-batches"
+
+
+def unclaimed(subject: Subject) -> str:
+    return "" if subject.takes("labels") else "its forward takes no labels"
+
+
+def ask(subject: Subject) -> Iterator[Finding]:
+    batch = subject.labelled(4)
+    yield parts_and_whole(subject, "two halves of as many labels", even(subject, batch), (2, 2))
+    if subject.kind == "image":
+        return
+    uneven = batch | {"labels": batch["labels"].clone()}
+    uneven["labels"][0, 4:] = -100
+    what = "a row of few labels and three of many"
+    if accepts_count(subject):
+        yield parts_and_whole(subject, what, uneven, (1, 3))
+    else:
+        yield not_claimed(what, MEANS, way_out=WAY_OUT)
+    if has_balance_loss(subject):
+        yield balance(subject, uneven)
+
+
+def accepts_count(subject: Subject) -> bool:
+    """Whether Trainer hands the number of labels to the model; the rule is Trainer's."""
+    model = subject.fresh()
+    if hasattr(model, "accepts_loss_kwargs"):
+        return bool(model.accepts_loss_kwargs)
+    parameters = inspect.signature(type(model).forward).parameters.values()
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def even(subject: Subject, batch: dict) -> dict:
+    """A batch whose rows have equally many labels."""
+    if subject.kind == "image":
+        return batch
+    return batch | {"labels": batch["labels"].clamp(min=5)}
+
+
+def parts_and_whole(subject: Subject, what: str, batch: dict, sizes: tuple[int, ...], **outputs) -> Finding:
+    """The gradients of micro-batches, summed as Trainer does, and those of the whole batch."""
+    model = subject.fresh()  # in evaluation, where dropout is not drawn
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    count = accepts_count(subject) and subject.kind != "image"
+    items = {"num_items_in_batch": torch.tensor(len(subject.predicted(batch["labels"])))} if count else {}
+    whole = gradients_of(model, model(**batch, **items, **outputs).loss)
+    parts = [dict(zip(batch, part)) for part in zip(*(x.split(list(sizes)) for x in batch.values()))]
+    losses = [model(**part, **items, **outputs).loss for part in parts]
+    summed = gradients_of(model, sum(losses) if count else sum(losses) / len(losses))
+    steps = STEPS if subject.kind == "causal" and count and not outputs else ()
+    return subject.compared_gradients(what, summed, whole, steps=steps, way_out=WAY_OUT)
+
+
+def has_balance_loss(subject: Subject) -> bool:
+    """Whether its router has a loss of its own."""
+    text = subject.text_config
+    return subject.takes("output_router_logits") and bool(getattr(text, "router_aux_loss_coef", 0))
+
+
+def balance(subject: Subject, batch: dict) -> Finding:
+    """The same with the routers' balance loss, which native classes take of each micro-batch by itself."""
+    what = "the same with the routers' balance loss"
+    found = parts_and_whole(subject, what, batch, (1, 3), output_router_logits=True)
+    if found.difference <= found.tolerance:
+        return found
+    why = "its balance loss is of the loads of each micro-batch, and added to a sum of parts"
+    return Finding(what, found.verdict, found.difference, found.tolerance, why=why, way_out=WAY_OUT)

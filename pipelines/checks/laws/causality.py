@@ -1,0 +1,46 @@
+"""No output of a causal model depends on a later token; one of a bidirectional model does."""
+
+from collections.abc import Iterator
+
+import torch
+
+from ..findings import Finding, of_fact
+from ..subject import Subject
+
+TOKENS = 12
+STEPS = (
+    "ids, other = torch.arange(5, 17)[None], torch.tensor([[*range(5, 16), 20]])  # the last token differs",
+    "before, after = (model(input_ids=x).logits[:, :-1] for x in (ids, other))",
+    "print((before - after).abs().max().item())  # 0 if no token sees a later one",
+)
+
+
+def unclaimed(subject: Subject) -> str:
+    return "" if subject.reads_text else "it reads no tokens"
+
+
+@torch.no_grad()
+def ask(subject: Subject) -> Iterator[Finding]:
+    batch = subject.rows(2, TOKENS)
+    for backend in subject.backends:
+        model = subject.fresh(backend)
+        logits = model(**batch).logits
+        if subject.kind != "masked":
+            name = f"{subject.prefixes[-1]}input_ids"
+            for position in (batch[name].shape[1] - 1, batch[name].shape[1] // 2):
+                changed = model(**with_other_token(batch, name, position)).logits
+                what = f"outputs before token {position} when it changes, {backend}"
+                yield subject.compared(what, changed[:, :position], logits[:, :position], steps=STEPS)
+        if subject.kind != "causal":
+            changed = model(**with_other_token(batch, "input_ids", TOKENS - 1)).logits
+            moved = (changed[:, 0] - logits[:, 0]).abs().max().item() > 1e-9
+            yield of_fact(f"the first output depends on the last token, {backend}", moved)
+
+
+def with_other_token(batch: dict, name: str, position: int) -> dict:
+    """A batch whose token at a position is another ordinary one of the batch."""
+    ids = batch[name].clone()
+    ids[:, position] = batch[name][:, position - 1]
+    same = ids[:, position] == batch[name][:, position]
+    ids[same, position] = batch[name][same, position - 2]
+    return batch | {name: ids}

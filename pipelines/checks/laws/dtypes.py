@@ -1,0 +1,42 @@
+"""In half precision the outputs stay close, and the weights that a class keeps in fp32 stay in it."""
+
+import tempfile
+from collections.abc import Iterator
+
+import torch
+
+from ..findings import Finding, of_difference, of_fact
+from ..subject import Subject
+
+# (type, mean difference in units of the mean output): bf16 has 8 bits and fp16 has 11, and each layer rounds anew.
+BOUNDS = ((torch.bfloat16, 0.15), (torch.float16, 0.03))
+
+
+def unclaimed(subject: Subject) -> str:
+    return ""
+
+
+@torch.no_grad()
+def ask(subject: Subject) -> Iterator[Finding]:
+    batch = subject.rows()
+    expected = subject.fresh()(**batch).logits
+    with tempfile.TemporaryDirectory() as folder:
+        subject.fresh(dtype=torch.float32).save_pretrained(folder)
+        for dtype, bound in BOUNDS:
+            name = str(dtype).removeprefix("torch.")
+            model = type(subject.fresh()).from_pretrained(folder, dtype=dtype).eval()
+            halves = {key: x.to(dtype) if x.is_floating_point() else x for key, x in batch.items()}
+            logits = model(**halves).logits
+            yield of_fact(f"{name} gives numbers", bool(logits.isfinite().all()))
+            apart = (logits.double() - expected).abs().mean() / expected.abs().mean()
+            yield of_difference(f"{name} and fp32, on average", apart.item(), bound)
+            for words in sorted(kept_in_fp32(model, dtype)):
+                found = {p.dtype for key, p in model.named_parameters() if words in key.split(".")}
+                if found:
+                    yield of_fact(f"{words} stays in fp32 beside {name}", found == {torch.float32})
+
+
+def kept_in_fp32(model, dtype: torch.dtype) -> set[str]:
+    """The modules that a class keeps in fp32 beside a type."""
+    strict = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    return strict | set(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else strict

@@ -1,0 +1,33 @@
+"""`Trainer.evaluate` and `predict` return the loss, the logits and the labels of a model."""
+
+import tempfile
+from collections.abc import Iterator
+
+import torch
+
+from ..findings import Finding, of_fact
+from ..subject import Subject
+from ..training_rows import plain_trainer, rows_of
+
+
+def unclaimed(subject: Subject) -> str:
+    return "" if subject.takes("labels") else "its forward takes no labels"
+
+
+def ask(subject: Subject) -> Iterator[Finding]:
+    model, batch = subject.fresh(), subject.labelled(4)
+    with torch.no_grad():
+        out = model(**batch)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = plain_trainer(model, folder, per_device_eval_batch_size=4)
+        loss = trainer.evaluate(rows_of(batch)).get("eval_loss")
+        predicted = trainer.predict(rows_of(batch))
+    yield of_fact("evaluate returns eval_loss", loss is not None)
+    if loss is not None:
+        yield subject.compared("eval_loss", torch.tensor(loss), out.loss.cpu())
+    logits = predicted.predictions[0] if isinstance(predicted.predictions, tuple) else predicted.predictions
+    yield of_fact("predict returns logits", logits is not None)
+    if logits is not None:
+        yield subject.compared("the logits of predict", torch.as_tensor(logits), out.logits.cpu())
+    labels = predicted.label_ids
+    yield of_fact("predict returns labels", labels is not None and (labels == batch["labels"].cpu().numpy()).all())

@@ -1,0 +1,55 @@
+"""Padding changes no output: on the right, on the left, and a row of nothing but padding is no nan."""
+
+from collections.abc import Iterator
+
+import torch
+
+from ..findings import Finding, Verdict, not_claimed, of_fact
+from ..subject import Subject
+
+LENGTHS = (7, 1, 11, 5)
+COUNTS = "its forward takes no position_ids: it counts positions from the row's first token, padding or not"
+
+
+def unclaimed(subject: Subject) -> str:
+    if not subject.reads_text:
+        return "it reads no tokens"
+    return "" if subject.takes("attention_mask") else "its forward takes no attention_mask"
+
+
+@torch.no_grad()
+def ask(subject: Subject) -> Iterator[Finding]:
+    documents = subject.documents(LENGTHS)
+    right, left = subject.padded(documents), subject.padded(documents, "left")
+    if subject.takes("position_ids"):  # as generate sends them: absolute positions count from the first token
+        left["position_ids"] = (left["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    for backend in subject.backends:
+        model = subject.fresh(backend)
+        alone = torch.cat([model(**each).logits[0] for each in documents])
+        for side, batch in (("right", right), ("left", left)):
+            got = model(**batch).logits[subject.real(batch)]
+            what = f"a batch padded on the {side}, {backend}"
+            found = subject.compared(what, got, alone, steps=steps_of(subject, side))
+            if found.verdict is Verdict.FAILS and side == "left" and not subject.takes("position_ids"):
+                found = not_claimed(what, COUNTS, difference=found.difference)
+            yield found
+        empty = right | {"attention_mask": right["attention_mask"].clone()}
+        empty["attention_mask"][1] = 0
+        logits = model(**empty).logits
+        yield of_fact(f"a row of nothing but padding is no nan, {backend}", bool(logits.isfinite().all()))
+        others = torch.tensor([0, 2, 3])
+        got, kept = logits[others][subject.real(right)[others]], torch.cat([alone[:7], alone[8:]])
+        yield subject.compared(f"the rows beside a row of padding, {backend}", got, kept)
+
+
+def steps_of(subject: Subject, side: str) -> tuple[str, ...]:
+    """Five tokens beside seven."""
+    pads, mask, tokens, positions = "[*range(5, 10), 0, 0]", "[1, 1, 1, 1, 1, 0, 0]", ":5", ""
+    if side == "left":
+        pads, mask, tokens = "[0, 0, *range(5, 10)]", "[0, 0, 1, 1, 1, 1, 1]", "2:"
+        positions = ", position_ids=(mask.cumsum(-1) - 1).clamp(min=0)" if subject.takes("position_ids") else ""
+    return (
+        f"ids, mask = torch.tensor([{pads}, [*range(5, 12)]]), torch.tensor([{mask}, [1] * 7])",
+        f"padded = model(input_ids=ids, attention_mask=mask{positions}).logits[:1, {tokens}]",
+        "print((padded - model(input_ids=torch.arange(5, 10)[None]).logits).abs().max().item())  # 0 if it is equal",
+    )

@@ -1,0 +1,43 @@
+"""More tokens in the vocabulary change no output for those there were; what was tied stays tied and trains."""
+
+from collections.abc import Iterator
+
+import torch
+
+from ..findings import Finding, not_claimed, of_fact
+from ..subject import Subject
+from .saving import tied_names
+
+MUST_RUN = True
+MORE = 11
+
+
+def unclaimed(subject: Subject) -> str:
+    if not subject.reads_text:
+        return "it reads no tokens"
+    try:
+        table = subject.fresh().get_input_embeddings()
+    except NotImplementedError:
+        table = None
+    return "" if isinstance(table, torch.nn.Embedding) else "its get_input_embeddings gives no table"
+
+
+def ask(subject: Subject) -> Iterator[Finding]:
+    model, batch = subject.fresh(), subject.rows()
+    with torch.no_grad():
+        expected, tied = model(**batch).logits, tied_names(model)
+    size = model.get_input_embeddings().weight.shape[0] + MORE
+    model.resize_token_embeddings(size, mean_resizing=False)
+    with torch.no_grad():
+        logits = model(**batch).logits
+    entries = expected.shape[-1]
+    yield of_fact("the table of inputs has the new size", model.get_input_embeddings().weight.shape[0] == size)
+    yield of_fact("the logits have the new size", logits.shape[-1] == entries + MORE)
+    yield subject.compared("outputs for the tokens there were", logits[..., :entries], expected)
+    yield of_fact("what was tied is tied", tied_names(model) == tied)
+    if subject.takes("labels"):
+        loss = model.train()(**subject.labelled()).loss
+        loss.backward()
+        yield of_fact("it trains", bool(loss.isfinite()))
+    else:
+        yield not_claimed("it trains", "its forward takes no labels")

@@ -1,0 +1,129 @@
+"""From a name to the model under check: a tiny twin of its config, or its own weights."""
+
+import copy
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING
+
+from ..accounting.step_memory import planned_config
+from ..adapters import load_config
+from ..errors import UserError, did_you_mean, loading_reason
+from ..generation import locate_model
+from ..plugins import objective_of
+from ..recipes.preset_run import planned_recipe
+from ..recipes.recipe_files import shipped
+from ..transformers_logging import errors_only
+from .subject import TOLERANCE_OF_REAL, Subject
+from .twin import KINDS, classes, constructor, kind_of, tiny_config, tiny_model
+
+SEED = 0
+FIRST = ("seq2seq", "masked", "causal", "image")  # what a type with several kinds of classes is taken for
+
+
+def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remote_code: bool = False) -> Subject:
+    """The model of a folder, a recipe, a preset or a Hub name. real: its own weights, else a tiny twin of its config.
+
+    Raises:
+        UserError: no such name, a model of no kind that can be checked, or real weights of what has none.
+    """
+    if not Path(name).expanduser().is_dir() and is_recipe(name):
+        if real:
+            raise UserError(f"--real asks for weights, which {name!r}, a recipe or preset, has none of; name a folder")
+        recipe, _ = planned_recipe(name)
+        recipe.trust_remote_code = trust_remote_code
+        objective = objective_of(recipe)
+        return twin_of(planned_config(recipe, objective, []), kind_named(objective.auto_class), device)
+    where = locate_model(name)
+    try:
+        with errors_only():
+            config = load_config(where, trust_remote_code=trust_remote_code)
+            kind = kind_of_config(config)
+            if not real:
+                return twin_of(config, kind, device, where if trust_remote_code else None)
+            auto_class = getattr(transformers, KINDS[kind][0])
+            trust = {"trust_remote_code": trust_remote_code}
+            model = auto_class.from_pretrained(where, dtype=torch.float32, **trust).to(device)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"MODEL={name} cannot be loaded: {loading_reason(error)}") from error
+    more = ", trust_remote_code=True" if trust_remote_code else ""
+    made = f"model = transformers.{KINDS[kind][0]}.from_pretrained({str(where)!r}{more}).eval()"
+    return Subject(model.eval(), kind, ("import torch, transformers", made), TOLERANCE_OF_REAL)
+
+
+def subject_of_type(model_type: str, kind: str | None = None, device: str = "cpu") -> Subject:
+    """A tiny twin of a model type's default config. kind: None for the first that the type has.
+
+    Raises:
+        UserError: a type that transformers does not have, or not as that kind.
+    """
+    if model_type not in CONFIG_MAPPING:
+        raise UserError(f"--model-type {model_type}: no such type{did_you_mean(model_type, CONFIG_MAPPING)}")
+    kinds = [each for each in FIRST if model_type in classes(each)]
+    if not kinds or kind not in (None, *kinds):
+        has = f"it has {', '.join(kinds)}" if kinds else f"it is none of {', '.join(KINDS)}"
+        raise UserError(f"--model-type {model_type} has no class of the kind {kind}; {has}")
+    return twin_of(CONFIG_MAPPING[model_type](), kind or kinds[0], device)
+
+
+def twin_of(config, kind: str, device: str = "cpu", code: str | None = None) -> Subject:
+    """A tiny twin of a config. code: the folder or repository whose own code it runs."""
+    tiny = tiny_config(config)
+    if kind == "causal" and hasattr(tiny, "is_decoder") and not tiny.is_encoder_decoder:
+        tiny.is_decoder = True  # BERT's and its kin look back alone where they are told
+    trust = "" if code is None else ", trust_remote_code=True"
+    model = tiny_model(tiny, kind, SEED, torch.float32).to(device)
+    made = (
+        "import torch, transformers",
+        f"config = transformers.{constructor(tiny)}",
+        f"torch.manual_seed({SEED})",
+        f"model = transformers.{KINDS[kind][0]}.from_config(config{trust}).eval()",
+        "for p in model.parameters(): p.data += torch.randn_like(p) / 10  # biases, norms and gates count, too",
+    )
+    return Subject(model, kind, made)
+
+
+def subject_of_model(model) -> Subject:
+    """A copy in fp32 of a model that is there. Raises UserError for one of no kind that can be checked."""
+    copied = copy.deepcopy(model).float().eval()
+    made = ("import torch", f"# model: the {type(model).__name__} of the check")
+    return Subject(copied, kind_of(model), made, TOLERANCE_OF_REAL)
+
+
+def check_device(device: str) -> None:
+    """Raise UserError for a device that is none, or that this machine lacks."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise UserError(f"--device {device} is no device; cpu and cuda are") from None
+    if kind != "cpu" and not getattr(torch, kind).is_available():
+        raise UserError(f"--device {device}: this machine has none; leave it out to check on the CPU")
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a name is a recipe's or preset's, or that of a recipe's file."""
+    return Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes") or name in shipped("models")
+
+
+def kind_named(auto_class: str) -> str:
+    """The kind of an Auto class. Raises UserError for one of no kind."""
+    found = next((kind for kind, (auto, _) in KINDS.items() if auto == auto_class), None)
+    if found is None:
+        raise UserError(f"{auto_class} is of no kind that can be checked; {', '.join(KINDS)} can")
+    return found
+
+
+def kind_of_config(config) -> str:
+    """The kind of the class that a checkpoint names, or the first that its type has."""
+    named = (config.architectures or [""])[0]
+    auto_map = getattr(config, "auto_map", None) or {}
+    for kind, (auto, _) in KINDS.items():
+        if auto in auto_map and auto_map[auto].endswith(named):
+            return kind
+    for kind, (auto, _) in KINDS.items():
+        loaded = getattr(transformers, auto)._model_mapping
+        found = loaded[type(config)] if type(config) in loaded.keys() else ()  # noqa: SIM118 - a lazy mapping
+        if named in {cls.__name__ for cls in (found if isinstance(found, tuple) else (found,))}:
+            return kind
+    raise UserError(f"{named or config.model_type} is of no kind that can be checked; {', '.join(KINDS)} can")

@@ -1,0 +1,164 @@
+"""A model under check, and what it is asked with: rows of tokens or images, packed, padded and labelled."""
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import first_line
+from .findings import Finding, Verdict, difference, of_difference
+from .inputs import batch
+
+# How far apart numbers may be that are equal in mathematics, in units of the largest. A leak, a shift or a wrong mask
+# moves a twin's outputs by 1e-3 and more; two kernels differ by 1e-6.
+TOLERANCE = 1e-4
+TOLERANCE_OF_REAL = 1e-3
+SMALL_GRADIENT = 1e-3  # of the largest gradient: what is smaller is measured by it
+
+
+class Subject:
+    """One model. kind: causal, masked, seq2seq or image (twin.KINDS). made_by: the lines of Python that make it."""
+
+    def __init__(self, model, kind: str, made_by: Sequence[str] = (), tolerance: float = TOLERANCE):
+        self._model, self.kind, self.made_by, self.config = model, kind, tuple(made_by), model.config
+        self.tolerance = tolerance
+        self.prefixes = ("", "decoder_") if kind == "seq2seq" else ("",)
+        self.class_name = type(model).__name__
+        self._taken = set(inspect.signature(type(model).forward).parameters)
+
+    # ------------------------------------------------------------------------------------------------ the model
+
+    def fresh(self, attn: str | None = None, dtype: torch.dtype | None = None, training: bool = False):
+        """A copy of the model: in evaluation unless `training`, on a backend, without a cache."""
+        model = copy.deepcopy(self._model)
+        if dtype is not None:
+            model = model.to(dtype)
+        if attn is not None:
+            model.set_attn_implementation(attn)
+        without_cache(model)
+        return model.train(training)
+
+    @property
+    def backends(self) -> list[str]:
+        """The implementations of attention that the class claims and this device runs."""
+        found = ["eager"]
+        if getattr(self._model, "_supports_sdpa", False):
+            found.append("sdpa")
+        return found
+
+    def takes(self, *names: str) -> bool:
+        """Whether the forward pass names all of these arguments."""
+        return self._taken.issuperset(names)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether what it reads are tokens."""
+        return self.kind != "image" and "input_ids" in self.rows(1, 4)
+
+    @property
+    def text_config(self):
+        return self.config.get_text_config()
+
+    # ------------------------------------------------------------------------------------------------ inputs
+
+    def rows(self, rows: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
+        """What a forward pass reads, without labels: input_ids (rows, tokens), or pixel_values."""
+        found = batch(self.config, self.kind, rows, tokens, seed)
+        return {name: self._moved(x) for name, x in found.items() if isinstance(x, torch.Tensor)}
+
+    def _moved(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self._model.device, self._model.dtype if x.is_floating_point() else None)
+
+    def labelled(self, rows: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Inputs and labels, a third of which are -100; of images the numbers of classes."""
+        row = self.rows(rows, tokens, seed)
+        if self.kind == "image":
+            return row | {"labels": torch.arange(rows, device=self._model.device) % self.config.num_labels}
+        predicted = row.pop("decoder_input_ids", row.get("input_ids"))
+        drawn = torch.rand(predicted.shape, generator=torch.Generator().manual_seed(9 + seed)).to(predicted.device)
+        return row | {"labels": predicted.masked_fill(drawn < 0.3, -100)}
+
+    def predicted(self, labels: torch.Tensor) -> torch.Tensor:
+        """The labels that count in a loss: a causal model is not asked for the first of a row."""
+        labels = labels[:, 1:] if self.kind == "causal" else labels
+        return labels if self.kind == "image" else labels[labels != -100]
+
+    def documents(self, lengths: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Rows (1, T), one for each length."""
+        return [self.rows(1, length, seed) for seed, length in enumerate(lengths)]
+
+    def packed(self, documents: Sequence[dict]) -> dict[str, torch.Tensor]:
+        """Documents as one row whose position_ids begin anew with each."""
+        row = {name: torch.cat([each[name] for each in documents], dim=1) for name in documents[0]}
+        for prefix in self.prefixes:
+            lengths = [each[f"{prefix}input_ids"].shape[1] for each in documents]
+            row[f"{prefix}position_ids"] = torch.cat([torch.arange(n) for n in lengths])[None].to(self._model.device)
+        return row
+
+    def padded(self, documents: Sequence[dict], side: str = "right") -> dict[str, torch.Tensor]:
+        """Documents as a batch with attention masks; what a seq2seq model writes is padded on the right."""
+        batch: dict[str, torch.Tensor] = {}
+        for prefix in self.prefixes:
+            names = [name for name in documents[0] if name.startswith("decoder_") == bool(prefix)]
+            longest = max(each[f"{prefix}input_ids"].shape[1] for each in documents)
+            for name in (*names, f"{prefix}attention_mask"):
+                parts = []
+                for each in documents:
+                    ids = each[f"{prefix}input_ids"]
+                    x, missing = each.get(name, torch.ones_like(ids)), longest - ids.shape[1]
+                    widths = (0, missing) if prefix or side == "right" else (missing, 0)
+                    parts.append(torch.nn.functional.pad(x, widths, value=self._filler(name)))
+                batch[name] = torch.cat(parts)
+        return batch
+
+    def _filler(self, name: str) -> int:
+        return (getattr(self.text_config, "pad_token_id", None) or 0) if name.endswith("input_ids") else 0
+
+    def real(self, batch: dict) -> torch.Tensor:
+        """(B, T): which outputs of a padded batch are not padding's."""
+        return batch[f"{self.prefixes[-1]}attention_mask"].bool()
+
+    # ------------------------------------------------------------------------------------------------ findings
+
+    def compared(self, what: str, got: torch.Tensor, expected: torch.Tensor, **fields: Any) -> Finding:
+        """A finding about two tensors that are equal in mathematics. scale: see `difference`; the other fields are
+        Finding's, about a failure."""
+        apart = difference(got, expected, fields.pop("scale", None))
+        return of_difference(what, apart, fields.pop("tolerance", self.tolerance), **fields)
+
+    def tried(self, what: str, ask: Callable[[], Finding]) -> Finding:
+        """A finding of `ask`, or that the question could not be put: the model raised an error."""
+        try:
+            return ask()
+        except Exception as error:  # of a model that we know nothing of
+            return Finding(what, Verdict.NOT_ASKED, why=f"{type(error).__name__}: {first_line(error)}")
+
+    def compared_gradients(self, what: str, got: dict, expected: dict, **fields: Any) -> Finding:
+        """A finding about the gradients of all weights, each in units of its own largest number, unless that is
+        small beside the largest of all."""
+        if got.keys() != expected.keys():
+            fields["why"] = f"gradients for other weights: {', '.join(sorted(got.keys() ^ expected.keys())[:3])}"
+            return of_difference(what, float("inf"), self.tolerance, **fields)
+        floor = max((x.abs().max().item() for x in expected.values()), default=1.0) * SMALL_GRADIENT
+        apart = {
+            name: difference(x, expected[name], max(expected[name].abs().max().item(), floor))
+            for name, x in got.items()
+        }
+        worst = max(apart, key=apart.get, default="")
+        return of_difference(f"{what} ({worst})" if worst else what, apart.get(worst, 0.0), self.tolerance, **fields)
+
+
+def without_cache(model) -> None:
+    """Let the forward passes of a model keep no keys and values."""
+    for config in {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values():
+        if getattr(config, "use_cache", None):
+            config.use_cache = False
+
+
+def gradients_of(model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    """{name: gradient} of the weights that a loss reaches."""
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
