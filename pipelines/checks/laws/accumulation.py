@@ -9,9 +9,9 @@ from ..findings import Finding, not_claimed
 from ..subject import Subject, gradients_of
 
 STEPS = (
-    "ids = torch.arange(5, 53).view(4, 12); labels = ids.masked_fill(torch.arange(12) > torch.tensor([[3], [9], [9], [9]]), -100)",
-    "n = (labels[:, 1:] != -100).sum(); parts = [model(input_ids=ids[i], labels=labels[i], num_items_in_batch=n).loss for i in ([0], [1, 2, 3])]",
-    "print(sum(parts).item(), model(input_ids=ids, labels=labels).loss.item())  # equal if parts are divided by all labels",
+    "ids = torch.arange(5, 53).view(4, 12)  # Trainer hands the number of labels to every micro-batch of a step",
+    "parts = [model(input_ids=x, labels=x, num_items_in_batch=44).loss for x in ids.split(1)]",
+    "print(sum(parts).item(), model(input_ids=ids, labels=ids).loss.item())  # equal if the number is used",
 )
 MEANS = "it takes no num_items_in_batch, so Trainer adds means of micro-batches, whatever labels each has"
 WAY_OUT = "train it with anyformer, which divides by the labels of all micro-batches"

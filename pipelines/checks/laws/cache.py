@@ -10,8 +10,8 @@ from ..subject import Subject
 
 TOKENS, NEW = 9, 6  # the prompt is longer than a twin's window
 STEPS = (
-    "ids, more = torch.arange(5, 14)[None], dict(max_new_tokens=6, min_new_tokens=6, do_sample=False, output_logits=True)",
-    "out = model.generate(ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, **more{})",
+    "ids, more = torch.arange(5, 14)[None], dict(output_logits=True, return_dict_in_generate=True, do_sample=False)",
+    "out = model.generate(ids, max_new_tokens=6, min_new_tokens=6, **more{})",
     "print((torch.stack(out.logits, 1) - model(out.sequences).logits[:, 8:-1]).abs().max().item())  # 0 if they agree",
 )
 

@@ -1,4 +1,4 @@
-"""A saved model is loaded bit by bit: weights, buffers, ties and outputs, from several shards, and no key is missing."""
+"""A saved model is loaded bit by bit: weights, buffers, ties and outputs, from several shards; no key is missing."""
 
 import tempfile
 from collections.abc import Iterator
