@@ -65,9 +65,10 @@ def run(args) -> int:
         answer.append(report.to_dict())
         print_report(report)
         if args.html is not None:
-            from ..checks.page import page_of
+            from ..checks.checks_page import page_of
+            from ..storage.atomic import write_atomically
 
-            Path(args.html).write_text(page_of([report]), encoding="utf-8")
+            write_atomically(Path(args.html), page_of([report.to_dict()], f"Check of {report.name}"))
             print(f"written to {args.html}")
     return 0 if report.holds else 1
 
