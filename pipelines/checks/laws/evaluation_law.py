@@ -7,7 +7,7 @@ import torch
 
 from ..findings import Finding, of_fact
 from ..subject import Subject
-from ..training_rows import plain_trainer, rows_of
+from ..trainer_rows import plain_trainer, rows_of
 
 
 def unclaimed(subject: Subject) -> str:
